@@ -1,0 +1,278 @@
+"""The configuration's sections and keys: one class per section, one line of help under each key.
+
+Importable without torch or ray. Values are checked one by one here; what must hold between keys is in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
+Interval = Annotated[int, Field(ge=-1)]  # a number of steps; -1 or 0: never
+
+
+class Section(BaseModel):
+    """A config section: unknown keys are refused, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PlacementSpec(Section):
+    placement: str | int
+    """Slots and processes, for example `0-3` or `0-3:8`."""
+    node_group: str | None = None
+    """Label of a `cluster.node_groups` entry; slots are then numbered within that group."""
+
+
+class NodeGroup(Section):
+    label: str
+    """Name that `component_placement` entries refer to."""
+    nodes: str | int
+    """Node ranks, for example `2-3`."""
+    env_vars: dict[str, str] = {}
+    """Environment variables of every worker on these nodes."""
+
+
+class ClusterConfig(Section):
+    num_nodes: PositiveInt = 1
+    """Nodes to wait for; 1 starts a local Ray unless RAY_ADDRESS is set."""
+    num_gpus_per_node: PositiveInt | None = None
+    """Slots per node: accelerators, or virtual slots on a CPU cluster. null: the accelerators found, or 1."""
+    accelerator: Literal["auto", "cuda", "cpu"] = "auto"
+    """What a slot is. auto: cuda where every node has GPUs, else cpu."""
+    component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,env": "all"}
+    """Which slots each component runs on, one line each."""
+    node_groups: list[NodeGroup] = []
+    """Named sets of nodes."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Longest wait for nodes to join and workers to be constructed."""
+
+
+class LoggerConfig(Section):
+    log_path: str = "results"
+    """Root of run directories: metrics, timeline and evaluations go to <log_path>/<run>."""
+    backends: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
+    """Besides JSONL, which is always written."""
+    project_name: str = "rlinf_lite"
+    """Project in Weights & Biases."""
+
+
+class RunnerConfig(Section):
+    run_name: str | None = None
+    """Name of the run; null: the config's name. A start time is appended to make the run directory."""
+    seed: int = 0
+    """Seed of everything: weights, environments, sampling, shuffles."""
+    max_epochs: PositiveInt = 1000
+    """Upper limit of training; in an embodied run an epoch is one step."""
+    max_steps: Interval = -1
+    """Runner steps to train; -1: until max_epochs."""
+    val_check_interval: Interval = -1
+    """Evaluate every so many steps, before the first and after the last; -1: never."""
+    save_interval: Interval = -1
+    """Checkpoint every so many steps, and after the last; -1: never."""
+    keep_checkpoints: PositiveInt = 3
+    """Checkpoints kept on disk; older ones are deleted."""
+    resume: str = "never"
+    """never, auto (the newest checkpoint of the newest run of this name), or a path to a run or checkpoint."""
+    timeline: bool = False
+    """Write a Chrome trace of one step (the third, or the last where there are fewer)."""
+    phase_timeout_s: PositiveFloat = 1800.0
+    """Longest wait for any phase of a step or any message between workers."""
+    logger: LoggerConfig = LoggerConfig()
+
+
+class AlgorithmConfig(Section):
+    adv_type: str = "gae"
+    """Advantage estimator: gae, grpo, reinforce_plus_plus, or a registered one."""
+    loss_type: str = "ppo"
+    """Policy loss: ppo, or a registered one."""
+    group_size: PositiveInt = 1
+    """Episodes from the same initial state (grpo)."""
+    gamma: UnitFloat = 0.99
+    """Discount per position (per chunk, or per action where reward_type is action_level)."""
+    gae_lambda: UnitFloat = 0.95
+    """Lambda of generalised advantage estimation."""
+    clip_ratio_low: NonNegativeFloat = 0.2
+    """Ratios are clipped below 1 - this."""
+    clip_ratio_high: NonNegativeFloat = 0.2
+    """Ratios are clipped above 1 + this."""
+    clip_ratio_c: float | None = None
+    """Dual clip for negative advantages, > 1; null: off."""
+    value_clip: NonNegativeFloat | None = None
+    """Clip range of the value loss around the old values; null: off."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    normalize_advantages: bool = True
+    """Whiten advantages over the global batch."""
+    group_std_normalize: bool = True
+    """grpo: divide by the group's standard deviation."""
+    filter_groups: bool = False
+    """Drop groups whose members all score the same before training."""
+    update_epochs: PositiveInt = 1
+    """Passes over each batch."""
+    target_kl: PositiveFloat | None = None
+    """Stop a step's remaining updates once a minibatch's approximate KL passes this; null: never."""
+    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    """How per-position losses become one number."""
+    reward_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    """One reward and advantage per chunk, or per action."""
+    logprob_type: Literal["chunk_level", "action_level", "token_level"] = "chunk_level"
+    """Level at which probability ratios are formed."""
+    entropy_type: Literal["chunk_level", "action_level", "token_level"] = "chunk_level"
+    """Level at which the entropy bonus is averaged."""
+    reward_scale: PositiveFloat = 1.0
+    """Rewards are multiplied by this before advantages; logged returns are not."""
+
+
+class ManiSkillConfig(Section):
+    control_mode: str | None = "pd_joint_delta_pos"
+    """Controller of the robot; null: the task's default."""
+    obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
+    """What the policy sees."""
+    reward_mode: Literal["sparse", "dense", "normalized_dense"] = "normalized_dense"
+    """Reward that the task computes."""
+    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
+    """auto: physx_cuda on an env worker that owns a GPU slot, else physx_cpu."""
+    render_backend: Literal["auto", "cpu", "gpu", "none"] = "auto"
+    """auto: none for state observations without a Vulkan device; cpu is software Vulkan."""
+    camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
+    """Height and width of images."""
+
+
+class EnvSplitConfig(Section):
+    num_envs: PositiveInt = 16
+    """Environments over all env workers and stages."""
+    max_episode_steps: PositiveInt | None = None
+    """Time limit in env steps; null: the task's own."""
+    auto_reset: bool = True
+    """Start the next episode at the end of the chunk in which one ends."""
+    ignore_terminations: bool = False
+    """Play on to the time limit after success or failure."""
+
+
+class EvalSplitConfig(EnvSplitConfig):
+    auto_reset: bool = False
+    ignore_terminations: bool = True
+    num_episodes: PositiveInt = 100
+    """Seeded episodes per evaluation; the same ones every time."""
+    seed: int = 10_000
+    """Seed of the evaluation episodes."""
+    mode: Literal["greedy", "sampled"] = "greedy"
+    """Take the policy's mode, or sample from it."""
+
+
+class EnvConfig(Section):
+    id: str = "maniskill"
+    """A registered environment (maniskill, gymnasium, ...) or `pkg.module:make_env`."""
+    task: str = "PushCube-v1"
+    """Task of that simulator."""
+    kwargs: dict[str, Any] = {}
+    """Further arguments of the task, for gymnasium.make or a custom make_env."""
+    maniskill: ManiSkillConfig = ManiSkillConfig()
+    num_threads: PositiveInt = 1
+    """torch threads of an env worker."""
+    train: EnvSplitConfig = EnvSplitConfig()
+    eval: EvalSplitConfig = EvalSplitConfig()
+
+
+class MLPConfig(Section):
+    hidden_sizes: list[PositiveInt] = [256, 256, 256]
+    """Widths of the hidden layers of actor and critic, each its own network."""
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    """Nonlinearity."""
+    log_std_init: float = -0.5
+    """Initial log standard deviation, in normalised action units."""
+
+
+class ModelConfig(Section):
+    id: str = "mlp_gaussian"
+    """A registered policy or `pkg.module:Class`."""
+    num_action_chunks: PositiveInt = 1
+    """C: actions per decision."""
+    value_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    """One value per chunk, or per action."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature, used alike when acting and when training."""
+    mlp: MLPConfig = MLPConfig()
+    kwargs: dict[str, Any] = {}
+    """Arguments of a custom policy."""
+
+
+class RolloutConfig(Section):
+    model_dir: str | None = None
+    """Pretrained policy to start from (a directory that `from_pretrained` reads); null: random weights."""
+    pipeline_stage_num: PositiveInt = 1
+    """Slices of each env worker's environments that take turns with the policy."""
+    num_chunks: PositiveInt | None = None
+    """T: decisions per environment and step; null: one whole episode."""
+    num_threads: PositiveInt = 1
+    """torch threads of a rollout worker."""
+
+
+class OptimConfig(Section):
+    lr: PositiveFloat = 3e-4
+    """Learning rate."""
+    value_lr: PositiveFloat | None = None
+    """Learning rate of the value head's parameters; null: lr."""
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule over max_steps."""
+    min_lr_ratio: UnitFloat = 0.0
+    """Where linear and cosine schedules end, as a fraction of lr."""
+    warmup_steps: NonNegativeInt = 0
+    """Runner steps of linear warm-up."""
+    betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    clip_grad: PositiveFloat = 1.0
+    """Largest gradient norm."""
+
+
+class ActorConfig(Section):
+    checkpoint_load_path: str | None = None
+    """Policy directory or checkpoint to start from; overrides rollout.model_dir. Evaluation reads it too."""
+    checkpoint_save_path: str = "results"
+    """Checkpoints go to <checkpoint_save_path>/<run>/checkpoints."""
+    global_batch_size: PositiveInt = 1024
+    """Samples (decisions) per optimizer update, over all actor ranks."""
+    micro_batch_size: PositiveInt = 1024
+    """Largest number of samples per forward pass and rank."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Parameter and compute type of forward and backward; the optimizer's copy is fp32."""
+    num_threads: PositiveInt | None = None
+    """torch threads while training; null: all cores, divided among a node's actors."""
+    optim: OptimConfig = OptimConfig()
+
+
+class WeightSyncConfig(Section):
+    bucket_bytes: PositiveInt = 256 * 1024 * 1024
+    """Largest extra memory of one weight transfer."""
+
+
+class ControlConfig(Section):
+    max_bad_updates: PositiveInt = 5
+    """Stop after this many non-finite updates in a row."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    runner: RunnerConfig = RunnerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    env: EnvConfig = EnvConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    actor: ActorConfig = ActorConfig()
+    model: ModelConfig = ModelConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    control: ControlConfig = ControlConfig()
