@@ -1,0 +1,153 @@
+"""What a policy is: observations in, action chunks, log-probabilities and values out."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.envs import EnvSpec
+
+Mode = Literal["train", "sampled", "greedy"]
+NOISE_KEY = "noise_key"
+"""Key of `obs` under which workers pass one uint64 per row; see `sampling.py`."""
+
+
+@dataclass
+class ActionOutput:
+    """What acting gives: `actions` float32 [B, C, D] in the environment's units; the rest as in `PolicyOutput`.
+
+    `forward_inputs` (only in mode `train`) is what `Policy.forward` needs to score these actions again, batch first.
+    """
+
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    forward_inputs: dict[str, Tensor]
+
+
+@dataclass
+class PolicyOutput:
+    """Scores of given actions: `logprobs` and `entropy` [B, C, D]; `values` [B, 1] (chunk_level) or [B, C] (action_level)."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+
+
+class CheckpointFormatError(ValueError):
+    """A policy directory that cannot be loaded: a file or tensor is missing, foreign, or of the wrong shape."""
+
+
+class Policy(nn.Module, ABC):
+    """Base of all policies. A subclass names itself with `@register_policy` and is built by `build_policy`.
+
+    At equal weights `forward(out.forward_inputs).logprobs` equals `out.logprobs` of the `predict_action_batch` that made them.
+    """
+
+    policy_id: str
+    num_action_chunks: int
+    action_dim: int
+
+    @abstractmethod
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        """Act on `obs` (DESIGN: images, state, instruction); sampling takes its noise from `obs["noise_key"]` where given."""
+
+    @abstractmethod
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        """Values alone, [B, 1] or [B, C], without choosing actions."""
+
+    @abstractmethod
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        """Score the actions in `forward_inputs`, with gradients."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
+        """Build from the run's `model` section for an environment, weights at random."""
+
+    @abstractmethod
+    def check_env_spec(self, spec: EnvSpec) -> None:
+        """Raise ValueError where this policy cannot read what the environment gives."""
+
+    @abstractmethod
+    def config_dict(self) -> dict[str, Any]:
+        """Everything `from_config_dict` needs to build the same policy with other weights; JSON."""
+
+    @classmethod
+    @abstractmethod
+    def from_config_dict(cls, config: dict[str, Any]) -> Self:
+        """Build from `config_dict()`, weights at random."""
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Imitation loss on demonstrations."""
+        raise NotImplementedError(f"{type(self).__name__} has no sft_loss")
+
+    def fsdp_units(self) -> list[nn.Module]:
+        """Modules that are sharded one by one, inner before outer; the policy itself is sharded last."""
+        return []
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only the value uses; they take `actor.optim.value_lr`."""
+        return []
+
+    def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write `config.json` and `model.safetensors`; `state_dict` in place of this module's own where weights are sharded."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {"policy_id": self.policy_id, **self.config_dict()}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        tensors = self.state_dict() if state_dict is None else state_dict
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, directory / "model.safetensors")
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Self:
+        """Read what `save_pretrained` wrote.
+
+        Raises:
+            CheckpointFormatError: listing missing, foreign and misshapen tensors.
+        """
+        directory = Path(directory)
+        policy = cls.from_config_dict(read_policy_config(directory))
+        load_weights(policy, load_file(directory / "model.safetensors"), source=str(directory))
+        return policy
+
+
+def read_policy_config(directory: Path) -> dict[str, Any]:
+    """`config.json` of a policy directory. Raises CheckpointFormatError where files are missing."""
+    missing = [name for name in ("config.json", "model.safetensors") if not (directory / name).is_file()]
+    if missing:
+        raise CheckpointFormatError(f"{directory} is not a policy directory: it has no {' and no '.join(missing)}")
+    return json.loads((directory / "config.json").read_text())
+
+
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy `tensors` into `module`, strictly. Raises CheckpointFormatError listing every difference."""
+    own = module.state_dict()
+    problems = [f"missing {name}" for name in own if name not in tensors]
+    problems += [f"unexpected {name}" for name in tensors if name not in own]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)}, the model needs {tuple(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    if problems:
+        raise CheckpointFormatError(f"{source} does not fit {type(module).__name__}: " + "; ".join(problems))
+    module.load_state_dict(dict(tensors))
+
+
+def row_noise_keys(obs: Mapping[str, Any], num_rows: int) -> np.ndarray:
+    """The rows' noise keys, or random ones where the caller gave none (interactive use)."""
+    if NOISE_KEY in obs:
+        return np.asarray(obs[NOISE_KEY], dtype=np.uint64)
+    return torch.randint(0, 2**62, (num_rows,)).numpy().astype(np.uint64)

@@ -1,0 +1,41 @@
+"""Action heads: how hidden features become a distribution over action chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlinf_lite.models.sampling import normal_noise
+
+
+class Gaussian(nn.Module):
+    """Diagonal Gaussian over normalised actions; its log standard deviations are parameters, the same in every state.
+
+    Temperature scales the standard deviation, for sampling and for scoring alike.
+    """
+
+    def __init__(self, num_action_chunks: int, action_dim: int, log_std_init: float, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.shape = (num_action_chunks, action_dim)
+        self.log_temperature = math.log(temperature)
+        self.log_std = nn.Parameter(torch.full(self.shape, log_std_init))
+
+    def _scaled_log_std(self) -> Tensor:
+        return self.log_std.float() + self.log_temperature
+
+    def sample(self, mean: Tensor, noise_keys: np.ndarray) -> Tensor:
+        """Actions [B, C, D] around `mean` [B, C, D] with each row's own noise."""
+        noise = normal_noise(noise_keys, self.shape[0] * self.shape[1]).reshape(-1, *self.shape)
+        return mean + self._scaled_log_std().exp() * torch.from_numpy(noise).to(mean.device)
+
+    def logprobs(self, mean: Tensor, actions: Tensor) -> Tensor:
+        """Per-element log density, [B, C, D]."""
+        log_std = self._scaled_log_std()
+        return -0.5 * ((actions - mean) * torch.exp(-log_std)).square() - log_std - 0.5 * math.log(2 * math.pi)
+
+    def entropy(self, mean: Tensor) -> Tensor:
+        """Per-element differential entropy, [B, C, D]."""
+        return (self._scaled_log_std() + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)

@@ -1,0 +1,89 @@
+"""Policies by name: `@register_policy("name")`, or `model.id: pkg.module:Class`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlinf_lite.models.base import Policy, read_policy_config
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config
+    from rlinf_lite.envs import EnvSpec
+
+_POLICIES: dict[str, type[Policy]] = {}
+
+
+class UnknownPolicyError(ValueError):
+    """`model.id` names no policy."""
+
+
+def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
+    """Class decorator: makes a Policy available as `model.id: name`."""
+
+    def register(cls: type[Policy]) -> type[Policy]:
+        cls.policy_id = name
+        _POLICIES[name] = cls
+        return cls
+
+    return register
+
+
+def policy_class(policy_id: str) -> type[Policy]:
+    """The class that `model.id` names.
+
+    Raises:
+        UnknownPolicyError: with the nearest registered name, or what could not be imported.
+    """
+    if policy_id in _POLICIES:
+        return _POLICIES[policy_id]
+    if ":" not in policy_id:
+        near = difflib.get_close_matches(policy_id, _POLICIES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(sorted(_POLICIES))}."
+        raise UnknownPolicyError(f"model.id: no policy is called {policy_id!r}. {hint} Your own: pkg.module:Class")
+    module_name, _, attribute = policy_id.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownPolicyError(f"model.id: {policy_id} cannot be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise UnknownPolicyError(f"model.id: {policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy")
+    cls.policy_id = policy_id
+    return cls
+
+
+def build_policy(cfg: Config, spec: EnvSpec) -> Policy:
+    """The policy of a run: weights from `actor.checkpoint_load_path` or `rollout.model_dir` where set, else random.
+
+    A policy class provides `from_config(model_cfg, env_spec)`. Random weights follow torch's global seed.
+
+    Raises:
+        ValueError: where a loaded policy does not fit the environment or `model.num_action_chunks`.
+    """
+    directory = pretrained_dir(cfg)
+    if directory is None:
+        return policy_class(cfg.model.id).from_config(cfg.model, spec)
+    policy = load_policy(directory)
+    wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
+    for name, value in wanted.items():
+        if getattr(policy, name) != value:
+            raise ValueError(f"{directory}: its {name} is {getattr(policy, name)}, this run needs {value}")
+    policy.check_env_spec(spec)
+    return policy
+
+
+def pretrained_dir(cfg: Config) -> Path | None:
+    """The directory whose policy a run starts from; a checkpoint step directory stands for its `policy/`."""
+    path = cfg.actor.checkpoint_load_path or cfg.rollout.model_dir
+    if path is None:
+        return None
+    directory = Path(path)
+    return directory / "policy" if (directory / "policy").is_dir() else directory
+
+
+def load_policy(directory: str | Path) -> Policy:
+    """The policy that `save_pretrained` wrote to `directory`, of whatever class."""
+    return policy_class(read_policy_config(Path(directory))["policy_id"]).from_pretrained(directory)
