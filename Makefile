@@ -1,0 +1,68 @@
+# make train, make test and make lint each do the set-up they need: a .venv with the versions of constraints.txt.
+
+CONFIG ?= maniskill_pushcube_ppo_mlp
+ARGS ?=
+TESTS ?= tests
+EXTRAS ?= maniskill,bench,dev
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+
+TORCH := torch==2.13.0
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CHECKED := rlinf_lite $(wildcard examples benchmarks)
+unexport VIRTUAL_ENV PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint setup clean
+
+help:  ## This list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 16
+	@echo 'Variables: CONFIG=<name under configs/embodiment> ARGS="key=value ..." TESTS=<path> EXTRAS=$(EXTRAS) PYTHON=<python 3.11>'
+
+train: $(STAMP)  ## Train: CONFIG=maniskill_pushcube_ppo_mlp ARGS="runner.max_steps=10 ..."
+	@$(BIN)/python examples/embodiment/train_embodied_agent.py --config-name $(CONFIG) $(ARGS)
+
+test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)
+	@$(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMP)  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(CHECKED)
+
+setup: $(STAMP)  ## Make .venv; the other targets do this by themselves
+	@echo "$(VENV) is ready"
+
+clean:  ## Delete .venv and caches; results/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 not found. Install python3.11, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is older than 3.11. Name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		$(PYTHON) -m venv $(VENV); \
+	elif $(PYTHON) -c 'import venv, pip' 2>/dev/null; then \
+		$(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $@ install --quiet pip; \
+	else \
+		echo "make: $(PYTHON) has neither ensurepip nor pip. On Debian: apt-get install python3.11-venv" >&2; exit 1; \
+	fi
+
+# torch comes first, because which build is right depends on the machine: without an NVIDIA GPU the CPU build, which is
+# a tenth of the size. A first attempt looks at the sources that pip is configured with, a second at PyTorch's own.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+		echo "set-up: NVIDIA GPU found, installing $(TORCH)"; \
+		$(PIP) install --quiet -c constraints.txt '$(TORCH)'; \
+	else \
+		echo "set-up: no NVIDIA GPU found, installing $(TORCH)+cpu"; \
+		$(PIP) install --quiet -c constraints.txt '$(TORCH)+cpu' 2>/dev/null || \
+		$(PIP) install --quiet -c constraints.txt '$(TORCH)+cpu' --extra-index-url $(TORCH_CPU_INDEX); \
+	fi
+	@echo "set-up: installing rlinf_lite[$(EXTRAS)]; the first time takes a few minutes"
+	@$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
