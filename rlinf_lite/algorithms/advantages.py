@@ -1,0 +1,145 @@
+"""Advantage estimators: from rewards (and values) to advantages and returns, batch first [B, T].
+
+Results are not normalised except where that is the method; `whiten` does `algorithm.normalize_advantages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms.masked import whiten
+from rlinf_lite.algorithms.records import AdvantageInputs, AdvantageOutputs, require
+from rlinf_lite.algorithms.registry import Registry
+from rlinf_lite.config import AlgorithmConfig
+
+AdvantageFn = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
+
+GROUP_STD_EPS = 1e-6
+
+_ADVANTAGES: Registry[AdvantageFn] = Registry("advantage estimator")
+
+
+def register_advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
+    """Make an estimator available as `algorithm.adv_type: <name>`."""
+    return _ADVANTAGES.register(name)
+
+
+def advantage_names() -> list[str]:
+    return _ADVANTAGES.names()
+
+
+@torch.no_grad()
+def compute_advantages(name: str, inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """Run the estimator registered as `name`. Raises UnknownAlgorithmError or InputError."""
+    return _ADVANTAGES.get(name)(inputs, cfg)
+
+
+@register_advantage("gae")
+def gae(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). Needs `values`.
+
+    d_t = r_t + gamma * next_value_t - V_t;  A_t = d_t + gamma * lambda * (1 - done_t) * A_{t+1};  returns = A + V.
+
+    `next_values` are used as they are: 0 after a termination, V(final observation) after a truncation. Without
+    them the next value is that of the row's next valid position, and 0 after the last one and after a done.
+    A and V pass through masked positions unchanged, so the chain runs from valid position to valid position.
+    """
+    rewards, valid = inputs.rewards.float(), inputs.mask.bool()
+    values = require(inputs.values, "values", "gae").float()
+    going_on = _going_on(inputs)
+    advantages = torch.zeros_like(rewards)
+    advantage = next_value = rewards.new_zeros(rewards.shape[0])  # [B], of the position after t
+    for t in reversed(range(rewards.shape[1])):
+        bootstrap = next_value * going_on[:, t] if inputs.next_values is None else inputs.next_values[:, t].float()
+        delta = rewards[:, t] + cfg.gamma * bootstrap - values[:, t]
+        chained = delta + cfg.gamma * cfg.gae_lambda * going_on[:, t] * advantage
+        advantage = torch.where(valid[:, t], chained, advantage)
+        next_value = torch.where(valid[:, t], values[:, t], next_value)
+        advantages[:, t] = advantage
+    return AdvantageOutputs(torch.where(valid, advantages, 0.0), torch.where(valid, advantages + values, 0.0))
+
+
+@register_advantage("grpo")
+def grpo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """Group-relative advantages (Shao et al. 2024, arXiv:2402.03300). Needs `group_ids`.
+
+    A row's score s is the sum of its valid rewards; every valid position gets (s - mean) / (std + 1e-6) over the
+    row's group, with unbiased std. A group of one has mean 0 and std 1. `group_std_normalize: false` leaves the std
+    out (Liu et al. 2025, arXiv:2503.20783). Returns are the scores.
+    """
+    scores = _scores(inputs)
+    deviations, std = _group_deviations(scores, require(inputs.group_ids, "group_ids", "grpo"))
+    if cfg.group_std_normalize:
+        deviations = deviations / (std + GROUP_STD_EPS)
+    return AdvantageOutputs(_to_positions(deviations, inputs), _to_positions(scores, inputs))
+
+
+@register_advantage("reinforce_plus_plus")
+def reinforce_plus_plus(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the valid positions of all ranks.
+
+    The return is carried through masked positions, undiscounted, and starts anew after a done. Returns are not
+    whitened.
+    """
+    rewards, valid = inputs.rewards.float(), inputs.mask.bool()
+    going_on = _going_on(inputs)
+    returns = torch.zeros_like(rewards)
+    to_go = rewards.new_zeros(rewards.shape[0])  # [B]
+    for t in reversed(range(rewards.shape[1])):
+        to_go = torch.where(valid[:, t], rewards[:, t] + cfg.gamma * going_on[:, t] * to_go, to_go)
+        returns[:, t] = to_go
+    returns = torch.where(valid, returns, 0.0)
+    return AdvantageOutputs(whiten(returns, inputs.mask, all_reduce=inputs.all_reduce), returns)
+
+
+def filter_groups(inputs: AdvantageInputs) -> Tensor:
+    """Rows [K] (ascending indices) of the groups with a signal: some member's score differs from the group's mean.
+
+    For `algorithm.filter_groups`, before the forward pass (Yu et al. 2025, arXiv:2503.14476). A group of one is
+    judged against 0, as in `grpo`. May be empty.
+    """
+    group_ids = require(inputs.group_ids, "group_ids", "filter_groups")
+    deviations, _ = _group_deviations(_scores(inputs), group_ids)
+    index, counts = _group_index(group_ids)
+    num_differing = _sum_by_group((deviations.abs() > GROUP_STD_EPS).double(), index, len(counts))
+    return (num_differing[index] > 0).nonzero().flatten()
+
+
+def _going_on(inputs: AdvantageInputs) -> Tensor:
+    """1 - done, [B, T]."""
+    return torch.ones_like(inputs.rewards.float()) if inputs.dones is None else 1.0 - inputs.dones.float()
+
+
+def _scores(inputs: AdvantageInputs) -> Tensor:
+    """Sum of each row's valid rewards, [B]. float64: equal scores must give a deviation of 0, not of 1e-8 / 1e-6."""
+    return torch.where(inputs.mask.bool(), inputs.rewards.double(), 0.0).sum(dim=1)
+
+
+def _group_deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's score minus its group's mean, and its group's unbiased std, both [B]."""
+    index, counts = _group_index(group_ids)
+    alone = counts == 1
+    mean = torch.where(alone, 0.0, _sum_by_group(scores, index, len(counts)) / counts)
+    deviations = scores - mean[index]
+    variance = _sum_by_group(deviations.square(), index, len(counts)) / (counts - 1).clamp(min=1)
+    return deviations, torch.where(alone, 1.0, variance.sqrt())[index]
+
+
+def _group_index(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's group as a number from 0, [B], and the size of each group."""
+    index: Tensor
+    counts: Tensor
+    _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    return index, counts
+
+
+def _sum_by_group(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    return rows.new_zeros(num_groups).index_add_(0, index, rows)
+
+
+def _to_positions(rows: Tensor, inputs: AdvantageInputs) -> Tensor:
+    """[B] to float32 [B, T], 0 where masked."""
+    return torch.where(inputs.mask.bool(), rows.float().unsqueeze(1), 0.0)

@@ -1,0 +1,183 @@
+"""Losses: from log-probabilities, advantages and values to one scalar and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms.masked import masked_mean
+from rlinf_lite.algorithms.records import InputError, LossInputs, LossOutputs, require
+from rlinf_lite.algorithms.registry import Registry, unknown_name
+from rlinf_lite.config import AlgorithmConfig
+
+PolicyLossFn = Callable[[LossInputs, AlgorithmConfig], LossOutputs]
+AggregationMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+LOG_RATIO_LIMIT = 20.0
+KL_LIMIT = 10.0
+
+_POLICY_LOSSES: Registry[PolicyLossFn] = Registry("policy loss")
+
+
+def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Make a policy loss available as `algorithm.loss_type: <name>`."""
+    return _POLICY_LOSSES.register(name)
+
+
+def policy_loss_names() -> list[str]:
+    return _POLICY_LOSSES.names()
+
+
+def policy_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """Run the policy loss registered as `name`: no entropy bonus and no value loss. Raises UnknownAlgorithmError."""
+    return _POLICY_LOSSES.get(name)(inputs, cfg)
+
+
+def actor_critic_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """policy_loss + value_coef * value_loss - entropy_coef * entropy, with the parts that `inputs` has tensors for.
+
+    Metrics are those of the parts; `entropy` is its mean over valid positions.
+    """
+    outputs = policy_loss(name, inputs, cfg)
+    loss, metrics = outputs.loss, dict(outputs.metrics)
+    if inputs.values is not None:
+        value_outputs = value_loss(inputs, cfg)
+        loss = loss + cfg.value_coef * value_outputs.loss
+        metrics |= value_outputs.metrics
+    if inputs.entropy is not None:
+        if cfg.entropy_coef != 0:
+            loss = loss - cfg.entropy_coef * _aggregate(inputs.entropy, inputs, cfg)
+        metrics["entropy"] = masked_mean(inputs.entropy.detach(), inputs.mask)
+    return LossOutputs(loss, metrics)
+
+
+@register_policy_loss("ppo")
+def ppo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """Clipped policy loss (Schulman et al. 2017, arXiv:1707.06347), clip range [1 - low, 1 + high].
+
+    Per position max(-A r, -A clip(r)); with `clip_ratio_c` at most -A c where A < 0 (dual clip, Ye et al. 2020,
+    arXiv:1912.09729). The log-ratio is clamped to +-20. Masked positions enter neither the loss nor its gradient.
+
+    Metrics: `policy_loss`, `approx_kl` (mean of old - new log-probability: may be negative), `approx_kl_k3` (mean of
+    r - 1 - log r: never negative), `clip_fraction`, `clip_fraction_lower` (dual clip), `ratio_mean`, `ratio_max`.
+    """
+    if cfg.clip_ratio_c is not None and cfg.clip_ratio_c <= 1:
+        raise ValueError(f"algorithm.clip_ratio_c: the dual clip must be above 1 ({cfg.clip_ratio_c}). 3.0 is usual.")
+    valid = inputs.mask.bool()
+    log_ratio = inputs.logprobs.float() - inputs.old_logprobs.float()
+    log_ratio = torch.where(valid, log_ratio, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()
+    advantages = torch.where(valid, inputs.advantages.float(), 0.0)
+
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
+    losses = torch.maximum(unclipped, clipped)
+    beyond_bound = torch.zeros_like(valid)
+    if cfg.clip_ratio_c is not None:
+        bound = -advantages * cfg.clip_ratio_c
+        beyond_bound = (advantages < 0) & (losses > bound)
+        losses = torch.where(advantages < 0, torch.minimum(losses, bound), losses)
+
+    with torch.no_grad():
+        metrics = {
+            "policy_loss": masked_mean(losses, valid),
+            "approx_kl": masked_mean(-log_ratio, valid),
+            "approx_kl_k3": masked_mean(ratio - 1 - log_ratio, valid),
+            "clip_fraction": masked_mean((clipped > unclipped).float(), valid),
+            "clip_fraction_lower": masked_mean(beyond_bound.float(), valid),
+            "ratio_mean": masked_mean(ratio, valid),
+            "ratio_max": torch.where(valid, ratio, 0.0).max(),
+        }
+    return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
+
+
+def value_loss(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """0.5 * squared error of `values` against `returns`, aggregated as the policy loss is (before `value_coef`).
+
+    With `value_clip` the larger of that and of the error of the values clipped to `old_values` +- value_clip
+    (as in OpenAI Baselines' PPO2). Metrics: `value_loss`, `value_clip_fraction`, `values_mean`.
+    """
+    valid = inputs.mask.bool()
+    values = torch.where(valid, require(inputs.values, "values", "value_loss").float(), 0.0)
+    returns = torch.where(valid, require(inputs.returns, "returns", "value_loss").float(), 0.0)
+    errors = unclipped = (values - returns).square()
+    if cfg.value_clip is not None:
+        old_values = require(inputs.old_values, "old_values", "value_loss with algorithm.value_clip").float()
+        old_values = torch.where(valid, old_values, 0.0)
+        clipped = old_values + (values - old_values).clamp(-cfg.value_clip, cfg.value_clip)
+        errors = torch.maximum(unclipped, (clipped - returns).square())
+    losses = 0.5 * errors
+    with torch.no_grad():
+        metrics = {
+            "value_loss": masked_mean(losses, valid),
+            "value_clip_fraction": masked_mean((errors > unclipped).float(), valid),
+            "values_mean": masked_mean(values, valid),
+        }
+    return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
+    """Per-position estimate of KL(policy || reference) (Schulman, http://joschu.net/blog/kl-approx.html).
+
+    `k1` or `kl`: log p - log q. `abs`: its absolute value. `k2` or `mse`: half its square. `k3` or `low_var_kl`:
+    exp(r) - r - 1 with r = log q - log p clamped to +-20, the result clamped to +-10.
+    """
+    difference = logprobs - ref_logprobs
+    if kind in ("k1", "kl"):
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind in ("k2", "mse"):
+        return 0.5 * difference.square()
+    if kind in ("k3", "low_var_kl"):
+        log_ratio = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return (log_ratio.exp() - log_ratio - 1).clamp(-KL_LIMIT, KL_LIMIT)
+    raise unknown_name("KL estimate", kind, ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"))
+
+
+def aggregate_loss(
+    loss: Tensor,
+    mask: Tensor,
+    mode: str = "token-mean",
+    denominator: Tensor | float | None = None,
+    dp_size: int = 1,
+) -> Tensor:
+    """One scalar from per-position losses [B, T].
+
+    `token-mean`: mean over valid positions. `token-sum`: their sum. `seq-mean-token-sum`, `seq-mean-token-mean`: sum or
+    mean of each row, then the mean over rows that have a valid position. 0 where nothing is valid.
+
+    A loss that is computed in micro-batches or on several ranks needs the count of the whole batch as `denominator`
+    (the sum of `loss_denominator` over micro-batches and ranks; `token-sum` has none) and, where gradients are averaged
+    over ranks, their number as `dp_size`. The gradients then add up to those of the whole batch, however it is split.
+    """
+    valid = mask.bool()
+    kept = torch.where(valid, loss, 0.0)
+    if mode in ("token-mean", "token-sum", "seq-mean-token-sum"):
+        total = kept.sum()
+    elif mode == "seq-mean-token-mean":
+        total = (kept.sum(dim=1) / valid.sum(dim=1).clamp(min=1)).sum()
+    else:
+        raise unknown_name("loss_agg_mode", mode, get_args(AggregationMode))
+    if mode == "token-sum":
+        return total * dp_size
+    if denominator is None:
+        if dp_size != 1:
+            raise InputError(f"{mode} over dp_size={dp_size} ranks needs denominator=, the count of the whole batch.")
+        denominator = loss_denominator(mask, mode).clamp(min=1)
+    return total / denominator * dp_size
+
+
+def loss_denominator(mask: Tensor, mode: str) -> Tensor:
+    """What `mode` divides by, counted in this mask: valid positions or rows with one. Adds up over micro-batches."""
+    if mode not in get_args(AggregationMode):
+        raise unknown_name("loss_agg_mode", mode, get_args(AggregationMode))
+    valid = mask.bool()
+    return valid.any(dim=1).sum() if mode.startswith("seq-mean") else valid.sum()
+
+
+def _aggregate(losses: Tensor, inputs: LossInputs, cfg: AlgorithmConfig) -> Tensor:
+    return aggregate_loss(losses, inputs.mask, cfg.loss_agg_mode, inputs.denominator, inputs.dp_size)

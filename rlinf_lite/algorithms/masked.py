@@ -1,0 +1,73 @@
+"""Statistics over the valid positions of a batch, on one rank or over all. A mask counts where it is not zero.
+
+Sums run in float64, so that the order of rows and the number of ranks do not show in the results.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms.records import AllReduce, InputError
+
+WHITEN_EPS = 1e-8
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean over valid positions, of everything or along `dim`; 0 where none is valid. Differentiable."""
+    valid = mask.bool()
+    kept = torch.where(valid, values, 0.0)
+    if dim is None:
+        return kept.sum() / valid.sum().clamp(min=1)
+    return kept.sum(dim) / valid.sum(dim).clamp(min=1)
+
+
+def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, all_reduce: AllReduce | None = None) -> Tensor:
+    """Variance over valid positions: a float64 scalar. Raises InputError where there are too few of them."""
+    return masked_moments(values, mask, unbiased, all_reduce)[1]
+
+
+def masked_moments(
+    values: Tensor, mask: Tensor, unbiased: bool = True, all_reduce: AllReduce | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance over the valid positions of all ranks, as float64 scalars.
+
+    Two passes, so that a large mean does not swallow a small variance. Raises InputError for fewer than two
+    valid positions (one, where not `unbiased`).
+    """
+    valid = mask.bool()
+    kept = values.detach().double()
+    total = _sum_over_ranks(torch.stack([valid.sum().double(), _sum_where(valid, kept)]), all_reduce)
+    count, mean = total[0], total[1] / total[0]
+    needed = 2 if unbiased else 1
+    if count < needed:
+        raise InputError(f"a variance over {int(count)} valid positions; at least {needed} are needed.")
+    squares = _sum_over_ranks(_sum_where(valid, (kept - mean).square()).reshape(1), all_reduce)[0]
+    return mean, squares / (count - 1 if unbiased else count)
+
+
+def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, all_reduce: AllReduce | None = None) -> Tensor:
+    """`values` scaled to variance 1 (unbiased, + 1e-8) over the valid positions of all ranks; mean 0 with `shift_mean`.
+
+    Same shape and dtype as `values`; 0 where the mask is. Raises InputError for fewer than two valid positions.
+    """
+    mean, variance = masked_moments(values, mask, all_reduce=all_reduce)
+    whitened = (values.double() - mean) * torch.rsqrt(variance + WHITEN_EPS)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(mask.bool(), whitened, 0.0).to(values.dtype)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: AllReduce | None = None) -> float:
+    """1 - Var(returns - values) / Var(returns) over the valid positions of all ranks; nan for constant returns."""
+    _, variance = masked_moments(returns, mask, all_reduce=all_reduce)
+    _, residual = masked_moments(returns - values, mask, all_reduce=all_reduce)
+    return float("nan") if variance == 0 else float(1 - residual / variance)
+
+
+def _sum_where(valid: Tensor, values: Tensor) -> Tensor:
+    return torch.where(valid, values, 0.0).sum()  # not values * mask: 0 * nan is nan
+
+
+def _sum_over_ranks(values: Tensor, all_reduce: AllReduce | None) -> Tensor:
+    return values if all_reduce is None else all_reduce(values)

@@ -1,0 +1,50 @@
+"""Names of algorithms, and the nearest one to a name that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+F = TypeVar("F")
+
+
+class UnknownAlgorithmError(ValueError):
+    """A name that no algorithm is registered under."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownAlgorithmError:
+    """The error for `name`: the nearest known one, and all of them."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return UnknownAlgorithmError(f"unknown {what} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+class Registry(Generic[F]):
+    """Functions by name. `what` says in errors what the names are."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._entries: dict[str, F] = {}
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """A decorator that registers under `name`; raises ValueError where the name is taken."""
+
+        def add(entry: F) -> F:
+            if name in self._entries:
+                raise ValueError(
+                    f"{self._what} {name!r} is registered already ({self._entries[name]!r}). Choose another."
+                )
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> F:
+        if name not in self._entries:
+            raise unknown_name(self._what, name, self._entries)
+        return self._entries[name]
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)

@@ -1,0 +1,247 @@
+"""Losses against slow loops; aggregation and whitening that do not depend on how a batch is split."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms import (
+    AdvantageInputs,
+    InputError,
+    LossInputs,
+    UnknownAlgorithmError,
+    actor_critic_loss,
+    aggregate_loss,
+    compute_advantages,
+    entropy_at_level,
+    expand_to_level,
+    explained_variance,
+    kl_penalty,
+    loss_denominator,
+    policy_loss,
+    ppo,
+    sum_to_level,
+    value_loss,
+    whiten,
+)
+from rlinf_lite.algorithms.losses import AggregationMode
+from rlinf_lite.config import AlgorithmConfig
+
+B, T = 8, 5
+MODES = get_args(AggregationMode)
+CFG = AlgorithmConfig(
+    clip_ratio_low=0.2, clip_ratio_high=0.3, clip_ratio_c=2.0, value_clip=0.3, entropy_coef=0.1, value_coef=0.7
+)
+
+
+def random_inputs(seed: int) -> LossInputs:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(B, T, generator=generator) < 0.6
+    mask[1] = False
+    poison = torch.where(mask, 0.0, torch.nan)
+
+    def noise() -> Tensor:
+        return torch.randn(B, T, generator=generator) + poison
+
+    return LossInputs(
+        logprobs=noise().requires_grad_(),
+        old_logprobs=noise(),
+        advantages=noise(),
+        mask=mask.float(),
+        entropy=noise().requires_grad_(),
+        values=noise().requires_grad_(),
+        old_values=noise(),
+        returns=noise(),
+    )
+
+
+def rows(inputs: LossInputs, start: int, stop: int) -> LossInputs:
+    names = ("logprobs", "old_logprobs", "advantages", "mask", "entropy", "values", "old_values", "returns")
+    return replace(inputs, **{name: getattr(inputs, name)[start:stop] for name in names})
+
+
+def slow_aggregate(losses: dict[tuple[int, int], float], mode: str) -> float:
+    by_row = [[loss for (b, _), loss in losses.items() if b == row] for row in range(B)]
+    by_row = [row for row in by_row if row]
+    total = sum(losses.values())
+    return {
+        "token-mean": total / len(losses),
+        "token-sum": total,
+        "seq-mean-token-sum": total / len(by_row),
+        "seq-mean-token-mean": sum(sum(row) / len(row) for row in by_row) / len(by_row),
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_ppo_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
+    inputs = random_inputs(seed)
+    losses = {}
+    num_clipped = 0
+    for b, t in inputs.mask.nonzero().tolist():
+        ratio = math.exp(float(inputs.logprobs.detach()[b, t]) - float(inputs.old_logprobs[b, t]))
+        advantage = float(inputs.advantages[b, t])
+        clipped = -advantage * min(max(ratio, 0.8), 1.3)
+        num_clipped += clipped > -advantage * ratio
+        loss = max(-advantage * ratio, clipped)
+        losses[b, t] = min(loss, -advantage * 2.0) if advantage < 0 else loss
+    outputs = ppo(inputs, CFG.model_copy(update={"loss_agg_mode": mode}))
+    assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+    assert float(outputs.metrics["clip_fraction"]) == pytest.approx(num_clipped / len(losses))
+    assert float(outputs.metrics["approx_kl_k3"]) >= 0
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+@pytest.mark.parametrize("mode", MODES)
+def test_value_loss_equals_a_slow_loop(mode: AggregationMode, value_clip: float | None) -> None:
+    inputs = random_inputs(0)
+    assert inputs.values is not None and inputs.old_values is not None and inputs.returns is not None
+    losses = {}
+    for b, t in inputs.mask.nonzero().tolist():
+        value, old, wanted = (float(x.detach()[b, t]) for x in (inputs.values, inputs.old_values, inputs.returns))
+        losses[b, t] = 0.5 * (value - wanted) ** 2
+        if value_clip is not None:
+            clipped = min(max(value, old - value_clip), old + value_clip)
+            losses[b, t] = max(losses[b, t], 0.5 * (clipped - wanted) ** 2)
+    outputs = value_loss(inputs, AlgorithmConfig(loss_agg_mode=mode, value_clip=value_clip))
+    assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+
+
+def test_masked_positions_get_no_gradient_even_where_they_are_nan() -> None:
+    inputs = random_inputs(0)
+    actor_critic_loss("ppo", inputs, CFG).loss.backward()
+    for tensor in (inputs.logprobs, inputs.entropy, inputs.values):
+        assert tensor is not None and tensor.grad is not None
+        assert torch.isfinite(tensor.grad).all()
+        assert (tensor.grad[~inputs.mask.bool()] == 0).all()
+
+
+def test_actor_critic_loss_adds_up_its_parts() -> None:
+    inputs = random_inputs(0)
+    assert inputs.entropy is not None
+    outputs = actor_critic_loss("ppo", inputs, CFG)
+    entropy = inputs.entropy[inputs.mask.bool()].mean()
+    wanted = ppo(inputs, CFG).loss + 0.7 * value_loss(inputs, CFG).loss - 0.1 * entropy
+    torch.testing.assert_close(outputs.loss, wanted)
+    assert {"policy_loss", "approx_kl", "clip_fraction", "value_loss", "entropy"} <= outputs.metrics.keys()
+    assert not any(metric.requires_grad for metric in outputs.metrics.values())
+    policy_only = replace(inputs, values=None, entropy=None)
+    torch.testing.assert_close(actor_critic_loss("ppo", policy_only, CFG).loss, ppo(inputs, CFG).loss)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_do_not_depend_on_ranks_or_micro_batches(mode: AggregationMode) -> None:
+    cfg = CFG.model_copy(update={"loss_agg_mode": mode})
+    whole = random_inputs(0)
+    actor_critic_loss("ppo", whole, cfg).loss.backward()
+    split = random_inputs(0)
+    denominator = loss_denominator(split.mask, mode)
+    for ranks in ([(0, 3), (3, 4)], [(4, 7), (7, 8)]):  # two ranks of two uneven micro-batches each
+        for start, stop in ranks:
+            part = replace(rows(split, start, stop), denominator=denominator, dp_size=2)
+            loss = actor_critic_loss("ppo", part, cfg).loss / 2  # gradients are averaged over ranks
+            loss.backward()
+    for name in ("logprobs", "entropy", "values"):
+        torch.testing.assert_close(getattr(split, name).grad, getattr(whole, name).grad)
+    parts = [loss_denominator(split.mask[i : i + 2], mode) for i in range(0, B, 2)]
+    assert sum(int(part) for part in parts) == int(denominator)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_without_valid_positions_has_loss_zero(mode: str) -> None:
+    loss = torch.full((2, 3), torch.nan, requires_grad=True)
+    total = aggregate_loss(loss, torch.zeros(2, 3), mode)
+    total.backward()
+    assert float(total.detach()) == 0
+    assert loss.grad is not None and (loss.grad == 0).all()
+
+
+def test_whitening_does_not_depend_on_the_number_of_ranks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = 1e4 + torch.randn(B, T, generator=generator)
+    mask = (torch.rand(B, T, generator=generator) < 0.5).float()
+    parts = [slice(0, 3), slice(3, B)]
+    barrier, contributions = Barrier(2), dict[int, Tensor]()
+
+    def whiten_on(rank: int) -> Tensor:
+        def all_reduce(local: Tensor) -> Tensor:
+            contributions[rank] = local
+            barrier.wait(timeout=10)
+            total = contributions[0] + contributions[1]
+            barrier.wait(timeout=10)
+            return total
+
+        return whiten(values[parts[rank]], mask[parts[rank]], all_reduce=all_reduce)
+
+    with ThreadPoolExecutor(2) as ranks:
+        split = torch.cat(list(ranks.map(whiten_on, range(2))))
+    torch.testing.assert_close(split, whiten(values, mask))
+    assert float(split[mask.bool()].mean()) == pytest.approx(0, abs=1e-4)
+    assert float(split[mask.bool()].std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_errors_say_what_to_do() -> None:
+    inputs = random_inputs(0)
+    with pytest.raises(UnknownAlgorithmError, match="Did you mean 'ppo'"):
+        policy_loss("pppo", inputs, CFG)
+    with pytest.raises(UnknownAlgorithmError, match="Did you mean 'token-mean'"):
+        aggregate_loss(inputs.advantages, inputs.mask, "token_mean")
+    with pytest.raises(UnknownAlgorithmError, match="unknown KL estimate 'foo'"):
+        kl_penalty(inputs.logprobs, inputs.old_logprobs, "foo")
+    with pytest.raises(ValueError, match="clip_ratio_c: the dual clip must be above 1"):
+        ppo(inputs, AlgorithmConfig(clip_ratio_c=1.0))
+    with pytest.raises(InputError, match="needs denominator="):
+        aggregate_loss(inputs.advantages, inputs.mask, "token-mean", dp_size=2)
+    with pytest.raises(InputError, match="value_loss needs returns"):
+        value_loss(replace(inputs, returns=None), CFG)
+    with pytest.raises(InputError, match="a variance over 1 valid positions; at least 2 are needed"):
+        whiten(torch.ones(1, 1), torch.ones(1, 1))
+    with pytest.raises(InputError, match=r"LossInputs.entropy has shape"):
+        replace(inputs, entropy=torch.zeros(B, T + 1))
+
+
+def test_kl_estimates_agree_near_zero() -> None:
+    logprobs = torch.tensor([[-1.0, -2.0]])
+    ref = logprobs + 0.01
+    torch.testing.assert_close(kl_penalty(logprobs, ref, "abs"), kl_penalty(ref, logprobs, "k1"))
+    torch.testing.assert_close(kl_penalty(logprobs, ref, "k2"), kl_penalty(logprobs, ref, "k3"), atol=1e-6, rtol=0)
+
+
+def test_explained_variance() -> None:
+    returns, mask = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.ones(4, 3)
+    assert explained_variance(returns, returns, mask) == pytest.approx(1)
+    assert explained_variance(torch.zeros(4, 3), returns, mask) == pytest.approx(0)
+    assert math.isnan(explained_variance(returns, torch.ones(4, 3), mask))
+
+
+def test_levels() -> None:
+    logprobs = torch.arange(12.0).reshape(1, 2, 6)  # one decision of 2 actions with 6 dimensions
+    assert sum_to_level(logprobs, "chunk_level").tolist() == [[66.0]]
+    assert sum_to_level(logprobs, "action_level").tolist() == [[15.0, 51.0]]
+    assert sum_to_level(logprobs, "token_level").shape == (1, 12)
+    assert entropy_at_level(logprobs, "action_level", "action_level").tolist() == [[15.0, 51.0]]
+    assert entropy_at_level(logprobs, "token_level", "action_level").tolist() == [[5.5, 5.5]]
+    per_action = torch.tensor([[1.0, 2.0]])
+    assert expand_to_level(per_action, "token_level", 2, 2).tolist() == [[1.0, 1.0, 2.0, 2.0]]
+    assert expand_to_level(per_action[:, :1], "action_level", 2, 2).tolist() == [[1.0, 1.0]]
+    with pytest.raises(InputError, match="reward_type: action_level needs a logprob_type finer"):
+        expand_to_level(per_action, "chunk_level", 2, 2)
+
+
+def test_reinforce_plus_plus_whitens_over_all_ranks() -> None:
+    rewards, mask = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.ones(4, 3)
+    calls: list[Tensor] = []
+
+    def doubled(local: Tensor) -> Tensor:  # as if a second rank held the same rows
+        calls.append(local)
+        return 2 * local
+
+    both = compute_advantages("reinforce_plus_plus", AdvantageInputs(rewards, mask, all_reduce=doubled), CFG)
+    whole = compute_advantages("reinforce_plus_plus", AdvantageInputs(rewards.repeat(2, 1), mask.repeat(2, 1)), CFG)
+    assert len(calls) == 2
+    torch.testing.assert_close(both.advantages, whole.advantages[:4])
