@@ -1,0 +1,40 @@
+"""Environments: the chunked protocol, its one implementation over small simulator backends, a registry and checks.
+
+Importable without torch, ray or any simulator.
+"""
+
+from rlinf_lite.envs.base import ChunkResult, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows, take_rows
+from rlinf_lite.envs.chunked import ChunkedEnv
+from rlinf_lite.envs.errors import (
+    EnvContractError,
+    EnvError,
+    MissingExtraError,
+    RenderUnavailableError,
+    UnknownEnvError,
+)
+from rlinf_lite.envs.registry import make_vec_env, register_env
+from rlinf_lite.envs.seeding import env_seed, episode_seed
+from rlinf_lite.envs.simulator import Simulator, StepOutputs
+
+__all__ = [
+    "ChunkResult",
+    "ChunkedEnv",
+    "EnvContractError",
+    "EnvError",
+    "EnvSpec",
+    "EpisodeRecord",
+    "MissingExtraError",
+    "Obs",
+    "RenderUnavailableError",
+    "Simulator",
+    "StepOutputs",
+    "UnknownEnvError",
+    "VecEnv",
+    "env_seed",
+    "episode_seed",
+    "get_env_spec",
+    "make_vec_env",
+    "put_rows",
+    "register_env",
+    "take_rows",
+]

@@ -1,0 +1,139 @@
+"""The environment protocol: what workers see of a simulator, in numpy arrays with the batch first.
+
+Images are uint8 [B, H, W, 3], states float32 [B, S], actions float32 [B, C, D] in the environment's own units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+
+class Obs(TypedDict, total=False):
+    """A batch of observations: images, state or both; one instruction per row ("" where the task has none)."""
+
+    images: dict[str, NDArray[np.uint8]]  # camera -> [B, H, W, 3]
+    state: FloatArray  # [B, S]
+    instruction: list[str]
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One finished episode."""
+
+    env_id: int
+    """Row within the VecEnv."""
+    task_id: str
+    seed: int
+    """Seed of this episode's initial state."""
+    length: int
+    """Env steps."""
+    return_: float
+    """Sum of rewards."""
+    success_once: bool | None
+    """Success at any step; None where the environment has no notion of success."""
+    success_at_end: bool | None
+    """Success at the last step."""
+
+
+@dataclass
+class ChunkResult:
+    """What one chunk of actions did. B environments, C steps."""
+
+    obs: Obs
+    """What the policy sees next; with auto_reset, the next episode's first observation in rows that ended."""
+    rewards: FloatArray  # [B, C], 0 where not executed
+    terminated: BoolArray  # [B, C], True at the step that ended an episode by the task's own rule
+    truncated: BoolArray  # [B, C], True at the step that ended an episode by a time limit; never where terminated
+    executed: BoolArray  # [B, C], False after the end of an episode and in frozen rows
+    final_obs: tuple[IntArray, Obs] | None = None
+    """Rows whose episode ended in this chunk, and their observations at that end."""
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    """The episodes that ended in this chunk, by step and then row."""
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """B environments that take whole chunks of actions. `ChunkedEnv` implements it for any `Simulator`.
+
+    Optional: `action_low` and `action_high` (float32 [D]; -1 and 1 where absent), `state_dict()` and
+    `load_state_dict(rows)` for exact resume, `close()`.
+    """
+
+    num_envs: int
+    action_dim: int
+    max_episode_steps: int
+
+    def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
+        """Starts new episodes in rows `env_ids` (default: all), from `seeds` (default: the rows' next ones).
+
+        Returns the observations of all B rows.
+        """
+        ...
+
+    def chunk_step(self, actions: FloatArray) -> ChunkResult:
+        """Executes actions [B, C, D], already un-normalised."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Sizes that a policy is built from."""
+
+    action_dim: int
+    state_dim: int | None
+    cameras: dict[str, tuple[int, int]]
+    """Height and width by camera."""
+    action_low: list[float]
+    action_high: list[float]
+    max_episode_steps: int
+    has_instruction: bool
+
+
+def get_env_spec(env: VecEnv, obs: Obs) -> EnvSpec:
+    """Reads the sizes off an environment and one of its observations."""
+    return EnvSpec(
+        action_dim=env.action_dim,
+        state_dim=obs["state"].shape[1] if "state" in obs else None,
+        cameras={name: (image.shape[1], image.shape[2]) for name, image in obs.get("images", {}).items()},
+        action_low=_bound(env, "action_low", -1.0),
+        action_high=_bound(env, "action_high", 1.0),
+        max_episode_steps=env.max_episode_steps,
+        has_instruction=any(obs.get("instruction", [])),
+    )
+
+
+def _bound(env: VecEnv, name: str, default: float) -> list[float]:
+    bound: Any = getattr(env, name, None)
+    return [default] * env.action_dim if bound is None else [float(value) for value in bound]
+
+
+def take_rows(obs: Obs, rows: Any) -> Obs:
+    """A copy of some rows of an observation; `rows` is an integer array or list."""
+    index = np.asarray(rows, dtype=np.int64)
+    taken: Obs = {}
+    if "images" in obs:
+        taken["images"] = {name: image[index] for name, image in obs["images"].items()}
+    if "state" in obs:
+        taken["state"] = obs["state"][index]
+    instruction = obs.get("instruction", [])
+    taken["instruction"] = [instruction[i] for i in index] if instruction else [""] * len(index)
+    return taken
+
+
+def put_rows(obs: Obs, rows: Any, part: Obs) -> None:
+    """Writes `part` (one entry per row of `rows`) into `obs`, in place."""
+    for name, image in part.get("images", {}).items():
+        obs["images"][name][rows] = image
+    if "state" in part:
+        obs["state"][rows] = part["state"]
+    for i, text in zip(rows, part.get("instruction", []), strict=False):
+        obs["instruction"][i] = text

@@ -1,0 +1,263 @@
+"""`ChunkedEnv`: episodes, time limits, auto-reset, seeds and resume, once for every simulator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlinf_lite.envs.base import ChunkResult, EpisodeRecord, FloatArray, IntArray, Obs, put_rows, take_rows
+from rlinf_lite.envs.errors import EnvContractError
+from rlinf_lite.envs.seeding import env_seed, episode_seed
+from rlinf_lite.envs.simulator import Simulator, StepOutputs
+
+log = logging.getLogger(__name__)
+
+
+class ChunkedEnv:
+    """Implements `VecEnv` over a `Simulator`.
+
+    What ends an episode, and what happens then:
+
+    | auto_reset | ignore_terminations | an episode ends at            | flag set at that step    | the row's next chunk |
+    |------------|---------------------|-------------------------------|--------------------------|----------------------|
+    | true       | false               | termination or the time limit | terminated, or truncated | the next episode     |
+    | true       | true                | the time limit                | truncated                | the next episode     |
+    | false      | false               | termination or the time limit | terminated, or truncated | frozen until `reset` |
+    | false      | true                | the time limit                | truncated                | frozen until `reset` |
+
+    Termination at the very step of the time limit counts as terminated. The steps after the one that ends an episode,
+    up to the end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed`
+    False. `final_obs` holds, in all four cases, the observation at the end of every episode that ended in the chunk.
+    A row is reset at the end of the chunk; a frozen row keeps its last observation.
+
+    Seeds: `reset(seeds=...)` makes each seed a row's first seed; the k-th episode from then on has
+    `episode_seed(first_seed, k)`.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        *,
+        auto_reset: bool = True,
+        ignore_terminations: bool = False,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        limit = max_episode_steps or simulator.max_episode_steps
+        if not limit:
+            raise EnvContractError(
+                [f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."]
+            )
+        self.simulator = simulator
+        self.auto_reset = auto_reset
+        self.ignore_terminations = ignore_terminations
+        self.num_envs = simulator.num_envs
+        self.max_episode_steps = int(limit)
+        self.action_low = np.asarray(simulator.action_low, np.float32)
+        self.action_high = np.asarray(simulator.action_high, np.float32)
+        self.action_dim = int(self.action_low.shape[0])
+
+        batch = self.num_envs
+        self._all_rows = np.arange(batch)
+        self._first_seeds = [env_seed(0, row) for row in range(batch)]
+        self._episode_index = [-1] * batch  # before the first reset
+        self._seeds = list(self._first_seeds)
+        self._ended = np.ones(batch, np.bool_)
+        self._obs: Obs | None = None  # after the last chunk, all rows
+        self._obs_given_out = False
+
+        # of the current episode
+        self._length = np.zeros(batch, np.int64)
+        self._return = np.zeros(batch, np.float64)
+        self._success_once = np.full(batch, -1, np.int8)
+        self._success_at_end = np.full(batch, -1, np.int8)
+        self._history = np.zeros((batch, self.max_episode_steps, self.action_dim), np.float32)
+        self._out = StepOutputs.empty(batch)
+
+    def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
+        """Starts new episodes in rows `env_ids` (default: all); see `VecEnv.reset`."""
+        rows = self._all_rows if env_ids is None else np.asarray(env_ids, np.int64)
+        if seeds is not None:
+            if len(seeds) != len(rows):
+                raise ValueError(f"{len(seeds)} seeds for {len(rows)} rows: reset takes one seed per row")
+            for row, seed in zip(rows.tolist(), seeds, strict=True):
+                self._first_seeds[row], self._episode_index[row] = int(seed), -1
+        if self._obs is None and len(rows) < self.num_envs:
+            raise ValueError("the first reset must be of all rows: call reset() without env_ids")
+        self._begin(rows)
+        self._show(rows, self.simulator.observe(rows))
+        return self._pending()
+
+    def chunk_step(self, actions: FloatArray) -> ChunkResult:
+        """Executes actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`."""
+        actions = self._clipped(actions)
+        if self._obs is None:
+            raise RuntimeError("chunk_step before the first reset")
+        num_steps = actions.shape[1]
+        shape = (self.num_envs, num_steps)
+        result = ChunkResult(
+            obs={},
+            rewards=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, np.bool_),
+            truncated=np.zeros(shape, np.bool_),
+            executed=np.zeros(shape, np.bool_),
+        )
+        rows = np.flatnonzero(~self._ended)
+        ended: list[IntArray] = []
+        for step in range(num_steps):
+            if not rows.size:
+                break
+            ends = self._step(rows, actions[:, step], step, result)
+            if ends.size:
+                self._show(ends, self.simulator.observe(ends))
+                result.episodes.extend(self._record(row) for row in ends.tolist())
+                self._ended[ends] = True
+                ended.append(ends)
+                rows = rows[~self._ended[rows]]
+        if rows.size:
+            self._show(rows, self.simulator.observe(rows))
+        if ended:
+            self._finish(np.sort(np.concatenate(ended)), result)
+        result.obs = self._pending()
+        return result
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """One dict per row: numbers, and the actions of the current episode as float32 [L, D].
+
+        Loading replays those actions, so the state is exact for simulators that repeat themselves, whatever their
+        internals. Rows stand alone: they may be loaded into any row of any environment of the same task and settings.
+        """
+        return [
+            {
+                "first_seed": self._first_seeds[row],
+                "episode_index": self._episode_index[row],
+                "frozen": bool(self._ended[row]),
+                "return": float(self._return[row]),
+                "actions": self._history[row, : self._length[row]].copy(),
+            }
+            for row in range(self.num_envs)
+        ]
+
+    def load_state_dict(self, rows: Sequence[dict[str, Any]]) -> Obs:
+        """Replays every row to where it was and returns the pending observation, as it was.
+
+        Replays are aligned at their ends, so that one batched simulation, which steps all rows at once, can replay too.
+        """
+        if len(rows) != self.num_envs:
+            raise ValueError(f"{len(rows)} saved rows for an environment of {self.num_envs}")
+        self._first_seeds = [int(row["first_seed"]) for row in rows]
+        self._episode_index = [int(row["episode_index"]) - 1 for row in rows]
+        actions = [np.asarray(row["actions"], np.float32).reshape(-1, self.action_dim) for row in rows]
+        lengths = np.array([len(part) for part in actions])
+        longest = int(lengths.max())
+        padded = np.zeros((self.num_envs, longest, self.action_dim), np.float32)
+        for row, part in enumerate(actions):
+            padded[row, longest - len(part) :] = part
+        for step in range(longest + 1):
+            starting = np.flatnonzero(longest - lengths == step)
+            if starting.size:
+                self._begin(starting)
+            if step < longest:
+                playing = np.flatnonzero(longest - lengths <= step)
+                self._simulate(playing, padded[:, step])
+        self._ended = np.array([bool(row["frozen"]) for row in rows])
+        self._warn_of_drift([float(row["return"]) for row in rows])
+        self._show(self._all_rows, self.simulator.observe(self._all_rows))
+        return self._pending()
+
+    def close(self) -> None:
+        self.simulator.close()
+
+    def _clipped(self, actions: FloatArray) -> FloatArray:
+        if actions.ndim != 3 or actions.shape[0] != self.num_envs or actions.shape[2] != self.action_dim:
+            raise ValueError(f"actions must be [B={self.num_envs}, C, D={self.action_dim}], got {list(actions.shape)}")
+        clipped: FloatArray = np.clip(actions, self.action_low, self.action_high, dtype=np.float32)
+        if not np.isfinite(clipped).all():
+            bad = np.flatnonzero(~np.isfinite(clipped).all(axis=(1, 2))).tolist()
+            raise ValueError(f"actions of rows {bad} are not finite: the policy has diverged")
+        return clipped
+
+    def _begin(self, rows: IntArray) -> None:
+        """Starts the next episode of `rows`."""
+        for row in rows.tolist():
+            self._episode_index[row] += 1
+            self._seeds[row] = episode_seed(self._first_seeds[row], self._episode_index[row])
+        self.simulator.reset(rows, [self._seeds[row] for row in rows.tolist()])
+        self._ended[rows] = False
+        self._length[rows] = 0
+        self._return[rows] = 0.0
+        self._success_once[rows] = -1
+        self._success_at_end[rows] = -1
+
+    def _simulate(self, rows: IntArray, actions: FloatArray) -> None:
+        """One env step of `rows`; results in `self._out`."""
+        out = self._out
+        self.simulator.step(rows, actions, out)
+        self._history[rows, self._length[rows]] = actions[rows]
+        self._length[rows] += 1
+        self._return[rows] += out.reward[rows]
+        success = out.success[rows]
+        self._success_once[rows] = np.maximum(self._success_once[rows], success)
+        self._success_at_end[rows] = success
+
+    def _step(self, rows: IntArray, actions: FloatArray, step: int, result: ChunkResult) -> IntArray:
+        """Steps `rows`, writes column `step` of the result and returns the rows whose episode ended."""
+        self._simulate(rows, actions)
+        out = self._out
+        result.rewards[rows, step] = out.reward[rows]
+        result.executed[rows, step] = True
+        truncated = (self._length[rows] >= self.max_episode_steps) | out.truncated[rows]
+        ends = truncated
+        if not self.ignore_terminations:
+            terminated = out.terminated[rows]
+            ends = truncated | terminated
+            truncated = truncated & ~terminated
+            result.terminated[rows, step] = terminated
+        result.truncated[rows, step] = truncated
+        return rows[ends]
+
+    def _finish(self, rows: IntArray, result: ChunkResult) -> None:
+        assert self._obs is not None
+        result.final_obs = (rows, take_rows(self._obs, rows))
+        if self.auto_reset:
+            self._begin(rows)
+            self._show(rows, self.simulator.observe(rows))
+
+    def _record(self, row: int) -> EpisodeRecord:
+        once, at_end = int(self._success_once[row]), int(self._success_at_end[row])
+        return EpisodeRecord(
+            env_id=row,
+            task_id=self.simulator.task_id,
+            seed=self._seeds[row],
+            length=int(self._length[row]),
+            return_=float(self._return[row]),
+            success_once=None if once < 0 else bool(once),
+            success_at_end=None if at_end < 0 else bool(at_end),
+        )
+
+    def _show(self, rows: IntArray, part: Obs) -> None:
+        """Makes `part` the pending observation of `rows`."""
+        if len(rows) == self.num_envs and np.array_equal(rows, self._all_rows):
+            self._obs, self._obs_given_out = part, False
+            return
+        assert self._obs is not None
+        if self._obs_given_out:
+            self._obs, self._obs_given_out = take_rows(self._obs, self._all_rows), False
+        put_rows(self._obs, rows, part)
+
+    def _pending(self) -> Obs:
+        assert self._obs is not None
+        self._obs_given_out = True
+        return self._obs
+
+    def _warn_of_drift(self, saved_returns: list[float]) -> None:
+        drifted = [row for row, saved in enumerate(saved_returns) if saved != self._return[row]]
+        if drifted:
+            row = drifted[0]
+            log.warning(
+                "%d of %d rows replayed their episode to another return (row %d: %r, was %r): %s does not repeat "
+                "itself exactly, and the run goes on from the replayed states",
+                len(drifted), self.num_envs, row, float(self._return[row]), saved_returns[row], self.simulator.task_id,
+            )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Importing ManiSkill quietly, and deciding where to simulate and where to render."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RenderUnavailableError
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ManiSkillConfig
+
+_INSTALL = (
+    "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer "
+    "(Debian 12: add 'deb http://deb.debian.org/debian bookworm-backports main' to "
+    "/etc/apt/sources.list.d/backports.list, then apt-get update && apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), "
+    "or train from states: env.maniskill.obs_mode=state."
+)
+
+
+@dataclass(frozen=True)
+class Backends:
+    sim: str
+    """physx_cpu or physx_cuda"""
+    render: str
+    """none, cpu or gpu"""
+
+
+class InertMaterial:
+    """Stands in for `sapien.render.RenderMaterial`, which raises where there is no Vulkan device.
+
+    Tasks make materials while they are built, and nothing that simulates ever reads one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def import_maniskill() -> None:
+    """Imports mani_skill without the messages that say nothing about this run. Raises MissingExtraError."""
+    if importlib.util.find_spec("mani_skill") is None:
+        raise MissingExtraError("mani_skill", "maniskill")
+    with _quiet():
+        import sapien.render
+
+        sapien.render.set_log_level("off")
+        import mani_skill.envs  # noqa: F401
+    logging.getLogger("mani_skill").setLevel(logging.ERROR)
+
+
+def plan_backends(cfg: ManiSkillConfig) -> Backends:
+    """Resolves `auto`, and puts the inert material in place where nothing can render and no image is asked for.
+
+    Raises RenderUnavailableError where images are asked for and no device renders, EnvContractError where CUDA is
+    missing.
+    """
+    sim = cfg.sim_backend
+    has_cuda = _has_cuda()
+    if sim == "auto":
+        sim = "physx_cuda" if has_cuda else "physx_cpu"
+    elif sim == "physx_cuda" and not has_cuda:
+        raise EnvContractError(
+            ["sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots."],
+            "env.maniskill",
+        )
+    if cfg.obs_mode == "state":
+        if cfg.render_backend in ("cpu", "gpu"):
+            require_renderer(cfg.render_backend)
+            return Backends(sim, cfg.render_backend)
+        if not material_works():
+            use_inert_material()
+        return Backends(sim, "none")
+    if cfg.render_backend == "none":
+        raise RenderUnavailableError(
+            f"env.maniskill: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
+        )
+    render = cfg.render_backend
+    if render == "auto":
+        render = "gpu" if _can_render("cuda") else "cpu"
+    require_renderer(render)
+    return Backends(sim, render)
+
+
+def require_renderer(render: str) -> None:
+    """Raises RenderUnavailableError, with what to install, unless this backend can render."""
+    if not _can_render("cuda" if render == "gpu" else "cpu"):
+        raise RenderUnavailableError(f"env.maniskill: no Vulkan device for render_backend {render}. {_INSTALL}")
+
+
+def material_works() -> bool:
+    import sapien.render
+
+    try:
+        sapien.render.RenderMaterial()
+    except RuntimeError:
+        return False
+    return True
+
+
+def use_inert_material() -> None:
+    import sapien.render
+
+    real = sapien.render.RenderMaterial
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("sapien", "mani_skill")) and getattr(module, "RenderMaterial", None) is real:
+            module.RenderMaterial = InertMaterial  # type: ignore[attr-defined]
+
+
+def _can_render(device: str) -> bool:
+    import sapien
+
+    try:
+        return bool(sapien.Device(device).can_render())
+    except RuntimeError:  # no such device
+        return False
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides warnings, and what native code writes to stderr while it probes for a renderer."""
+    saved = os.dup(2)
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(sink)
+        os.close(saved)

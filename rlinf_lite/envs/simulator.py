@@ -1,0 +1,59 @@
+"""The small backend protocol under `ChunkedEnv`: all that an adapter has to provide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray, Obs
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """Where a simulator writes one step's results; rows that were not stepped are not read."""
+
+    reward: FloatArray  # [B]
+    terminated: BoolArray  # [B]
+    truncated: BoolArray  # [B], only for limits that the simulator keeps itself
+    success: NDArray[np.int8]  # [B], 1 or 0; -1: no notion of success
+
+    @classmethod
+    def empty(cls, num_envs: int) -> StepOutputs:
+        return cls(
+            reward=np.zeros(num_envs, np.float32),
+            terminated=np.zeros(num_envs, np.bool_),
+            truncated=np.zeros(num_envs, np.bool_),
+            success=np.full(num_envs, -1, np.int8),
+        )
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """B rows that can be reset, stepped and observed by row. It keeps no episodes: `ChunkedEnv` does.
+
+    A simulator may step rows it was not asked to step (one batched simulation does); what it then reports for them
+    is ignored. Stepping a row past its termination must be possible (ignore_terminations). A row's state after `reset`
+    is a function of its seed alone.
+    """
+
+    num_envs: int
+    task_id: str
+    action_low: FloatArray  # [D]
+    action_high: FloatArray  # [D]
+    max_episode_steps: int | None
+    """The task's own time limit; None: it has none."""
+
+    def reset(self, rows: IntArray, seeds: list[int]) -> None: ...
+
+    def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        """Steps `rows` with actions [B, D] (all rows, clipped to the bounds) and fills `out` in those rows."""
+        ...
+
+    def observe(self, rows: IntArray) -> Obs:
+        """Observations of `rows`, in that order, in arrays that the caller may keep."""
+        ...
+
+    def close(self) -> None: ...
