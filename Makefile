@@ -55,8 +55,8 @@ $(BIN)/python:
 # torch comes first, because which build is right depends on the machine: without an NVIDIA GPU the CPU build, which is
 # a tenth of the size. A first attempt looks at the sources that pip is configured with, a second at PyTorch's own.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@if command -v nvidia-smi >/dev/null 2>&1; then \
-		echo "set-up: NVIDIA GPU found, installing $(TORCH)"; \
+	@if command -v nvidia-smi >/dev/null 2>&1 || [ "$$(uname)" != Linux ]; then \
+		echo "set-up: installing $(TORCH)"; \
 		$(PIP) install --quiet -c constraints.txt '$(TORCH)'; \
 	else \
 		echo "set-up: no NVIDIA GPU found, installing $(TORCH)+cpu"; \

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-UnitFloat = Annotated[float, Field(ge=0, le=1)]
-Interval = Annotated[int, Field(ge=-1)]  # a number of steps; -1 or 0: never
+
+def _refuse_bool(value: Any) -> Any:
+    """pydantic would read true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool)]
+PositiveInt = Annotated[Int, Field(gt=0)]
+NonNegativeInt = Annotated[Int, Field(ge=0)]
+PositiveFloat = Annotated[Float, Field(gt=0)]
+NonNegativeFloat = Annotated[Float, Field(ge=0)]
+UnitFloat = Annotated[Float, Field(ge=0, le=1)]
+Decay = Annotated[Float, Field(ge=0, lt=1)]
+Interval = Annotated[Int, Field(ge=-1)]  # a number of steps; -1 or 0: never
 
 
 class Section(BaseModel):
     """A config section: unknown keys are refused, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class PlacementSpec(Section):
@@ -66,7 +77,7 @@ class LoggerConfig(Section):
 class RunnerConfig(Section):
     run_name: str | None = None
     """Name of the run; null: the config's name. A start time is appended to make the run directory."""
-    seed: int = 0
+    seed: Int = 0
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
     """Upper limit of training; in an embodied run an epoch is one step."""
@@ -98,17 +109,20 @@ class AlgorithmConfig(Section):
     """Discount per position (per chunk, or per action where reward_type is action_level)."""
     gae_lambda: UnitFloat = 0.95
     """Lambda of generalised advantage estimation."""
+    bootstrap_type: Literal["standard", "always"] = "standard"
+    """What follows an episode's end in gae. standard: V(final observation) after a time limit, 0 after a termination;
+    always: V(final observation) after both, so that ending early by success costs nothing under dense rewards."""
     clip_ratio_low: NonNegativeFloat = 0.2
     """Ratios are clipped below 1 - this."""
     clip_ratio_high: NonNegativeFloat = 0.2
     """Ratios are clipped above 1 + this."""
-    clip_ratio_c: float | None = None
+    clip_ratio_c: Float | None = None
     """Dual clip for negative advantages, > 1; null: off."""
     value_clip: NonNegativeFloat | None = None
     """Clip range of the value loss around the old values; null: off."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
-    entropy_coef: float = 0.0
+    entropy_coef: Float = 0.0
     """Weight of the entropy bonus."""
     normalize_advantages: bool = True
     """Whiten advantages over the global batch."""
@@ -160,10 +174,12 @@ class EnvSplitConfig(Section):
 
 class EvalSplitConfig(EnvSplitConfig):
     auto_reset: bool = False
+    """Always false: each episode is played once."""
     ignore_terminations: bool = True
+    """Play on to the time limit after success or failure."""
     num_episodes: PositiveInt = 100
     """Seeded episodes per evaluation; the same ones every time."""
-    seed: int = 10_000
+    seed: Int = 10_000
     """Seed of the evaluation episodes."""
     mode: Literal["greedy", "sampled"] = "greedy"
     """Take the policy's mode, or sample from it."""
@@ -188,7 +204,7 @@ class MLPConfig(Section):
     """Widths of the hidden layers of actor and critic, each its own network."""
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity."""
-    log_std_init: float = -0.5
+    log_std_init: Float = -0.5
     """Initial log standard deviation, in normalised action units."""
 
 
@@ -228,7 +244,7 @@ class OptimConfig(Section):
     """Where linear and cosine schedules end, as a fraction of lr."""
     warmup_steps: NonNegativeInt = 0
     """Runner steps of linear warm-up."""
-    betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""

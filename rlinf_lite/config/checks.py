@@ -1,0 +1,318 @@
+"""What must hold between keys. Each check names the keys that it reads, and is left out where one of them is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rlinf_lite.config import resources
+from rlinf_lite.config.names import COMPONENTS, did_you_mean
+from rlinf_lite.config.plan import Plan, episode_steps, place, slots
+from rlinf_lite.config.schema import Config
+
+if TYPE_CHECKING:
+    from rlinf_lite.scheduler.placement import ProcessPlacement
+
+Check = Callable[[Config, Plan], Iterator[str]]
+_CHECKS: list[tuple[tuple[str, ...], Check]] = []
+_LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
+_WHOLE_EPISODE_ESTIMATORS = ("grpo", "reinforce_plus_plus")
+
+_ENVS = "env.train.num_envs"
+_PLACEMENT = "cluster.component_placement"
+_EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
+_T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
+
+
+def _check(*keys: str) -> Callable[[Check], Check]:
+    def add(function: Check) -> Check:
+        _CHECKS.append((keys, function))
+        return function
+
+    return add
+
+
+def find_problems(config: Config, suspects: set[str]) -> list[str]:
+    """Every violated rule. `suspects` are keys whose values are not what their author wrote."""
+    problems: list[str] = []
+    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    if not _touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
+        placements, problems = _placements(config, suspects)
+    plan = Plan(config, placements)
+    for keys, function in _CHECKS:
+        if not _touches(keys, suspects):
+            problems += function(config, plan)
+    problems += [text for key, text in resources.find_problems(config) if not _touches((key,), suspects)]
+    return problems
+
+
+def _touches(keys: tuple[str, ...], suspects: set[str]) -> bool:
+    return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
+
+
+def _placements(config: Config, suspects: set[str]) -> tuple[dict[str, tuple[ProcessPlacement, ...]], list[str]]:
+    """Processes of every component that is placed well, and what is wrong with the others."""
+    cluster = config.cluster
+    try:
+        slots(cluster)
+    except ValueError as error:
+        return {}, [str(error)]
+    placed, problems = _component_names(config)
+    if not _touches((_PLACEMENT,), suspects):
+        missing = [name for name in COMPONENTS if name not in placed]
+        problems += [f"{_PLACEMENT}: {name} is not placed. Add a line such as '{name}: all'" for name in missing]
+    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    for names, spec in cluster.component_placement.items():
+        try:
+            found = place(cluster, names)
+        except ValueError as error:
+            if _touches(("cluster.node_groups",), suspects):
+                continue  # the node group that this entry misses may be the one that could not be read
+            message = str(error) if str(error).startswith("cluster.") else f"{_PLACEMENT}.{error}"
+            problems.append(message + _base_60_hint(spec))
+        else:
+            placements |= {name: found[name] for name in COMPONENTS if placed.get(name) == [names]}
+    return placements, list(dict.fromkeys(problems))
+
+
+def _component_names(config: Config) -> tuple[dict[str, list[str]], list[str]]:
+    """The entries of `component_placement` that mention each component, and what is wrong with the names."""
+    placed: dict[str, list[str]] = {}
+    for names in config.cluster.component_placement:
+        for name in names.split(","):
+            placed.setdefault(name.strip(), []).append(names)
+    problems = []
+    for name, entries in placed.items():
+        if name not in COMPONENTS:
+            problems.append(f"{_PLACEMENT}: no component is called {name!r}. {did_you_mean(name, COMPONENTS)}")
+        elif len(entries) > 1:
+            where = " and ".join(map(repr, entries))
+            problems.append(
+                f"{_PLACEMENT}: {name} is placed twice, by {where}. Keep one; an inherited config's lines stay"
+            )
+    return placed, problems
+
+
+def _base_60_hint(spec: object) -> str:
+    if not isinstance(spec, int) or spec < 60:
+        return ""
+    meant = f"{spec // 60}:{spec % 60}"
+    return f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"
+
+
+def _near_multiples(value: int, unit: int) -> str:
+    below, above = value // unit * unit, -(-value // unit) * unit
+    return f"{below} or {above}" if below else str(above)
+
+
+def _quotient(value: int, divisor: int) -> str:
+    return f"{value} / {divisor} = {value / divisor:.4g}"
+
+
+# who gets which environments
+
+
+@_check(_ENVS, "rollout.pipeline_stage_num")
+def _envs_split_into_stages(config: Config, plan: Plan) -> Iterator[str]:
+    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.num_env_workers
+    if workers and num_envs % (workers * stages):
+        yield (
+            f"{_ENVS}: {num_envs} environments do not divide over {workers} env workers x {stages} stages "
+            f"= {workers * stages} slices ({_quotient(num_envs, workers * stages)}). Use "
+            f"{_near_multiples(num_envs, workers * stages)}, or change rollout.pipeline_stage_num or the env placement"
+        )
+
+
+@_check("env.eval.num_envs", "rollout.pipeline_stage_num")
+def _eval_envs_split_into_stages(config: Config, plan: Plan) -> Iterator[str]:
+    num_envs, stages, workers = config.env.eval.num_envs, config.rollout.pipeline_stage_num, plan.num_env_workers
+    if workers and num_envs % (workers * stages):
+        yield (
+            f"env.eval.num_envs: {num_envs} environments do not divide over {workers} env workers x {stages} stages "
+            f"= {workers * stages} slices ({_quotient(num_envs, workers * stages)}). Use "
+            f"{_near_multiples(num_envs, workers * stages)}"
+        )
+
+
+@_check("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num")
+def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
+    size, num_envs = config.algorithm.group_size, config.env.train.num_envs
+    stages, workers = config.rollout.pipeline_stage_num, plan.num_env_workers
+    if workers and num_envs % (workers * stages * size):
+        per_stage = num_envs / (workers * stages)
+        yield (
+            f"algorithm.group_size: a stage holds {num_envs} environments / {workers} env workers / {stages} stages "
+            f"= {per_stage:g}, which are no whole number of groups of {size} "
+            f"({per_stage:g} / {size} = {per_stage / size:.4g}). "
+            f"Use {_near_multiples(num_envs, workers * stages * size)} for {_ENVS}, or another group_size"
+        )
+
+
+@_check("algorithm.group_size", _ENVS)
+def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[str]:
+    size, num_envs, actors = config.algorithm.group_size, config.env.train.num_envs, plan.num_actors
+    if actors and num_envs % actors:
+        yield (
+            f"{_ENVS}: {num_envs} trajectories do not divide over {actors} actor ranks "
+            f"({_quotient(num_envs, actors)}). "
+            f"Use {_near_multiples(num_envs, actors * size)}, or change the actor placement"
+        )
+    elif actors and num_envs % (actors * size):
+        yield (
+            f"algorithm.group_size: an actor gets {num_envs} trajectories / {actors} ranks = {num_envs // actors}, "
+            f"which are no whole number of groups of {size} ({_quotient(num_envs // actors, size)}). Use "
+            f"{_near_multiples(num_envs, actors * size)} for {_ENVS}, or another group_size"
+        )
+
+
+@_check(_ENVS, "rollout.pipeline_stage_num")
+def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[str]:
+    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.num_rollout_workers
+    if workers and num_envs // stages < workers:
+        yield (
+            f"{_ENVS}: {num_envs} environments / {stages} stages = {num_envs / stages:g} rows at a time are fewer than "
+            f"the {workers} rollout workers. Use {workers * stages} or more, or fewer rollout workers"
+        )
+
+
+# samples, minibatches, updates
+
+
+@_check("actor.global_batch_size", _ENVS, *_T)
+def _samples_fill_global_batches(config: Config, plan: Plan) -> Iterator[str]:
+    batch, num_envs, samples = config.actor.global_batch_size, config.env.train.num_envs, plan.num_samples
+    if samples and samples % batch:
+        smaller = max(size for size in range(1, min(batch, samples) + 1) if samples % size == 0)
+        yield (
+            f"actor.global_batch_size: a step collects {num_envs} environments x {plan.num_chunks} decisions "
+            f"= {samples} samples, which are no whole number of batches of {batch} ({_quotient(samples, batch)}). "
+            f"Use {smaller}, or change {_ENVS} or rollout.num_chunks"
+        )
+
+
+@_check("actor.global_batch_size", "actor.micro_batch_size")
+def _batches_split_over_ranks(config: Config, plan: Plan) -> Iterator[str]:
+    batch, micro, actors = config.actor.global_batch_size, config.actor.micro_batch_size, plan.num_actors
+    if not actors:
+        return
+    if batch % actors:
+        yield (
+            f"actor.global_batch_size: {batch} samples do not divide over {actors} actor ranks "
+            f"({_quotient(batch, actors)}). Use {_near_multiples(batch, actors)}"
+        )
+    elif micro < batch // actors and (batch // actors) % micro:
+        share = batch // actors
+        smaller = max(size for size in range(1, micro + 1) if share % size == 0)
+        yield (
+            f"actor.micro_batch_size: a rank's share of a batch is {batch} / {actors} = {share} samples, which are no "
+            f"whole number of passes of {micro} ({_quotient(share, micro)}). Use {smaller}, or {share} for one pass"
+        )
+
+
+# chunks and episodes
+
+
+@_check(*_T)
+def _chunks_fit_episodes(config: Config, plan: Plan) -> Iterator[str]:
+    chunk, limit = config.model.num_action_chunks, episode_steps(config, config.env.train)
+    if limit is not None and chunk > limit:
+        yield (
+            f"model.num_action_chunks: a chunk of {chunk} actions is longer than an episode of {limit} env steps. "
+            f"Use {limit} or less"
+        )
+    if plan.num_chunks is None:
+        yield (
+            f"rollout.num_chunks: null means one whole episode, and how long {config.env.task} lasts is not known "
+            "before its simulator starts. Set it, or env.train.max_episode_steps"
+        )
+
+
+@_check("algorithm.adv_type", "env.train.auto_reset", *_T)
+def _whole_episodes(config: Config, plan: Plan) -> Iterator[str]:
+    adv_type, limit = config.algorithm.adv_type, episode_steps(config, config.env.train)
+    if adv_type not in _WHOLE_EPISODE_ESTIMATORS:
+        return
+    if config.env.train.auto_reset:
+        yield f"env.train.auto_reset: {adv_type} scores one whole episode per environment and step. Set it to false"
+    if limit is None:
+        yield f"env.train.max_episode_steps: is null, and {adv_type} needs steps that cover whole episodes. Set it"
+    elif plan.num_chunks is not None and plan.num_chunks * config.model.num_action_chunks < limit:
+        chunk = config.model.num_action_chunks
+        yield (
+            f"rollout.num_chunks: {plan.num_chunks} chunks of {chunk} = {plan.num_chunks * chunk} env steps "
+            f"do not cover an episode of {limit}, as {adv_type} needs. Use {-(-limit // chunk)}, or null"
+        )
+
+
+@_check("env.eval.auto_reset")
+def _eval_plays_each_episode_once(config: Config, plan: Plan) -> Iterator[str]:
+    if config.env.eval.auto_reset:
+        yield "env.eval.auto_reset: an evaluation plays each of its seeded episodes once. Set it to false"
+
+
+# algorithm
+
+
+@_check("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups")
+def _group_sizes(config: Config, plan: Plan) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.adv_type == "grpo" and algorithm.group_size < 2:
+        yield (
+            f"algorithm.group_size: grpo compares the episodes of a group, and a group has {algorithm.group_size}. "
+            "Use 2 or more"
+        )
+    if algorithm.filter_groups and algorithm.adv_type in ("gae", "reinforce_plus_plus"):
+        yield f"algorithm.filter_groups: {algorithm.adv_type} has no groups to drop. Set it to false"
+
+
+@_check("algorithm.adv_type", "algorithm.reward_type", "model.value_type")
+def _values_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
+    reward, value = config.algorithm.reward_type, config.model.value_type
+    if config.algorithm.adv_type == "gae" and reward != value:
+        yield (
+            f"model.value_type: {value} does not match algorithm.reward_type: {reward}, and gae subtracts one from the "
+            f"other. Set it to {reward}"
+        )
+
+
+@_check("algorithm.reward_type", "algorithm.logprob_type", "algorithm.entropy_type")
+def _levels_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
+    algorithm = config.algorithm
+    for key in ("logprob_type", "entropy_type"):
+        level = getattr(algorithm, key)
+        if _LEVELS.index(level) < _LEVELS.index(algorithm.reward_type):
+            yield (
+                f"algorithm.{key}: {level} is coarser than algorithm.reward_type: {algorithm.reward_type}, so that one "
+                f"number would meet several advantages. Set it to {algorithm.reward_type} or finer"
+            )
+
+
+@_check("algorithm.clip_ratio_c")
+def _dual_clip(config: Config, plan: Plan) -> Iterator[str]:
+    dual = config.algorithm.clip_ratio_c
+    if dual is not None and dual <= 1:
+        yield f"algorithm.clip_ratio_c: is {dual:g}, and the dual clip must be above 1. Use 3, or null to turn it off"
+
+
+@_check("actor.optim", "runner.max_steps", "runner.max_epochs")
+def _warmup_ends(config: Config, plan: Plan) -> Iterator[str]:
+    warmup = config.actor.optim.warmup_steps
+    steps = config.runner.max_steps if config.runner.max_steps > 0 else config.runner.max_epochs
+    if warmup and warmup >= steps:
+        yield f"actor.optim.warmup_steps: {warmup} steps of warm-up in a run of {steps} never end. Use fewer"
+
+
+# what runs where
+
+
+@_check("env.id", "env.maniskill", "cluster")
+def _gpu_simulation_has_gpus(config: Config, plan: Plan) -> Iterator[str]:
+    wanted = config.env.id == "maniskill" and config.env.maniskill.sim_backend == "physx_cuda"
+    if wanted and plan.placements and slots(config.cluster)[0] == "cpu":
+        yield "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu"
+
+
+@_check("env.id", "env.maniskill", "model.id")
+def _mlp_has_state(config: Config, plan: Plan) -> Iterator[str]:
+    if config.model.id == "mlp_gaussian" and config.env.id == "maniskill" and config.env.maniskill.obs_mode == "rgb":
+        yield "env.maniskill.obs_mode: rgb has no state, which is what mlp_gaussian reads. Use state"

@@ -1,0 +1,54 @@
+"""`load_config`: Hydra composes, pydantic validates, cross-checks follow, and every problem is reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlinf_lite.config.checks import find_problems
+from rlinf_lite.config.errors import ConfigError
+from rlinf_lite.config.explain import explain_validation
+from rlinf_lite.config.schema import Config
+
+
+def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The validated config of an experiment.
+
+    Args:
+        name_or_path: a name under `configs/` (`embodiment/x`, or `x` where that is unique), or the path of a YAML file,
+            whose defaults may name our configs too.
+        overrides: `key=value`, in Hydra's grammar.
+
+    Returns:
+        The config; `runner.run_name` is the config's name where nothing else is set.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    from rlinf_lite.config.compose import compose_config  # Hydra is not needed by workers, which import Config too
+
+    composed = compose_config(name_or_path, overrides)
+    config, problems = validate(composed.content, composed.suspects)
+    if composed.problems or problems:
+        raise ConfigError(composed.name, [*composed.problems, *problems])
+    if config.runner.run_name is not None:
+        return config
+    runner = config.runner.model_copy(update={"run_name": composed.name.rsplit("/", 1)[-1]})
+    return config.model_copy(update={"runner": runner})
+
+
+def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Config, list[str]]:
+    """The config of a nested dict, with defaults in place of what is not valid, and every problem.
+
+    `suspects` are keys already known to be wrong.
+    """
+    try:
+        config = Config.model_validate(content)
+        return config, find_problems(config, set(suspects))
+    except ValidationError as error:
+        problems, wrong, remaining = explain_validation(error, content)
+    config = Config.model_validate(remaining)
+    return config, [*problems, *find_problems(config, wrong | set(suspects))]

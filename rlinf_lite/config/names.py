@@ -1,0 +1,37 @@
+"""Names that a config may use, known without importing what they stand for, and the nearest one to a wrong name."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable
+
+COMPONENTS = ("actor", "rollout", "env")
+
+_BUILT_IN = {
+    "algorithm.adv_type": ("gae", "grpo", "reinforce_plus_plus"),
+    "algorithm.loss_type": ("ppo",),
+    "env.id": ("maniskill", "gymnasium"),
+    "model.id": ("mlp_gaussian",),
+}
+# Where names are registered. A registry that is not imported yet holds no names but the built-in ones.
+_REGISTRIES = {
+    "algorithm.adv_type": ("rlinf_lite.algorithms", "advantage_names"),
+    "algorithm.loss_type": ("rlinf_lite.algorithms", "policy_loss_names"),
+    "env.id": ("rlinf_lite.envs.registry", "env_names"),
+    "model.id": ("rlinf_lite.models.registry", "policy_names"),
+}
+
+
+def known_names(key: str) -> list[str]:
+    """What the key `algorithm.adv_type`, `algorithm.loss_type`, `env.id` or `model.id` may name."""
+    module_name, function = _REGISTRIES[key]
+    registered: Iterable[str] = getattr(sys.modules.get(module_name), function, tuple)()
+    return sorted({*_BUILT_IN[key], *registered})
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean x?`, or the known names where none is near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."

@@ -1,0 +1,101 @@
+"""The arithmetic of one training step, from the config alone: who gets how many environments, samples and updates.
+
+Imports point from scheduler to config. `slots` and `place` go back, inside the function and to the pure part only, so
+that a bad placement is found together with every other problem, and by the code that will place the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlinf_lite.config.names import COMPONENTS
+from rlinf_lite.config.schema import ClusterConfig, Config, EnvSplitConfig
+
+if TYPE_CHECKING:
+    from rlinf_lite.scheduler.placement import ProcessPlacement
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is known of a task before its simulator starts."""
+
+    max_episode_steps: int
+    state_dim: int
+    action_dim: int
+
+
+# Dimensions hold for ManiSkill's state observations and pd_joint_delta_pos; a test compares them with the simulators.
+TASKS = {
+    ("maniskill", "PushCube-v1"): Task(50, 35, 8),
+    ("maniskill", "PickCube-v1"): Task(50, 42, 8),
+    ("maniskill", "StackCube-v1"): Task(50, 48, 8),
+    ("maniskill", "PegInsertionSide-v1"): Task(100, 43, 8),
+    ("gymnasium", "Pendulum-v1"): Task(200, 3, 1),
+}
+
+
+def slots(cluster: ClusterConfig) -> tuple[str, int]:
+    """What a slot is (cuda or cpu) and how many there are per node; raises PlacementError, a ValueError."""
+    from rlinf_lite.scheduler.placement import detect_slots
+
+    return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
+
+
+def place(cluster: ClusterConfig, names: str) -> dict[str, tuple[ProcessPlacement, ...]]:
+    """Processes of the components that one entry of `component_placement` names; raises PlacementError."""
+    from rlinf_lite.scheduler.placement import resolve_placements
+
+    alone = cluster.model_copy(update={"component_placement": {names: cluster.component_placement[names]}})
+    accelerator, num_slots = slots(cluster)
+    return resolve_placements(alone, num_slots, accelerator)
+
+
+def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
+    """Time limit of an episode in env steps; None where only the simulator knows it."""
+    known = TASKS.get((config.env.id, config.env.task))
+    return split.max_episode_steps or (known.max_episode_steps if known else None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one training step. A group's size is None where its placement is not valid."""
+
+    config: Config
+    placements: dict[str, tuple[ProcessPlacement, ...]]
+
+    def size(self, component: str) -> int | None:
+        return len(self.placements[component]) if component in self.placements else None
+
+    @property
+    def num_env_workers(self) -> int | None:
+        return self.size("env")
+
+    @property
+    def num_rollout_workers(self) -> int | None:
+        return self.size("rollout")
+
+    @property
+    def num_actors(self) -> int | None:
+        return self.size("actor")
+
+    @cached_property
+    def num_chunks(self) -> int | None:
+        """T: decisions per environment and step."""
+        limit = episode_steps(self.config, self.config.env.train)
+        whole_episode = None if limit is None else -(-limit // self.config.model.num_action_chunks)
+        return self.config.rollout.num_chunks or whole_episode
+
+    @property
+    def num_samples(self) -> int | None:
+        """Decisions of all environments in one step."""
+        return None if self.num_chunks is None else self.config.env.train.num_envs * self.num_chunks
+
+
+def complete_plan(config: Config) -> Plan:
+    """The plan of a config that has passed its checks."""
+    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    for names in config.cluster.component_placement:
+        placements |= place(config.cluster, names)
+    return Plan(config, {name: placements[name] for name in COMPONENTS})

@@ -1,0 +1,65 @@
+"""Checks against what is outside the config: names, installed packages, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlinf_lite.config.names import did_you_mean, known_names
+from rlinf_lite.config.schema import Config
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def find_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys and what is wrong with them."""
+    yield from _names(config)
+    yield from _packages(config)
+    yield from _paths(config)
+
+
+def _names(config: Config) -> Iterator[tuple[str, str]]:
+    used = {
+        "algorithm.adv_type": (config.algorithm.adv_type, ""),
+        "algorithm.loss_type": (config.algorithm.loss_type, ""),
+        "env.id": (config.env.id, " Your own: pkg.module:make_env"),
+        "model.id": (config.model.id, " Your own: pkg.module:Class"),
+    }
+    for key, (name, own) in used.items():
+        known = known_names(key)
+        if name in known or (own and _IMPORT_PATH.fullmatch(name)):
+            continue
+        yield key, f"{key}: nothing is registered as {name!r}. {did_you_mean(name, known)}{own}"
+
+
+def _packages(config: Config) -> Iterator[tuple[str, str]]:
+    if config.env.id == "maniskill" and find_spec("mani_skill") is None:
+        yield "env.id", f"env.id: maniskill is not installed (no module mani_skill). {_install('maniskill')}"
+    if "wandb" in config.runner.logger.backends and find_spec("wandb") is None:
+        key = "runner.logger.backends"
+        yield key, f"{key}: wandb is not installed. {_install('wandb')}, or leave it out"
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+
+
+def _paths(config: Config) -> Iterator[tuple[str, str]]:
+    for key, path in (
+        ("rollout.model_dir", config.rollout.model_dir),
+        ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
+    ):
+        if path is not None and not Path(path).is_dir():
+            yield (
+                key,
+                f"{key}: no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null",
+            )
+    resume = config.runner.resume
+    if resume not in ("auto", "never") and not Path(resume).is_dir():
+        yield (
+            "runner.resume",
+            f"runner.resume: no directory {resume!r} (looked for {Path(resume).absolute()}). "
+            "Use auto, never, or the path of a run or checkpoint",
+        )
