@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
+
+from rlinf_lite.config.names import did_you_mean
 
 F = TypeVar("F")
 
@@ -14,11 +15,8 @@ class UnknownAlgorithmError(ValueError):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownAlgorithmError:
-    """The error for `name`: the nearest known one, and all of them."""
-    known = sorted(known)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return UnknownAlgorithmError(f"unknown {what} {name!r}.{hint} Known: {', '.join(known)}.")
+    """The error for `name`: the nearest known one, or all of them."""
+    return UnknownAlgorithmError(f"unknown {what} {name!r}. {did_you_mean(name, known)}")
 
 
 class Registry(Generic[F]):

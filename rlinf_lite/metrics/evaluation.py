@@ -1,0 +1,170 @@
+"""Finished episodes as numbers: metrics of a training step, and the summary of an evaluation with its interval."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Protocol
+
+Interval = tuple[float, float]
+
+Z_975 = 1.959963984540054
+T_975 = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}  # by degrees of freedom
+
+
+class EpisodeLike(Protocol):
+    """What is read of an episode record; success is None where the environment has no notion of it."""
+
+    @property
+    def env_id(self) -> int: ...
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def return_(self) -> float: ...
+    @property
+    def success_once(self) -> bool | None: ...
+    @property
+    def success_at_end(self) -> bool | None: ...
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """One task's episodes. Success is None where the environment has no notion of it; intervals are 95%."""
+
+    task_id: str
+    num_episodes: int
+    num_successes: int | None
+    success_once: float | None
+    success_interval: Interval | None
+    success_at_end: float | None
+    return_mean: float
+    return_interval: Interval | None
+    """None for a single episode."""
+    episode_len: float
+
+
+@dataclass(frozen=True)
+class EvalSummary:
+    """A fixed number of seeded episodes: all together, by task, and one by one."""
+
+    mode: str
+    """greedy or sampled."""
+    total: TaskSummary
+    tasks: tuple[TaskSummary, ...]
+    episodes: tuple[dict[str, object], ...]
+
+    def headline(self) -> str:
+        """`success 56.4% [50.6, 62.1] (158/280), greedy`, or the mean return where there is no success."""
+        return f"{_headline(self.total)}, {self.mode}"
+
+    def metrics(self) -> dict[str, float]:
+        return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
+
+    def to_json(self) -> str:
+        content = {"headline": self.headline(), **asdict(self)}
+        return json.dumps(content, indent=1) + "\n"
+
+
+def summarize_episodes(records: Iterable[EpisodeLike], mode: str) -> EvalSummary:
+    """Summarise an evaluation; the order of `records` does not matter. Raises ValueError where there are none."""
+    records = sorted(records, key=lambda record: (record.task_id, record.seed, record.env_id))
+    if not records:
+        raise ValueError("no finished episode to summarise: the evaluation ran none to its end.")
+    task_ids = sorted({record.task_id for record in records})
+    rows = [_summarize(task_id, [r for r in records if r.task_id == task_id]) for task_id in task_ids]
+    names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end")
+    episodes = tuple({name.rstrip("_"): getattr(record, name) for name in names} for record in records)
+    return EvalSummary(mode, _summarize("all", records), tuple(rows), episodes)
+
+
+def env_metrics(records: Iterable[EpisodeLike], prefix: str = "env") -> dict[str, float]:
+    """`<prefix>/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
+
+    Only `num_episodes` where none did; no success where the environment has none. `reward` is per env step.
+    """
+    records = list(records)
+    values = _metrics(_summarize("all", records)) if records else {"num_episodes": 0.0}
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
+def wilson_interval(num_successes: int, num_trials: int) -> Interval:
+    """95% interval of a success rate (Wilson 1927): inside [0, 1], and sound near its ends and for few trials."""
+    rate, z2 = num_successes / num_trials, Z_975**2
+    centre = (rate + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
+    spread = Z_975 * math.sqrt(rate * (1 - rate) / num_trials + z2 / (4 * num_trials**2)) / (1 + z2 / num_trials)
+    return max(0.0, centre - spread), min(1.0, centre + spread)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """95% interval of a mean by Student's t; at least two values."""
+    half = student_t_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def student_t_975(dof: int) -> float:
+    """0.975 quantile of Student's t, to 1e-3 (Abramowitz & Stegun 26.7.5; a table below five degrees of freedom)."""
+    if dof in T_975:
+        return T_975[dof]
+    z = Z_975
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / dof**power for power, term in enumerate(terms, start=1))
+
+
+def _summarize(task_id: str, records: Sequence[EpisodeLike]) -> TaskSummary:
+    returns = [float(record.return_) for record in records]
+    once = [bool(record.success_once) for record in records if record.success_once is not None]
+    at_end = [bool(record.success_at_end) for record in records if record.success_at_end is not None]
+    if len(once) not in (0, len(records)):
+        raise ValueError(f"{len(once)} of {len(records)} episodes say whether they succeeded: all must, or none.")
+    return TaskSummary(
+        task_id=task_id,
+        num_episodes=len(records),
+        num_successes=sum(once) if once else None,
+        success_once=fmean(once) if once else None,
+        success_interval=wilson_interval(sum(once), len(once)) if once else None,
+        success_at_end=fmean(at_end) if at_end else None,
+        return_mean=fmean(returns),
+        return_interval=mean_interval(returns) if len(returns) > 1 else None,
+        episode_len=fmean(record.length for record in records),
+    )
+
+
+def _metrics(summary: TaskSummary) -> dict[str, float]:
+    values = {
+        "success_once": summary.success_once,
+        "success_at_end": summary.success_at_end,
+        "return": summary.return_mean,
+        "episode_len": summary.episode_len,
+        "reward": summary.return_mean / summary.episode_len if summary.episode_len else 0.0,
+        "num_episodes": float(summary.num_episodes),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _headline(summary: TaskSummary) -> str:
+    if summary.success_once is not None and summary.success_interval is not None:
+        low, high = (100 * end for end in summary.success_interval)
+        counts = f"({summary.num_successes}/{summary.num_episodes})"
+        return f"success {100 * summary.success_once:.1f}% [{low:.1f}, {high:.1f}] {counts}"
+    interval = ""
+    if summary.return_interval is not None:
+        low, high = summary.return_interval
+        interval = f" [{_number(low)}, {_number(high)}]"
+    episodes = "1 episode" if summary.num_episodes == 1 else f"{summary.num_episodes} episodes"
+    return f"return {_number(summary.return_mean)}{interval} ({episodes})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

@@ -1,0 +1,232 @@
+"""Progress of a run: a live table on a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TextIO
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+HISTORY = 16
+"""Values a sparkline shows, and steps that the time left is estimated from."""
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%" if math.isfinite(value) else str(value)
+
+
+def number(value: float) -> str:
+    """Three digits or so, without an exponent where one can do without."""
+    size = abs(value)
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if size >= 1e-4 else f"{value:.1e}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 600 else clock_time(value)
+
+
+def clock_time(value: float) -> str:
+    """`12:31`, `1:02:03`."""
+    minutes, secs = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes:02}:{secs:02}"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One metric worth showing."""
+
+    key: str
+    label: str
+    show: Callable[[float], str] = number
+    line: str | None = None
+    """Template of the plain line, for example `kl {}`; None: only in the table."""
+
+
+HEADLINES = (
+    Headline("env/success_once", "success_once", percent, "success_once {}"),
+    Headline("env/return", "return", number, "return {}"),
+    Headline("env/episode_len", "episode_len"),
+    Headline("eval/success_once", "eval success_once", percent, "eval success_once {}"),
+    Headline("eval/return", "eval return", number, "eval return {}"),
+    Headline("perf/env_steps_per_s", "env steps/s", number, "{} env steps/s"),
+    Headline("perf/overlap_frac", "overlap", percent),
+    Headline("perf/rollout_idle_frac", "rollout idle", percent),
+    Headline("perf/env_idle_frac", "env idle", percent),
+    Headline("train/actor/policy_loss", "policy loss", number, "loss {}"),
+    Headline("train/actor/approx_kl", "kl", number, "kl {}"),
+    Headline("train/actor/clip_fraction", "clipped", percent),
+    Headline("train/actor/entropy", "entropy"),
+    Headline("train/actor/grad_norm", "grad norm"),
+    Headline("train/critic/value_loss", "value loss"),
+    Headline("train/critic/explained_variance", "explained variance"),
+    Headline("time/generate_rollouts", "rollout time", seconds),
+    Headline("time/training", "training time", seconds),
+    Headline("time/step", "step time", seconds, "{}"),
+)
+
+
+class Progress:
+    """Shows a run of `total_steps` steps, of which `start_step` were done before (a resumed run).
+
+    A context manager. `live=None` takes the table where `stream` is a terminal.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        run_name: str,
+        *,
+        start_step: int = 0,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.run_name = run_name
+        self.step = start_step
+
+        self._stream = stream
+        self._clock = clock
+        self._started = self._updated = clock()
+        self._durations: deque[float] = deque(maxlen=HISTORY)
+        self._values: dict[str, deque[float]] = {headline.key: deque(maxlen=HISTORY) for headline in HEADLINES}
+        self._phase = ""
+        self._lock = Lock()  # the table is drawn by a thread of its own
+
+        console = Console(file=stream)
+        show_live = console.is_terminal and not console.is_dumb_terminal if live is None else live
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=1) if show_live else None
+
+    def __enter__(self) -> Progress:
+        self._started = self._updated = self._clock()
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """`step` steps are done; `metrics` are the last one's, flat. Unknown and missing ones are no matter."""
+        with self._lock:
+            now = self._clock()
+            if step > self.step:
+                self._durations.append((now - self._updated) / (step - self.step))
+            self.step, self._updated, self._phase = step, now, ""
+            for key, history in self._values.items():
+                if key in metrics:
+                    history.append(float(metrics[key]))
+        if self._live is not None:
+            self._live.refresh()
+        else:
+            self._print(self._line(metrics))
+
+    def phase(self, name: str) -> None:
+        """What the run is doing now; shown on a terminal only."""
+        with self._lock:
+            self._phase = name
+
+    def message(self, text: str) -> None:
+        """A line of its own: above the table, or between the plain lines."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._print(text)
+
+    def time_left_s(self) -> float | None:
+        """Steps left at the pace of the last ones; None before the first."""
+        if not self._durations:
+            return None
+        return (self.total_steps - self.step) * sum(self._durations) / len(self._durations)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream or sys.stdout, flush=True)
+
+    def _line(self, metrics: Mapping[str, float]) -> str:
+        parts = [f"step {self.step}/{self.total_steps}"]
+        for headline in HEADLINES:
+            if headline.line is not None and headline.key in metrics:
+                parts.append(headline.line.format(headline.show(float(metrics[headline.key]))))
+        left = self.time_left_s()
+        if left is not None:
+            parts.append(f"left {clock_time(left)}")
+        return "  ".join(parts)
+
+    def _table(self) -> RenderableType:
+        with self._lock:
+            rows = [self._row(headline) for headline in HEADLINES if self._values[headline.key]]
+            half = (len(rows) + 1) // 2
+            blocks = [_grid(block) for block in (rows[:half], rows[half:]) if block]
+            parts: list[RenderableType] = [self._head()]
+            if blocks:
+                parts += [Text(""), Columns(blocks, padding=(0, 4))]
+            phase = Text(self._phase, style="dim") if self._phase else None
+        return Panel(
+            Group(*parts),
+            title=Text(self.run_name),
+            title_align="left",
+            subtitle=phase,
+            subtitle_align="right",
+            box=box.ROUNDED,
+            padding=(0, 1),
+        )
+
+    def _head(self) -> Table:
+        left = self.time_left_s()
+        times = f"{clock_time(self._clock() - self._started)} elapsed"
+        if left is not None:
+            times += f", {clock_time(max(0.0, left - (self._clock() - self._updated)))} left"
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(no_wrap=True)
+        head.add_column(ratio=1)
+        head.add_column(no_wrap=True)
+        bar = ProgressBar(total=max(1, self.total_steps), completed=self.step)
+        head.add_row(Text(f"step {self.step}/{self.total_steps}", style="bold"), bar, Text(times))
+        return head
+
+    def _row(self, headline: Headline) -> tuple[Text, Text, Text]:
+        values = self._values[headline.key]
+        last = Text(headline.show(values[-1]), style="bold" if math.isfinite(values[-1]) else "bold red")
+        return Text(headline.label), last, Text(sparkline(values), style="cyan")
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """One character per value, scaled between the smallest and the largest; a space where not finite."""
+    values = list(values)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+
+
+def _grid(rows: list[tuple[Text, Text, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, min_width=18)
+    grid.add_column(no_wrap=True, justify="right", min_width=9)
+    grid.add_column(no_wrap=True, width=HISTORY)
+    for row in rows:
+        grid.add_row(*row)
+    return grid

@@ -1,0 +1,203 @@
+"""Where metrics go: JSONL always, TensorBoard and Weights & Biases when asked for. A resumed run continues its logs.
+
+In a run directory: `metrics.jsonl` (one object per step: step, time, metrics by name), `tensorboard/`, and
+`logger.json` with the id under which Weights & Biases knows the run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+
+class MissingExtraError(ImportError):
+    """A backend was asked for whose package is not installed."""
+
+
+class Logger(Protocol):
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """One destination. `metrics` are flat floats, nan and inf included."""
+
+    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class NullLogger:
+    """A logger that keeps nothing."""
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class MetricLogger:
+    """Writes every step's metrics to all backends.
+
+    `resume_step` is None for a new run, and for a resumed one the step its checkpoint was taken at (-1: from the
+    start): what a dead run logged after it is dropped. Raises FileExistsError where a new run would mix its metrics
+    with an old one's, ValueError for an unknown backend and MissingExtraError for one that is not installed.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        backends: Sequence[str] = ("tensorboard",),
+        *,
+        run_name: str | None = None,
+        project_name: str = "rlinf_lite",
+        config: Mapping[str, Any] | None = None,
+        resume_step: int | None = None,
+    ) -> None:
+        run_dir = Path(run_dir)
+        unknown = set(backends) - {"tensorboard", "wandb"}
+        if unknown:
+            raise ValueError(f"runner.logger.backends: unknown {sorted(unknown)}. Known: tensorboard, wandb.")
+        run_dir.mkdir(parents=True, exist_ok=True)
+
+        self.run_dir = run_dir
+        self.run_id = _stored_run_id(run_dir / "logger.json")
+        self._backends: list[Backend] = [JsonlBackend(run_dir / "metrics.jsonl", resume_step)]
+        if "tensorboard" in backends:
+            self._backends.append(TensorBoardBackend(run_dir / "tensorboard", resume_step))
+        if "wandb" in backends:
+            self._backends.append(WandbBackend(run_dir, self.run_id, run_name or run_dir.name, project_name, config))
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Once per step. Nested mappings are joined with `/`; values are numbers or one-element tensors."""
+        flat = flatten_metrics(metrics)
+        now = time.time()
+        for backend in self._backends:
+            backend.log(step, now, flat)
+
+    def close(self) -> None:
+        for backend in self._backends:
+            backend.close()
+
+    def __enter__(self) -> MetricLogger:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class JsonlBackend:
+    """One JSON object per line, flushed at once. nan and inf become null, so that every reader can parse it."""
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self._path = path
+        if path.exists():
+            if resume_step is None:
+                raise FileExistsError(
+                    f"{path} holds another run's metrics. Resume that run (runner.resume) or choose a new run_name."
+                )
+            _drop_steps_after(path, resume_step)
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+
+    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
+        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        line = json.dumps({"step": step, "time": round(time_s, 3), **values}, allow_nan=False)
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            error.filename = str(self._path)  # "No space left on device" alone does not say where
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardBackend:
+    """Scalars, written with TensorBoard's own writer (no torch needed)."""
+
+    def __init__(self, log_dir: Path, resume_step: int | None) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(log_dir), flush_secs=10)
+        if resume_step is not None:  # readers drop what earlier files hold from this step on
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(self._event(wall_time=time.time(), step=resume_step + 1, session_log=start))
+
+    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._event(wall_time=time_s, step=step, summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbBackend:
+    """Weights & Biases. `runner_step` is the x axis: its own counter cannot go back when a run resumes."""
+
+    def __init__(
+        self, run_dir: Path, run_id: str, run_name: str, project_name: str, config: Mapping[str, Any] | None
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError(
+                "runner.logger.backends asks for wandb, which is not installed. pip install 'rlinf_lite[wandb]'"
+            ) from error
+        self._run = wandb.init(
+            id=run_id,
+            resume="allow",
+            dir=str(run_dir),
+            name=run_name,
+            project=project_name,
+            config=dict(config or {}),
+        )
+        self._run.define_metric("runner_step")
+        self._run.define_metric("*", step_metric="runner_step")
+
+    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
+        self._run.log({"runner_step": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def flatten_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Nested metrics as flat floats: {"env": {"return": 1}} is {"env/return": 1.0}. A non-number is a TypeError."""
+    return dict(_flat_items(metrics, ""))
+
+
+def _flat_items(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _flat_items(value, f"{prefix}{name}/")
+            continue
+        try:
+            yield prefix + name, float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"metric {prefix + name} is not a number: {value!r}") from error
+
+
+def _stored_run_id(path: Path) -> str:
+    if path.exists():
+        return str(json.loads(path.read_text())["run_id"])
+    run_id = uuid.uuid4().hex[:12]
+    path.write_text(json.dumps({"run_id": run_id}) + "\n")
+    return run_id
+
+
+def _drop_steps_after(path: Path, last_step: int) -> None:
+    """Keeps the whole lines up to `last_step`; the file is replaced in one move."""
+    kept_path = path.with_suffix(".tmp")
+    with path.open(encoding="utf-8") as lines, kept_path.open("w", encoding="utf-8") as kept:
+        for line in lines:
+            if line.endswith("\n") and json.loads(line)["step"] <= last_step:
+                kept.write(line)
+    os.replace(kept_path, path)

@@ -1,0 +1,127 @@
+"""Loggers: what lands on disk, and that a resumed run continues it."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, SupportsFloat
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlinf_lite.metrics import MetricLogger, NullLogger, combine_metrics, flatten_metrics
+from rlinf_lite.metrics.logger import JsonlBackend
+
+
+def read_lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def log_steps(logger: MetricLogger, *steps: int) -> None:
+    for step in steps:
+        logger.log(step, {"env": {"return": float(step)}, "time/step": 0.5})
+    logger.close()
+
+
+def test_one_json_line_per_step(tmp_path: Path) -> None:
+    with MetricLogger(tmp_path, backends=()) as logger:
+        logger.log(1, {"env": {"return": torch.tensor(2.0)}, "time/step": np.float32(0.5), "env/num_episodes": 3})
+        assert len(read_lines(tmp_path)) == 1  # readable while the run goes on
+        logger.log(2, {"train/actor/policy_loss": float("nan")})
+    first, second = read_lines(tmp_path)
+    assert first.pop("time") > 0
+    assert first == {"step": 1, "env/return": 2.0, "time/step": 0.5, "env/num_episodes": 3.0}
+    assert second["train/actor/policy_loss"] is None
+
+
+def test_resuming_drops_what_the_dead_run_logged_later(tmp_path: Path) -> None:
+    log_steps(MetricLogger(tmp_path, backends=()), 1, 2, 3)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "ti')  # the process died while writing
+    log_steps(MetricLogger(tmp_path, backends=(), resume_step=2), 3, 4)
+    assert [line["step"] for line in read_lines(tmp_path)] == [1, 2, 3, 4]
+    log_steps(MetricLogger(tmp_path, backends=(), resume_step=-1), 1)
+    assert [line["step"] for line in read_lines(tmp_path)] == [1]
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+    log_steps(MetricLogger(tmp_path, backends=()), 1)
+    with pytest.raises(FileExistsError, match=r"runner\.resume"):
+        MetricLogger(tmp_path, backends=())
+
+
+def test_tensorboard_continues_in_the_same_directory(tmp_path: Path) -> None:
+    log_steps(MetricLogger(tmp_path), 1, 2, 3, 4)
+    log_steps(MetricLogger(tmp_path, resume_step=2), 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["env/return", "time/step"]
+    assert [(event.step, event.value) for event in events.Scalars("env/return")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_wandb_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+    logged: list[dict[str, float]] = []
+
+    def init(**kwargs: Any) -> SimpleNamespace:
+        started.append(kwargs)
+        return SimpleNamespace(
+            log=logged.append, define_metric=lambda *args, **kwargs: None, finish=lambda: logged.append({})
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    log_steps(MetricLogger(tmp_path, ["wandb"], config={"seed": 1}, project_name="p"), 1)
+    log_steps(MetricLogger(tmp_path, ["wandb"], resume_step=1), 2)
+    assert started[0]["id"] == started[1]["id"]
+    assert started[0]["project"] == "p" and started[0]["config"] == {"seed": 1} and started[0]["resume"] == "allow"
+    assert logged == [
+        {"runner_step": 1, "env/return": 1.0, "time/step": 0.5},
+        {},
+        {"runner_step": 2, "env/return": 2.0, "time/step": 0.5},
+        {},
+    ]
+
+
+def test_a_missing_or_unknown_backend_is_answered_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"pip install 'rlinf_lite\[wandb\]'"):
+        MetricLogger(tmp_path, ["wandb"])
+    with pytest.raises(ValueError, match="unknown \\['mlflow'\\]"):
+        MetricLogger(tmp_path / "other", ["mlflow"])
+
+
+def test_a_full_disk_is_reported_with_the_path(tmp_path: Path) -> None:
+    backend = JsonlBackend(tmp_path / "metrics.jsonl", resume_step=None)
+    backend.close()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        backend._file = io.TextIOWrapper(full, write_through=True)
+        with pytest.raises(OSError, match=r"No space left on device.*metrics\.jsonl"):
+            backend.log(1, 0.0, {"env/return": 1.0})
+
+
+def test_a_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(TypeError, match="metric env/name is not a number: 'PushCube'"):
+        flatten_metrics({"env": {"name": "PushCube"}})
+    with pytest.raises(TypeError, match="metric loss is not a number"):
+        flatten_metrics({"loss": torch.zeros(2)})
+
+
+def test_the_null_logger_takes_everything() -> None:
+    logger = NullLogger()
+    logger.log(1, {"anything": object()})
+    logger.close()
+
+
+def test_combine_metrics_weights_means_and_takes_maxima() -> None:
+    parts: list[tuple[dict[str, SupportsFloat], float]] = [
+        ({"kl": torch.tensor(1.0), "ratio_max": 2.0}, 3),
+        ({"kl": 5.0, "ratio_max": 1.5}, 1),
+        ({"kl": 1e9}, 0),  # a micro-batch without valid positions
+    ]
+    assert combine_metrics(parts) == {"kl": 2.0, "ratio_max": 2.0}
+    assert combine_metrics([]) == {}
