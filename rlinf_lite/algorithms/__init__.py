@@ -6,6 +6,7 @@ from rlinf_lite.algorithms.advantages import (
     filter_groups,
     gae,
     grpo,
+    needs_values,
     register_advantage,
     reinforce_plus_plus,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "masked_mean",
     "masked_moments",
     "masked_var",
+    "needs_values",
     "policy_loss",
     "policy_loss_names",
     "ppo",

@@ -20,11 +20,20 @@ AdvantageFn = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
 GROUP_STD_EPS = 1e-6
 
 _ADVANTAGES: Registry[AdvantageFn] = Registry("advantage estimator")
+_WITH_VALUES: set[str] = set()
 
 
-def register_advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
-    """Make an estimator available as `algorithm.adv_type: <name>`."""
+def register_advantage(name: str, needs_values: bool = False) -> Callable[[AdvantageFn], AdvantageFn]:
+    """Make an estimator available as `algorithm.adv_type: <name>`; `needs_values`: it reads `values`, so a critic trains."""
+    if needs_values:
+        _WITH_VALUES.add(name)
     return _ADVANTAGES.register(name)
+
+
+def needs_values(name: str) -> bool:
+    """Whether the estimator registered as `name` reads values. Raises UnknownAlgorithmError."""
+    _ADVANTAGES.get(name)
+    return name in _WITH_VALUES
 
 
 def advantage_names() -> list[str]:
@@ -37,7 +46,7 @@ def compute_advantages(name: str, inputs: AdvantageInputs, cfg: AlgorithmConfig)
     return _ADVANTAGES.get(name)(inputs, cfg)
 
 
-@register_advantage("gae")
+@register_advantage("gae", needs_values=True)
 def gae(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). Needs `values`.
 

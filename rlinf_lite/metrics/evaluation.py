@@ -67,8 +67,13 @@ class EvalSummary:
     def metrics(self) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
-    def to_json(self) -> str:
-        content = {"headline": self.headline(), **asdict(self)}
+    def task_lines(self) -> list[str]:
+        """One line per task, as in the headline."""
+        return [f"{task.task_id}: {_headline(task)}" for task in self.tasks]
+
+    def to_json(self, **when: int) -> str:
+        """Headline, all tasks and episodes; `when` (step=..., env_steps=...) comes first."""
+        content = {**when, "headline": self.headline(), **asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
 

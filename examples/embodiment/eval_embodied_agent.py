@@ -1,0 +1,54 @@
+"""Measure a saved policy on the fixed, seeded evaluation episodes of its run.
+
+    python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
+    python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400 env.eval.mode=sampled
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rlinf_lite.config import ConfigError, load_config
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint, or a run directory (its last one)")
+    parser.add_argument("--out", type=Path, help="where to write the JSON (default: eval.json beside the checkpoints)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's config")
+    arguments = parser.parse_intermixed_args()
+
+    from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
+
+    try:
+        checkpoint = find_checkpoint(arguments.checkpoint)
+        verify(checkpoint)
+        config_file = checkpoint / "training_state" / "config.yaml"
+        overrides = [f"actor.checkpoint_load_path={checkpoint}", "runner.resume=never", *arguments.overrides]
+        cfg = load_config(str(config_file), overrides)
+    except (CheckpointError, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    from rlinf_lite.runners import EmbodiedRunner
+    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+    from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+
+    with Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster:
+        placement = HybridComponentPlacement(cfg)
+        groups = {
+            name: worker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy(name), name=name)
+            for name, worker in (("actor", EmbodiedFSDPActor), ("rollout", MultiStepRolloutWorker), ("env", EnvWorker))
+        }
+        runner = EmbodiedRunner(cfg=cfg, **groups)
+        runner.init_workers()
+        summary = runner.evaluate()
+    print("\n".join([summary.headline(), *summary.task_lines()]))
+    out = arguments.out or checkpoint.parent.parent / f"eval_{checkpoint.name}.json"
+    out.write_text(summary.to_json())
+    print(f"written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

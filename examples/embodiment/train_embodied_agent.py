@@ -1,0 +1,39 @@
+"""Train a policy in a simulator.
+
+    python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp actor.optim.lr=1e-4
+    python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp --dry-run
+"""
+
+import sys
+
+from rlinf_lite.config import parse_cli
+
+
+def main() -> int:
+    cfg = parse_cli(sys.argv[1:], default_config="embodiment/maniskill_pushcube_ppo_mlp")
+
+    # only now what takes time to import: mistakes in the config are reported at once
+    from rlinf_lite.runners import EmbodiedRunner
+    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+    from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+
+    with Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster:
+        placement = HybridComponentPlacement(cfg)
+        print(placement.describe())
+        actor = EmbodiedFSDPActor.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
+        )
+        rollout = MultiStepRolloutWorker.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
+        )
+        env = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy("env"), name="env")
+
+        runner = EmbodiedRunner(cfg=cfg, actor=actor, rollout=rollout, env=env)
+        runner.init_workers()
+        result = runner.run()
+    print(result.describe())
+    return 130 if result.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

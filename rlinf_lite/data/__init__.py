@@ -1,0 +1,1 @@
+"""What flows between workers: observations, trajectories, and which rows go where."""

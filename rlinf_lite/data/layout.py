@@ -1,0 +1,81 @@
+"""Which worker owns which environments: a pure function of the placement.
+
+Global environment ids 0..N-1 are cut into contiguous blocks, one per env worker; a block into contiguous stages. For
+each stage, rows go to rollout workers by `route`. Trajectories go to the actor that owns their id in N/A-sized blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lite.scheduler import route
+
+
+@dataclass(frozen=True)
+class StagePiece:
+    """Rows of one stage of one env worker that one rollout worker serves; `start`, `stop` count within the stage."""
+
+    env_rank: int
+    stage: int
+    rollout_rank: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and nodes of the three groups, and how `num_envs` environments are spread over them."""
+
+    num_envs: int
+    num_env_workers: int
+    num_stages: int
+    rollout_nodes: tuple[int, ...]
+    """Node of every rollout worker, by rank."""
+    actor_nodes: tuple[int, ...]
+    """Node of every actor, by rank."""
+
+    @property
+    def num_rollout_workers(self) -> int:
+        return len(self.rollout_nodes)
+
+    @property
+    def num_actors(self) -> int:
+        return len(self.actor_nodes)
+
+    @property
+    def stage_size(self) -> int:
+        """Environments of one stage of one env worker."""
+        return self.num_envs // self.num_env_workers // self.num_stages
+
+    @property
+    def rows_per_actor(self) -> int:
+        return self.num_envs // self.num_actors
+
+    def env_ids(self, env_rank: int, stage: int) -> np.ndarray:
+        """Global ids of a stage, int64 [stage_size]."""
+        first = (env_rank * self.num_stages + stage) * self.stage_size
+        return np.arange(first, first + self.stage_size)
+
+    def weight_sender(self, rollout_rank: int) -> int:
+        """The actor that serves a rollout worker: the first on its node, or rank 0 where its node has none."""
+        node = self.rollout_nodes[rollout_rank]
+        return self.actor_nodes.index(node) if node in self.actor_nodes else 0
+
+    def pieces(self) -> list[StagePiece]:
+        """Every piece, of all workers and stages."""
+        routes = route(self.num_env_workers, self.num_rollout_workers, self.num_env_workers * self.stage_size)
+        return [
+            StagePiece(env_rank, stage, part.dst_rank, part.start, part.stop)
+            for env_rank, parts in enumerate(routes)
+            for stage in range(self.num_stages)
+            for part in parts
+        ]
+
+    def actor_slices(self, env_ids: np.ndarray) -> list[tuple[int, slice]]:
+        """Which actor owns which rows of a contiguous run of ids."""
+        owners = env_ids // self.rows_per_actor
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        stops = np.append(starts[1:], len(env_ids))
+        return [(int(owners[a]), slice(int(a), int(b))) for a, b in zip(starts, stops, strict=True)]

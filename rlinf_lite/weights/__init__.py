@@ -1,0 +1,5 @@
+"""Weights from actor to rollout workers."""
+
+from rlinf_lite.weights.sync import WeightReceiver, WeightSender, WeightVersionError
+
+__all__ = ["WeightReceiver", "WeightSender", "WeightVersionError"]

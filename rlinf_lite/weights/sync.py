@@ -1,0 +1,190 @@
+"""Versioned weight transfer.
+
+A receiver on the sender's node whose policy lives on the CPU maps one shared-memory segment, into which the sender writes
+each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get buckets of
+at most `weight_sync.bucket_bytes` through host memory, one at a time.
+
+A segment is rewritten only while every receiver waits in `receive`, so no one ever computes with half a version.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlinf_lite.scheduler.context import get_context
+
+if TYPE_CHECKING:
+    from rlinf_lite.data.layout import Layout
+    from rlinf_lite.scheduler import Worker
+
+_ALIGNMENT = 64
+
+
+class WeightVersionError(RuntimeError):
+    """A receiver was sent another version than the one it was told to expect."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Segment:
+    """Shared memory that holds one full set of tensors; unlinked as soon as every receiver has mapped it."""
+
+    def __init__(self, path: str, entries: list[_Entry], create: bool) -> None:
+        self.path, self.entries = path, entries
+        num_bytes = max(entries[-1].offset + entries[-1].num_bytes, 1)
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.posix_fallocate(descriptor, 0, num_bytes)  # fails here, not by a bus error later, where /dev/shm is full
+            self._memory = mmap.mmap(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+        self.tensors = {entry.name: self._view(entry) for entry in entries}
+
+    def _view(self, entry: _Entry) -> Tensor:
+        if entry.num_bytes == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
+        return torch.from_numpy(raw).view(entry.dtype).view(entry.shape)
+
+
+def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
+    """Parameters (or only those that train) and, in a full set, persistent buffers; tied ones once."""
+    if trainable_only:
+        return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    persistent = module.state_dict().keys()
+    buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
+    return [*module.named_parameters(), *buffers]
+
+
+class WeightSender:
+    """The actor's side. Every actor rank calls `send` (sharded tensors are gathered); ranks with receivers transfer.
+
+    `Layout.weight_sender` says which rank serves whom.
+    """
+
+    def __init__(self, worker: Worker, group: str, layout: Layout, bucket_bytes: int, timeout_s: float) -> None:
+        self._worker, self._group = worker, group
+        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
+        self._receivers = [r for r in range(layout.num_rollout_workers) if layout.weight_sender(r) == worker.rank]
+        own_node = layout.actor_nodes[worker.rank]
+        self._on_this_node = {rank for rank in self._receivers if layout.rollout_nodes[rank] == own_node}
+        self._segment: _Segment | None = None
+        self._full_sent = False
+
+    def send(self, version: int, module: nn.Module) -> None:
+        """Bring every receiver to `version`: everything the first time, then what trains."""
+        ready = {rank: self._worker.recv(self._group, rank, self._timeout_s) for rank in self._receivers}
+        sharing = [rank for rank, on_cpu in ready.items() if on_cpu and rank in self._on_this_node]
+        others = [rank for rank in ready if rank not in sharing]
+        tensors = synced_tensors(module, trainable_only=self._full_sent)
+        first = sharing and self._segment is None
+        if first:
+            self._segment = _Segment(*self._layout(tensors), create=True)
+        for bucket in self._buckets(tensors):
+            if sharing and self._segment is not None:
+                for name, tensor in bucket.items():
+                    self._segment.tensors[name].copy_(tensor)
+            for rank in others:
+                self._worker.send((version, bucket, False), self._group, rank)
+                self._worker.recv(self._group, rank, self._timeout_s)
+        for rank in others:
+            self._worker.send((version, {}, True), self._group, rank)
+        for rank in sharing:
+            assert self._segment is not None
+            where = (self._segment.path, self._segment.entries) if first else None
+            self._worker.send((version, where, True), self._group, rank)
+        if first:
+            self._unlink_when_mapped(sharing)
+        self._full_sent = True
+
+    def _unlink_when_mapped(self, sharing: list[int]) -> None:
+        assert self._segment is not None
+        for rank in sharing:
+            self._worker.recv(self._group, rank, self._timeout_s)
+        os.unlink(self._segment.path)
+
+    def _layout(self, tensors: list[tuple[str, Tensor]]) -> tuple[str, list[_Entry]]:
+        entries, offset = [], 0
+        for name, tensor in tensors:
+            entry = _Entry(name, tuple(tensor.shape), tensor.dtype, offset)
+            entries.append(entry)
+            offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return os.path.join(get_context().shm_dir, f"weights-{self._worker.name}-{self._worker.rank}"), entries
+
+    def _buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        """Whole tensors in host memory, at most `bucket_bytes` at a time (a larger tensor travels alone)."""
+        bucket: dict[str, Tensor] = {}
+        num_bytes = 0
+        for name, tensor in tensors:
+            size = tensor.numel() * tensor.element_size()
+            if bucket and num_bytes + size > self._bucket_bytes:
+                yield bucket
+                bucket, num_bytes = {}, 0
+            full = tensor.detach()
+            full = full.full_tensor() if isinstance(full, DTensor) else full
+            if self._receivers:
+                bucket[name] = full.cpu()
+                num_bytes += size
+        if bucket:
+            yield bucket
+
+
+class WeightReceiver:
+    """The rollout worker's side, for one module."""
+
+    def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
+        self._worker, self._group, self._sender = worker, group, sender_rank
+        self._module, self._timeout_s = module, timeout_s
+        self._tensors = dict(synced_tensors(module, trainable_only=False))
+        self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors.values())
+
+    def receive(self, version: int) -> None:
+        """Wait for `version` and put it into the module.
+
+        Raises:
+            WeightVersionError: if another version arrives.
+        """
+        self._worker.send(self._on_cpu, self._group, self._sender)
+        last = False
+        while not last:
+            sent, content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
+            if sent != version:
+                raise WeightVersionError(f"rollout {self._worker.rank} expects weights {version}, {self._group} sent {sent}")
+            if isinstance(content, tuple):
+                self._map(*content)
+                self._worker.send("mapped", self._group, self._sender)
+            elif isinstance(content, dict):
+                self._copy(content)
+                if not last:
+                    self._worker.send("copied", self._group, self._sender)
+
+    def _map(self, path: str, entries: list[_Entry]) -> None:
+        for name, tensor in _Segment(path, entries, create=False).tensors.items():
+            self._tensors[name].data = tensor  # the view keeps the mapping alive
+
+    def _copy(self, bucket: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in bucket.items():
+                self._tensors[name].copy_(tensor)

@@ -1,0 +1,334 @@
+"""The actor worker: advantages over the global batch, then minibatch updates, sharded by FSDP2 where there are several."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlinf_lite.algorithms import (
+    AdvantageInputs,
+    LossInputs,
+    actor_critic_loss,
+    compute_advantages,
+    entropy_at_level,
+    expand_to_level,
+    explained_variance,
+    filter_groups,
+    loss_denominator,
+    needs_values,
+    sum_to_level,
+    whiten,
+)
+from rlinf_lite.config import Config
+from rlinf_lite.data.layout import Layout
+from rlinf_lite.data.trajectory import Trajectories
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import Policy, build_policy
+from rlinf_lite.scheduler import Worker
+from rlinf_lite.weights import WeightSender
+from rlinf_lite.workers import sharding
+from rlinf_lite.workers.metrics import MetricSums
+from rlinf_lite.workers.minibatches import micro_batches, minibatches
+from rlinf_lite.workers.precision import autocast
+from rlinf_lite.workers.schedule import lr_factor
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """`control.max_bad_updates` updates in a row had a loss or gradient that is not finite."""
+
+
+@dataclass
+class _Batch:
+    """This rank's samples, [n = rows * T, ...] each, and what is known of all ranks' samples."""
+
+    forward_inputs: dict[str, Tensor]
+    logprobs: Tensor  # [n, C, D]
+    values: Tensor  # [n, 1 or C]
+    advantages: Tensor  # [n, 1 or C]
+    returns: Tensor  # [n, 1 or C]
+    mask: Tensor  # bool [n, C]
+    global_mask: Tensor  # bool [N, C]
+    valid: np.ndarray  # bool [N]: samples that train
+
+
+class EmbodiedFSDPActor(Worker):
+    """Trains the policy on the trajectories of its own environments.
+
+    Advantages, shuffles and loss denominators are those of the global batch, so that updates do not depend on the number
+    of actors.
+    """
+
+    cfg: Config
+    layout: Layout
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    total_steps: int
+    version: int
+
+    trajectories: Trajectories | None
+    batch: _Batch | None
+    bad_updates_in_a_row: int
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+
+    def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
+        """Build, shard and get ready to train; returns the number of parameters."""
+        cfg = self.cfg
+        self.layout, self.total_steps, self.version = layout, total_steps, 0
+        self.trajectories, self.batch, self.bad_updates_in_a_row = None, None, 0
+        torch.manual_seed(cfg.runner.seed)
+        self.policy = build_policy(cfg, spec).to(self.device).train()
+        num_parameters = sum(parameter.numel() for parameter in self.policy.parameters())
+
+        # sharded over all ranks, with the same random weights on each before
+        if self.world_size > 1:
+            sharding.init_process_group(
+                self.rank, self.world_size, self.master_addr, self.master_port, self.device, cfg.runner.phase_timeout_s
+            )
+            sharding.shard(self.policy, self.world_size, self.device, cfg.actor.precision)
+        self.optimizer = sharding.build_optimizer(self.policy, cfg.actor.optim)
+        self.num_threads = cfg.actor.num_threads or max((os.cpu_count() or 1) // self.local_world_size, 1)
+        self.sender = WeightSender(self, "rollout", layout, cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s)
+        return num_parameters
+
+    def sync_model_to_rollout(self) -> None:
+        """Send the weights of the present version to the rollout workers."""
+        with self.timer("sync weights"):
+            self.sender.send(self.version, self.policy)
+
+    def recv_rollout_batch(self) -> None:
+        """Collect the trajectories of this actor's environments from whichever rollout workers have them."""
+        parts: list[Trajectories] = []
+        while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
+            _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s)
+            with self.timer("receive trajectories"):
+                parts.append(part)
+        self.trajectories = Trajectories.concat(parts)
+
+    def compute_advantages_and_returns(self) -> dict[str, float]:
+        """Estimate advantages over the global batch. Returns `rollout/*` metrics, the same on every rank."""
+        algorithm = self.cfg.algorithm
+        own = self._received()
+        with self.timer("advantages"):
+            inputs = own.advantage_inputs(algorithm.reward_type, algorithm.group_size, algorithm.reward_scale)
+            inputs = self._gather_inputs(inputs)
+            outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
+            advantages = outputs.advantages
+            metrics = _advantage_metrics(inputs, advantages, outputs.returns)
+            if algorithm.normalize_advantages:
+                advantages = whiten(advantages, inputs.mask)
+            global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
+            valid = global_mask.any(-1).numpy()
+            if algorithm.filter_groups:
+                valid = self._with_signal(inputs, valid, metrics)
+            self.batch = self._flatten(own, advantages, outputs.returns, global_mask, valid)
+        return metrics
+
+    def run_training(self, step: int) -> dict[str, Any]:
+        """Update `update_epochs` times over the batch. Returns `train/*` metrics, the same on every rank, and spans."""
+        assert self.batch is not None, "run_training before compute_advantages_and_returns"
+        cfg = self.cfg
+        torch.set_num_threads(self.num_threads)
+        factor = lr_factor(cfg.actor.optim, step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        sums = MetricSums()
+        with self.timer("train"):
+            self._update_epochs(step, sums)
+        metrics = sums.result(self._sum_over_ranks)
+        metrics["train/actor/lr"] = self.optimizer.param_groups[0]["lr"]
+        self.trajectories, self.batch = None, None
+        self.version += 1
+        torch.set_num_threads(1)
+        return {"metrics": metrics, "spans": self.pop_spans(), "peak_memory_bytes": self._peak_memory_bytes()}
+
+    def save_checkpoint(self, directory: str) -> None:
+        """Write `policy/` and this group's part of `training_state/` below `directory`; all ranks call."""
+        state = sharding.full_policy_state(self.policy)
+        training = Path(directory) / "training_state"
+        training.mkdir(parents=True, exist_ok=True)
+        if self.rank == 0:
+            self.policy.save_pretrained(Path(directory) / "policy", state)
+        sharding.save_optimizer(self.policy, self.optimizer, training, self.rank)
+        save_file({"torch": torch.get_rng_state()}, training / f"actor_rng_{self.rank}.safetensors")
+
+    def load_checkpoint(self, directory: str, version: int) -> None:
+        """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
+        training = Path(directory) / "training_state"
+        sharding.load_policy_state(self.policy, load_file(Path(directory) / "policy" / "model.safetensors"))
+        sharding.load_optimizer(self.policy, self.optimizer, training)
+        rng_file = training / f"actor_rng_{self.rank}.safetensors"
+        if rng_file.exists():  # a resumed run may have more ranks
+            torch.set_rng_state(load_file(rng_file)["torch"])
+        self.version = version
+
+    def _received(self) -> Trajectories:
+        assert self.trajectories is not None, "compute_advantages_and_returns before recv_rollout_batch"
+        return self.trajectories
+
+    def _update_epochs(self, step: int, sums: MetricSums) -> None:
+        cfg = self.cfg
+        assert self.batch is not None
+        for epoch in range(cfg.algorithm.update_epochs):
+            parts = minibatches(self.batch.valid, cfg.actor.global_batch_size, cfg.runner.seed, step, epoch)
+            for index, minibatch in enumerate(parts):
+                approx_kl = self._update(minibatch, sums, f"step {step}, epoch {epoch}, minibatch {index}")
+                if cfg.algorithm.target_kl is not None and approx_kl > cfg.algorithm.target_kl:
+                    sums.add_scalar("train/actor/stopped_early", 1.0)
+                    return
+
+    def _update(self, minibatch: np.ndarray, sums: MetricSums, where: str) -> float:
+        """One optimizer update on the samples of `minibatch` (global indices). Returns its approximate KL, over all ranks."""
+        assert self.batch is not None
+        cfg = self.cfg
+        mask = self._position_mask(self.batch.global_mask[torch.from_numpy(minibatch)])
+        denominator = loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
+        parts = micro_batches(minibatch, self.rank, self.world_size, len(self.batch.valid), cfg.actor.micro_batch_size)
+        update = MetricSums()
+        for part in parts:
+            self._backward(torch.from_numpy(part), denominator, update)
+
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = float(sharding.clip_grad_norm(parameters, cfg.actor.optim.clip_grad))
+        if np.isfinite(norm):
+            self.optimizer.step()
+            self.bad_updates_in_a_row = 0
+            sums.merge(update)
+            sums.add_scalar("train/actor/grad_norm", norm)
+        else:
+            self._count_bad_update(where, minibatch)
+        sums.add_scalar("train/actor/skipped_updates", float(not np.isfinite(norm)), how="sum")
+        self.optimizer.zero_grad(set_to_none=True)
+        if cfg.algorithm.target_kl is None:
+            return 0.0
+        return update.result(self._sum_over_ranks).get("train/actor/approx_kl_k3", 0.0)
+
+    def _backward(self, index: Tensor, denominator: Tensor, sums: MetricSums) -> None:
+        """Forward and backward of one micro-batch; an empty one takes part in the collectives with weight 0."""
+        assert self.batch is not None
+        algorithm = self.cfg.algorithm
+        empty = len(index) == 0
+        index = torch.zeros(1, dtype=torch.int64) if empty else index
+        batch = self.batch
+        mask = batch.mask[index].to(self.device) & (not empty)
+        with autocast(self.device, self.cfg.actor.precision):
+            output = self.policy({name: x[index].to(self.device) for name, x in batch.forward_inputs.items()})
+        old_logprobs = batch.logprobs[index].to(self.device)
+        level, shape = algorithm.logprob_type, old_logprobs.shape[1:]
+
+        def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
+            return expand_to_level(x.to(self.device), level, *shape)
+
+        executed = mask[..., None]
+        with_values = needs_values(algorithm.adv_type)
+        inputs = LossInputs(
+            logprobs=sum_to_level(torch.where(executed, output.logprobs, 0.0), level),
+            old_logprobs=sum_to_level(torch.where(executed, old_logprobs, 0.0), level),
+            advantages=at_level(batch.advantages[index]),
+            mask=self._position_mask(mask),
+            entropy=entropy_at_level(output.entropy, algorithm.entropy_type, level),
+            values=at_level(output.values) if with_values else None,
+            old_values=at_level(batch.values[index]) if with_values else None,
+            returns=at_level(batch.returns[index]) if with_values else None,
+            denominator=denominator.to(self.device),
+            dp_size=self.world_size,
+        )
+        outputs = actor_critic_loss(algorithm.loss_type, inputs, algorithm)
+        outputs.loss.backward()
+        sums.add(outputs.metrics, weight=float(inputs.mask.sum()))
+
+    def _position_mask(self, mask: Tensor) -> Tensor:
+        """Executed actions [b, C] as the positions of `logprob_type`."""
+        level = self.cfg.algorithm.logprob_type
+        if level == "chunk_level":
+            return mask[:, :1]
+        return mask if level == "action_level" else mask.repeat_interleave(self.policy.action_dim, dim=1)
+
+    def _count_bad_update(self, where: str, minibatch: np.ndarray) -> None:
+        self.bad_updates_in_a_row += 1
+        assert self.batch is not None
+        num_decisions = len(self.batch.valid) // self.layout.num_envs
+        env_ids = np.unique(minibatch // num_decisions)
+        limit = self.cfg.control.max_bad_updates
+        message = f"{where}: loss or gradient is not finite (environments {env_ids.tolist()}); the update is skipped"
+        log.warning("%s, %d in a row", message, self.bad_updates_in_a_row)
+        if self.bad_updates_in_a_row >= limit:
+            raise NonFiniteUpdateError(
+                f"{message}. control.max_bad_updates: {limit} in a row were reached. "
+                "Lower actor.optim.lr, or check the environment's rewards and observations."
+            )
+
+    def _gather_inputs(self, inputs: AdvantageInputs) -> AdvantageInputs:
+        """All ranks' rows: a few numbers per decision, so that estimators see whole groups and the global batch."""
+        names = ("rewards", "mask", "values", "next_values", "dones", "group_ids")
+        return replace(inputs, **{name: self._all_gather(getattr(inputs, name)) for name in names})
+
+    def _all_gather(self, rows: Tensor) -> Tensor:
+        """Rows of every rank, in rank order; every rank has the same number."""
+        if self.world_size == 1:
+            return rows
+        own = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
+        out = torch.empty((len(own) * self.world_size, *own.shape[1:]), dtype=own.dtype, device=self.device)
+        dist.all_gather_into_tensor(out, own.contiguous().to(self.device))
+        return out.cpu().to(rows.dtype)
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        if self.world_size > 1:
+            values = values.to(self.device)
+            dist.all_reduce(values)
+        return values.cpu()
+
+    def _with_signal(self, inputs: AdvantageInputs, valid: np.ndarray, metrics: dict[str, float]) -> np.ndarray:
+        """`valid` without the samples of groups whose members all score the same."""
+        keep = torch.zeros(len(inputs.rewards), dtype=torch.bool)
+        keep[filter_groups(inputs)] = True
+        metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
+        num_decisions = len(valid) // len(keep)
+        return valid & keep.repeat_interleave(num_decisions).numpy()
+
+    def _flatten(
+        self, own: Trajectories, advantages: Tensor, returns: Tensor, global_mask: Tensor, valid: np.ndarray
+    ) -> _Batch:
+        rows = slice(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
+        num_samples = own.mask.shape[0] * own.mask.shape[1]
+        return _Batch(
+            forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
+            logprobs=own.logprobs.flatten(0, 1),
+            values=own.values.flatten(0, 1),
+            advantages=advantages[rows].reshape(num_samples, -1),
+            returns=returns[rows].reshape(num_samples, -1),
+            mask=own.mask.flatten(0, 1),
+            global_mask=global_mask,
+            valid=valid,
+        )
+
+    def _peak_memory_bytes(self) -> int:
+        if self.device.startswith("cuda"):
+            return torch.cuda.max_memory_allocated()
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _advantage_metrics(inputs: AdvantageInputs, advantages: Tensor, returns: Tensor) -> dict[str, float]:
+    valid = inputs.mask.bool()
+    metrics = {"rollout/rewards": float(inputs.rewards[valid].mean())}
+    for name, values in (("advantages", advantages[valid]), ("returns", returns[valid])):
+        metrics[f"rollout/{name}_mean"] = float(values.mean())
+        metrics[f"rollout/{name}_max"] = float(values.max())
+        metrics[f"rollout/{name}_min"] = float(values.min())
+    if inputs.values is not None:
+        metrics["train/critic/explained_variance"] = explained_variance(inputs.values, returns, inputs.mask)
+    return metrics

@@ -1,0 +1,205 @@
+"""The env worker: steps its environments stage by stage, in whatever order the policy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlinf_lite.config import Config
+from rlinf_lite.data.layout import Layout, StagePiece
+from rlinf_lite.data.messages import ActionMessage, ObsMessage, StepResult
+from rlinf_lite.data.observations import take_rows
+from rlinf_lite.envs import ChunkResult, EnvSpec, EpisodeRecord, VecEnv, env_seed, episode_seed, get_env_spec, make_vec_env
+from rlinf_lite.scheduler import Worker
+
+
+@dataclass
+class _Stage:
+    """One slice of this worker's environments and where it stands in the current phase."""
+
+    index: int
+    env: VecEnv
+    env_ids: np.ndarray
+    pieces: list[StagePiece]
+    actions: dict[int, np.ndarray]  # by first row of the piece
+    obs: dict[str, Any] | None = None
+    t: int = 0
+    done: bool = False
+
+    def take_actions(self, message: ActionMessage) -> np.ndarray | None:
+        """Actions of the whole stage once every piece of it has answered."""
+        self.actions[message.start] = message.actions
+        if len(self.actions) < len(self.pieces):
+            return None
+        actions = np.concatenate([self.actions[piece.start] for piece in self.pieces])
+        self.actions = {}
+        return actions
+
+
+class EnvWorker(Worker):
+    """Owns a contiguous block of environments; `rollout.pipeline_stage_num` stages of it take turns with the policy.
+
+    While the policy chooses actions for one stage, another is simulated. Observations go to the rollout workers that
+    `Layout` names; only episode records and timings return to the driver.
+    """
+
+    cfg: Config
+    layout: Layout
+    eval_layout: Layout
+    num_chunks: int
+    stages: list[_Stage]
+    eval_stages: list[_Stage]
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.eval_stages = []
+        self._boundary: list[dict[str, Any]] | None = None
+
+    def init(self, layout: Layout) -> EnvSpec:
+        """Build the training environments and say what they are like.
+
+        Raises:
+            EnvContractError: where an environment breaks the protocol, in sentences.
+        """
+        self.layout = layout
+        self.eval_layout = replace(layout, num_envs=self.cfg.env.eval.num_envs)
+        self.stages = self._build_stages("train", layout)
+        first = self.stages[0]
+        first.obs = first.env.reset(self._first_seeds(first))
+        spec = get_env_spec(first.env, first.obs)
+        self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
+        for stage in self.stages[1:]:
+            stage.obs = stage.env.reset(self._first_seeds(stage))
+        return spec
+
+    def interact(self, step: int) -> dict[str, Any]:
+        """Play `num_chunks` decisions in every environment; decision indices count on from `step`.
+
+        Returns the finished episodes, the number of env steps, and this worker's spans.
+        """
+        if self.cfg.env.train.auto_reset:
+            self._boundary = self._environment_states()
+        for stage in self.stages:
+            if not self.cfg.env.train.auto_reset:
+                with self.timer("reset"):
+                    stage.obs = stage.env.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
+            stage.t, stage.done = 0, False
+            self._send_obs(stage, stage.env_ids, step * self.num_chunks)
+        records: list[EpisodeRecord] = []
+        num_env_steps = 0
+        for stage, result in self._answers(self.stages):
+            num_env_steps += int(result.executed.sum())
+            stage.done = stage.t == self.num_chunks
+            self._send_obs(stage, stage.env_ids, step * self.num_chunks + stage.t, result, last=stage.done)
+            records += [replace(record, env_id=int(stage.env_ids[record.env_id])) for record in result.episodes]
+        return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans()}
+
+    def evaluate(self) -> dict[str, Any]:
+        """Play the evaluation's seeded episodes, one wave after the other; returns one record per episode."""
+        cfg = self.cfg.env.eval
+        if not self.eval_stages:
+            self.eval_stages = self._build_stages("eval", self.eval_layout)
+        records: list[EpisodeRecord] = []
+        for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
+            for stage in self.eval_stages:
+                episodes = first_episode + stage.env_ids
+                stage.obs = stage.env.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
+                stage.t, stage.done = 0, False
+                self._send_obs(stage, episodes, 0)
+            for stage, result in self._answers(self.eval_stages):
+                episodes = first_episode + stage.env_ids
+                found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
+                records += [record for record in found if record.env_id < cfg.num_episodes]
+                stage.done = stage.t * self.cfg.model.num_action_chunks >= stage.env.max_episode_steps
+                last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
+                if last or not stage.done:
+                    self._send_obs(stage, episodes, stage.t, result, last=last)
+        self.pop_spans()
+        return {"episodes": records}
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """State at the last step's boundary, one entry per environment, for an exact resume on any placement."""
+        if not self.cfg.env.train.auto_reset:
+            return []  # every step begins with a reset, whose seeds follow from the step
+        return self._boundary if self._boundary is not None else self._environment_states()
+
+    def end_step(self) -> None:
+        """The step is complete: what `state_dict` gives is from now on the present."""
+        self._boundary = None
+
+    def load_state_dict(self, rows: list[dict[str, Any]]) -> None:
+        """Bring this worker's environments to where `state_dict` found them, by replay; `rows` may hold others' too."""
+        by_id = {row["env_id"]: row for row in rows}
+        for stage in self.stages if by_id else []:
+            stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
+
+    def _environment_states(self) -> list[dict[str, Any]]:
+        return [
+            {**row, "env_id": int(env_id)}
+            for stage in self.stages
+            for env_id, row in zip(stage.env_ids, stage.env.state_dict(), strict=True)
+        ]
+
+    def _build_stages(self, split: str, layout: Layout) -> list[_Stage]:
+        pieces = [piece for piece in layout.pieces() if piece.env_rank == self.rank]
+        return [
+            _Stage(
+                index=stage,
+                env=make_vec_env(self.cfg.env, split, layout.stage_size),
+                env_ids=layout.env_ids(self.rank, stage),
+                pieces=[piece for piece in pieces if piece.stage == stage],
+                actions={},
+            )
+            for stage in range(layout.num_stages)
+        ]
+
+    def _first_seeds(self, stage: _Stage) -> list[int]:
+        group_size = self.cfg.algorithm.group_size
+        return [env_seed(self.cfg.runner.seed, int(env_id) // group_size) for env_id in stage.env_ids]
+
+    def _answers(self, stages: list[_Stage]) -> Iterator[tuple[_Stage, ChunkResult]]:
+        """Steps whichever stage's actions arrive next, until every stage is done."""
+        timeout_s = self.cfg.runner.phase_timeout_s
+        while not all(stage.done for stage in stages):
+            _, message = self.recv_any("rollout", timeout_s)
+            stage = stages[message.stage]
+            actions = stage.take_actions(message)
+            if actions is None:
+                continue
+            with self.timer(f"step stage {stage.index}"):
+                result = stage.env.chunk_step(actions)
+            stage.obs = result.obs
+            stage.t += 1
+            yield stage, result
+
+    def _send_obs(
+        self,
+        stage: _Stage,
+        noise_ids: np.ndarray,
+        decision: int,
+        result: ChunkResult | None = None,
+        last: bool = False,
+    ) -> None:
+        assert stage.obs is not None
+        for piece in stage.pieces:
+            rows = slice(piece.start, piece.stop)
+            answer = None if result is None else _piece_result(result, piece)
+            message = ObsMessage(
+                stage.index, piece.start, stage.t, take_rows(stage.obs, rows), noise_ids[rows], decision, answer, last
+            )
+            self.send(message, "rollout", piece.rollout_rank)
+
+
+def _piece_result(result: ChunkResult, piece: StagePiece) -> StepResult:
+    rows = slice(piece.start, piece.stop)
+    final_rows, final_obs = np.empty(0, dtype=np.int64), None
+    if result.final_obs is not None:
+        ended, obs = result.final_obs
+        inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
+        final_rows, final_obs = ended[inside] - piece.start, take_rows(obs, inside)
+    return StepResult(
+        result.rewards[rows], result.terminated[rows], result.truncated[rows], result.executed[rows], final_rows, final_obs
+    )

@@ -1,0 +1,26 @@
+"""Which samples train together: a function of the seed, the step and the epoch, not of the number of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def minibatches(valid: np.ndarray, global_batch_size: int, seed: int, step: int, epoch: int) -> Iterator[np.ndarray]:
+    """Shuffled indices of the True entries of `valid` [N], in ceil(n / global_batch_size) parts of nearly equal size."""
+    samples = np.flatnonzero(valid)
+    np.random.default_rng([seed, step, epoch]).shuffle(samples)
+    yield from np.array_split(samples, -(-len(samples) // global_batch_size)) if len(samples) else ()
+
+
+def micro_batches(minibatch: np.ndarray, rank: int, world_size: int, num_samples: int, size: int) -> list[np.ndarray]:
+    """This rank's samples of a minibatch, as local indices, in at most `size` at a time.
+
+    Rank r owns samples [r, r + 1) * num_samples / world_size. Every rank gets the same number of parts, since sharded
+    models run their collectives in step; a part may be empty.
+    """
+    per_rank = num_samples // world_size
+    counts = np.bincount(minibatch // per_rank, minlength=world_size)
+    own = np.sort(minibatch[minibatch // per_rank == rank]) - rank * per_rank
+    return np.array_split(own, -(-int(counts.max()) // size))

@@ -1,0 +1,151 @@
+"""The rollout worker: serves the policy to whichever stage of environments is ready, and builds trajectories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms import needs_values
+from rlinf_lite.config import Config
+from rlinf_lite.data.layout import Layout
+from rlinf_lite.data.messages import ActionMessage, ObsMessage
+from rlinf_lite.data.observations import concat_rows, num_rows, take_rows
+from rlinf_lite.data.trajectory import TrajectoryBuilder
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
+from rlinf_lite.models.sampling import noise_keys
+from rlinf_lite.scheduler import Worker
+from rlinf_lite.weights import WeightReceiver
+from rlinf_lite.workers.precision import autocast
+
+_PieceKey = tuple[int, int, int]  # env rank, stage, first row
+
+
+class MultiStepRolloutWorker(Worker):
+    """Answers observations with action chunks, in order of arrival and one message at a time.
+
+    Messages are never merged into larger batches: which rows are computed together depends on the placement only, not on
+    timing, so that a run can be repeated bit for bit.
+    """
+
+    cfg: Config
+    layout: Layout
+    policy: Policy
+    num_chunks: int
+    version: int
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+
+    def init(self, layout: Layout, spec: EnvSpec) -> None:
+        """Build the policy; its weights arrive with the first `sync_model_from_actor`."""
+        torch.set_num_threads(self.cfg.rollout.num_threads)
+        torch.manual_seed(self.cfg.runner.seed)
+        self.layout = layout
+        self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
+        self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
+        self.receiver = WeightReceiver(
+            self, "actor", layout.weight_sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
+        )
+        self.version = -1
+
+    def sync_model_from_actor(self, version: int) -> None:
+        """Take the actor's weights, which must be of `version`."""
+        with self.timer("sync weights"):
+            self.receiver.receive(version)
+        self.version = version
+
+    def generate(self) -> dict[str, Any]:
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories to the actors."""
+        builders = self._new_builders()
+        unfinished = set(builders)
+        while unfinished:
+            env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
+            key = (env_rank, message.stage, message.start)
+            with self.timer(f"act env {env_rank} stage {message.stage}"):
+                self._serve(env_rank, builders[key], message)
+            if message.last:
+                unfinished.remove(key)
+        return {"spans": self.pop_spans()}
+
+    def evaluate(self) -> None:
+        """Act for the evaluation's episodes, without keeping anything."""
+        cfg = self.cfg.env.eval
+        layout = replace(self.layout, num_envs=cfg.num_envs)
+        unfinished = {
+            (piece.env_rank, piece.stage, piece.start) for piece in layout.pieces() if piece.rollout_rank == self.rank
+        }
+        while unfinished:
+            env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
+            if message.last:
+                unfinished.remove((env_rank, message.stage, message.start))
+            else:
+                self._answer(env_rank, message, cfg.seed, cfg.mode)
+        self.pop_spans()
+
+    def _new_builders(self) -> dict[_PieceKey, TrajectoryBuilder]:
+        return {
+            (piece.env_rank, piece.stage, piece.start): TrajectoryBuilder(
+                self.layout.env_ids(piece.env_rank, piece.stage)[piece.start : piece.stop], self.num_chunks
+            )
+            for piece in self.layout.pieces()
+            if piece.rollout_rank == self.rank
+        }
+
+    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
+        if message.result is not None:
+            self._record(builder, message)
+        if message.last:
+            self._finish(builder, message)
+        else:
+            output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
+            builder.add_decision(*(_to_host(x) for x in (output.logprobs, output.values, output.forward_inputs)))
+
+    def _answer(self, env_rank: int, message: ObsMessage, seed: int, mode: Mode) -> ActionOutput:
+        keys = noise_keys(seed, message.noise_ids, message.decision)
+        with torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+            output = self.policy.predict_action_batch({**message.obs, NOISE_KEY: keys}, mode)
+        actions = output.actions.float().cpu().numpy()
+        self.send(ActionMessage(message.stage, message.start, actions), "env", env_rank)
+        return output
+
+    def _record(self, builder: TrajectoryBuilder, message: ObsMessage) -> None:
+        result = message.result
+        assert result is not None
+        builder.add_result(result)
+        if result.final_obs is None or not needs_values(self.cfg.algorithm.adv_type):
+            return
+        # truncated episodes are bootstrapped from their final observation, terminated ones with 0 (unless always)
+        ended = np.arange(len(result.final_rows))
+        if self.cfg.algorithm.bootstrap_type == "standard":
+            ended = np.flatnonzero(~result.terminated.any(axis=1)[result.final_rows])
+        builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
+
+    def _finish(self, builder: TrajectoryBuilder, message: ObsMessage) -> None:
+        if needs_values(self.cfg.algorithm.adv_type):
+            running = builder.running_rows()
+            builder.need_values(running, take_rows(message.obs, running))
+        trajectories = builder.finish(self._values(builder.pending_observations()))
+        for actor_rank, rows in self.layout.actor_slices(builder.env_ids):
+            self.send(trajectories.rows(rows), "actor", actor_rank)
+
+    def _values(self, observations: list[dict[str, Any]]) -> Tensor | None:
+        """First value of every row of `observations`, in batches no larger than a stage."""
+        if not observations:
+            return None
+        obs = concat_rows(observations)
+        size = self.layout.stage_size
+        with torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+            parts = [
+                self.policy.predict_values(take_rows(obs, slice(first, first + size)))[:, 0].float().cpu()
+                for first in range(0, num_rows(obs), size)
+            ]
+        return torch.cat(parts)
+
+
+def _to_host(value: Any) -> Any:
+    return {name: x.cpu() for name, x in value.items()} if isinstance(value, dict) else value.float().cpu()

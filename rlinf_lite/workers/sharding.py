@@ -1,0 +1,104 @@
+"""The training side of a policy on one or several ranks: FSDP2, the optimizer, and their states as files.
+
+Sharding is torch's `fully_shard`, on gloo (CPU) or NCCL (CUDA); one rank trains the plain module. States are written
+whole, as safetensors and JSON, so that they load into any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rlinf_lite.config.schema import OptimConfig
+from rlinf_lite.models import Policy
+
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_FULL_FLAT = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
+
+
+def init_process_group(
+    rank: int, world_size: int, master_addr: str, master_port: int, device: str, timeout_s: float
+) -> None:
+    """Join the actors' process group: NCCL between GPUs, gloo between CPUs."""
+    dist.init_process_group(
+        "nccl" if device.startswith("cuda") else "gloo",
+        init_method=f"tcp://{master_addr}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def shard(policy: Policy, world_size: int, device: str, precision: str) -> None:
+    """Shard `policy` in place over all ranks, unit by unit."""
+    mesh = init_device_mesh(torch.device(device).type, (world_size,))
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for unit in [*policy.fsdp_units(), policy]:
+        fully_shard(unit, mesh=mesh, mp_policy=mixed)
+
+
+def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over what trains, with its own learning rate for parameters that only the value uses."""
+    of_value = {id(parameter) for parameter in policy.value_parameters()}
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr},
+        {"params": [p for p in trained if id(p) in of_value], "base_lr": cfg.value_lr or cfg.lr},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay
+    )
+
+
+def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Clip to `max_norm` over all ranks; returns the norm before, a scalar that every rank has. Non-finite: nothing is clipped."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if torch.isfinite(norm):
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:
+    """The whole state dict on the CPU of rank 0 (other ranks: empty)."""
+    return get_model_state_dict(policy, options=_FULL)
+
+
+def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load a whole state dict, present on every rank, into a sharded or plain policy."""
+    set_model_state_dict(policy, tensors, options=StateDictOptions(full_state_dict=True))
+
+
+def save_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, directory: Path, rank: int) -> None:
+    """Write `optimizer.safetensors` (tensors) and `optimizer.json` (numbers); rank 0 writes, all ranks call."""
+    state = get_optimizer_state_dict(policy, optimizer, options=_FULL_FLAT)
+    if rank == 0:
+        tensors = {name: value.contiguous() for name, value in state.items() if isinstance(value, Tensor)}
+        numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        save_file(tensors, directory / "optimizer.safetensors")
+        (directory / "optimizer.json").write_text(json.dumps(numbers))
+
+
+def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """Read what `save_optimizer` wrote, on every rank."""
+    state: dict[str, Any] = {**json.loads((directory / "optimizer.json").read_text())}
+    state.update(load_file(directory / "optimizer.safetensors"))
+    set_optimizer_state_dict(policy, optimizer, state, options=_FULL_FLAT)
