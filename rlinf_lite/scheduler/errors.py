@@ -1,0 +1,79 @@
+"""What goes wrong in a cluster, as the driver sees it. Needs neither ray nor torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PlacementError(ValueError):
+    """A placement that the grammar or the cluster does not allow."""
+
+
+class SchedulerError(RuntimeError):
+    """Anything that goes wrong between the driver and its workers."""
+
+
+class ClusterError(SchedulerError):
+    """The cluster did not come up, or is not what the config says."""
+
+
+class WorkerError(SchedulerError):
+    """A worker's method raised. `__cause__` is the original exception, `worker_traceback` where it was raised."""
+
+    def __init__(self, group: str, rank: int, method: str, summary: str, worker_traceback: str) -> None:
+        self.group, self.rank, self.method = group, rank, method
+        self.summary, self.worker_traceback = summary, worker_traceback
+        super().__init__(f"{group}[{rank}].{method} raised {summary}\n\nIn the worker:\n{worker_traceback.rstrip()}")
+
+
+class WorkerDiedError(SchedulerError):
+    """A worker process is gone. `log_tail` holds the last lines that it printed."""
+
+    def __init__(self, group: str, rank: int, node: str, reason: str, log_tail: str) -> None:
+        self.group, self.rank, self.node, self.reason, self.log_tail = group, rank, node, reason, log_tail
+        log = f"\n\nThe last lines of its log:\n{log_tail.rstrip()}" if log_tail.strip() else "\n\nIts log is empty."
+        super().__init__(f"{group}[{rank}] on {node} died: {reason}{log}")
+
+
+class AbortedError(SchedulerError):
+    """A receive was given up because the driver called `group.abort(reason)`."""
+
+
+class PeerError(SchedulerError):
+    """A message cannot be sent: its destination does not exist or is gone."""
+
+
+class CallTimeoutError(SchedulerError, TimeoutError):
+    """A group call took longer than its limit; the message says which ranks are late."""
+
+
+class RecvTimeoutError(SchedulerError, TimeoutError):
+    """No message came in time; the message says from whom it was expected."""
+
+
+class ChannelTimeoutError(SchedulerError, TimeoutError):
+    """A channel stayed empty, or full, for longer than the limit."""
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """An exception on its way from a worker to the driver."""
+
+    group: str
+    rank: int
+    method: str
+    summary: str
+    traceback: str
+    pickled: bytes | None
+    """The exception itself, where it survives pickling."""
+
+
+class RemoteFailure(Exception):
+    """Carries a `FailureRecord` through Ray; users see the `WorkerError` made from it."""
+
+    def __init__(self, record: FailureRecord) -> None:
+        super().__init__(record)
+        self.record = record
+
+    def __str__(self) -> str:
+        return f"{self.record.group}[{self.record.rank}].{self.record.method}: {self.record.summary}"

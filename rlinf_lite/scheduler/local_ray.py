@@ -1,0 +1,86 @@
+"""A Ray of our own on this machine: bound to loopback, no dashboard, with a token that no other program knows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import Any
+
+SLOT_RESOURCE = "rlinf_lite_slot"
+_JOIN_LIMIT_S = 30
+
+
+class LocalRay:
+    """Starts Ray in the constructor; `stop` ends its processes and puts the environment back.
+
+    Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
+    program, valid or not, is never looked at.
+    """
+
+    def __init__(self, temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool) -> None:
+        import ray
+
+        self._environment = _Environment(
+            {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                "RAY_USAGE_STATS_ENABLED": "0",
+            }
+        )
+        try:
+            ray.init(
+                address="local",
+                num_gpus=num_gpus,
+                resources={SLOT_RESOURCE: num_slots},
+                include_dashboard=False,
+                log_to_driver=log_to_driver,
+                logging_level=logging.WARNING,
+                _temp_dir=temp_dir,
+                _node_ip_address="127.0.0.1",
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._environment.restore()
+
+
+class _Environment:
+    """Variables that Ray reads, set for as long as our Ray runs."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        _reread(loopback=True)
+
+    def restore(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _reread(loopback=False)
+
+
+def _reread(loopback: bool) -> None:
+    """Make Ray look at the environment again: it reads these once, when it is imported."""
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    ray_constants.ENABLE_RAY_CLUSTER = not loopback
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def join_ray(address: str, log_to_driver: bool) -> dict[str, Any]:
+    """Connect to a running Ray. Raises ConnectionError."""
+    import ray
+
+    return dict(ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING))

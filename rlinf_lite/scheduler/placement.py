@@ -1,0 +1,335 @@
+"""From `component_placement` lines to processes on slots. Pure: needs neither ray nor torch.
+
+    component_placement := { names : spec }+      names  := name ("," name)*
+    spec      := scalar | {placement: scalar, node_group: label}
+    scalar    := part ("," part)*                 part   := resources [":" processes]
+    resources := "all" | INT | INT "-" INT        processes := INT | INT "-" INT
+
+`0-3` is four processes with a slot each, `0:2` two processes sharing slot 0, `0-3:2` two processes with two slots each,
+`0-1:0-3` four processes (ranks 0 to 3) of which two share each slot.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite.scheduler.errors import PlacementError
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ClusterConfig, Config, NodeGroup
+
+_PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
+_NUMBER_WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+@dataclass(frozen=True)
+class ProcessPlacement:
+    """One process of a component: its rank and the slots that it owns or shares."""
+
+    rank: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """How many slots there are, and what to call them in messages."""
+
+    num_nodes: int
+    slots_per_node: int
+    accelerator: str
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_nodes * self.slots_per_node
+
+    def node_of(self, slot: int) -> int:
+        return slot // self.slots_per_node
+
+    def describe(self) -> str:
+        nodes = f"{self.num_nodes} node{'s' if self.num_nodes > 1 else ''} x {self.slots_per_node}"
+        return f"0..{self.num_slots - 1} ({nodes}, accelerator={self.accelerator})"
+
+
+@dataclass(frozen=True)
+class ComponentPlacement:
+    """Where a component's processes run, in slots numbered over the whole cluster: what `launch` takes."""
+
+    component: str
+    spec: str
+    processes: tuple[ProcessPlacement, ...]
+    node_group: str | None = None
+    pool: str | None = None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.processes)
+
+
+@dataclass(frozen=True)
+class _Part:
+    text: str
+    slots: range
+    first_rank: int | None
+    num_processes: int
+
+
+def parse_placement(
+    spec: str | int,
+    num_slots: int,
+    *,
+    component: str = "",
+    slots_per_node: int | None = None,
+    accelerator: str = "cpu",
+    where: str = "this cluster has",
+) -> list[ProcessPlacement]:
+    """The processes that `spec` asks for on slots 0..num_slots-1, by rank. Raises PlacementError."""
+    per_node = slots_per_node or num_slots
+    shape = ClusterShape(max(1, num_slots // per_node), per_node, accelerator)
+    prefix = f"{component}: {spec}" if component else f"{spec}"
+    text = str(spec).strip()
+    if text == "auto":
+        raise PlacementError(f"{prefix}: automatic placement is planned, not built. Name slots: `all`, `0` or `0-3`.")
+    if isinstance(spec, bool) or not text:
+        raise PlacementError(f"{prefix}: this is not a placement. Write slots such as `all`, `0`, `0-3` or `0-3:8`.")
+    parts = [_parse_part(part.strip(), num_slots, prefix) for part in text.split(",")]
+    _check_ascending(parts, prefix)
+    _check_range(parts, shape, prefix, where)
+    processes = _number(parts, prefix)
+    if slots_per_node is not None:
+        _check_nodes(processes, shape, prefix)
+    return processes
+
+
+def _parse_part(text: str, num_slots: int, prefix: str) -> _Part:
+    match = _PART.fullmatch(text)
+    if match is None:
+        hint = (
+            "Write slots such as `all`, `0` or `0-3`, then optionally `:` and processes, such as `0-3:8` or `0-1:0-3`."
+        )
+        raise PlacementError(f"{prefix} has the part `{text}`, which is not a placement. {hint}")
+    everything, first, last, low, high = match.groups()
+    start, stop = (0, num_slots - 1) if everything else (int(first), int(last or first))
+    if stop < start:
+        raise PlacementError(f"{prefix} has the slots {start}-{stop}, which run backwards. Write {stop}-{start}.")
+    slots = range(start, stop + 1)
+    if low is None:
+        return _Part(text, slots, None, len(slots))
+    if high is None:
+        return _Part(text, slots, None, _checked_count(int(low), len(slots), text, prefix))
+    if int(high) < int(low):
+        raise PlacementError(f"{prefix} has the ranks {low}-{high}, which run backwards. Write {high}-{low}.")
+    return _Part(text, slots, int(low), _checked_count(int(high) - int(low) + 1, len(slots), text, prefix))
+
+
+def _checked_count(processes: int, slots: int, text: str, prefix: str) -> int:
+    if processes == 0:
+        raise PlacementError(
+            f"{prefix} has the part `{text}` with no processes. Give a count of at least 1 after the colon."
+        )
+    if processes % slots and slots % processes:
+        raise PlacementError(
+            f"{prefix} puts {processes} processes on {slots} slots (`{text}`): neither number divides the other. "
+            f"Give {slots}, a multiple of it, or a divisor of it."
+        )
+    return processes
+
+
+def _check_ascending(parts: Sequence[_Part], prefix: str) -> None:
+    for before, after in zip(parts, parts[1:], strict=False):
+        if after.slots[0] <= before.slots[-1]:
+            overlap = after.slots[-1] >= before.slots[0]
+            problem = "share slots" if overlap else "are not in ascending order"
+            fix = "To put several processes on a slot, write `0:2`." if overlap else "Write the lower slots first."
+            raise PlacementError(f"{prefix}: the parts `{before.text}` and `{after.text}` {problem}. {fix}")
+
+
+def _check_range(parts: Sequence[_Part], shape: ClusterShape, prefix: str, where: str) -> None:
+    low, high = parts[0].slots[0], parts[-1].slots[-1]
+    if high < shape.num_slots:
+        return
+    needed = f"slots {low}..{high}" if high > low else f"slot {high}"
+    per_node = -(-(high + 1) // shape.num_nodes)
+    if shape.accelerator == "cpu":
+        word = _NUMBER_WORDS[per_node] if per_node < len(_NUMBER_WORDS) else str(per_node)
+        each = " on each node" if shape.num_nodes > 1 else ""
+        fix = f"Set cluster.num_gpus_per_node: {per_node} to run {word} virtual slots{each} on CPU."
+    else:
+        fix = f"Use slots up to {shape.num_slots - 1}, or give the cluster more GPUs or nodes (cluster.num_nodes)."
+    raise PlacementError(f"{prefix} needs {needed}, {where} {shape.describe()}. {fix}")
+
+
+def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
+    processes: list[ProcessPlacement] = []
+    for part in parts:
+        if part.first_rank is not None and part.first_rank != len(processes):
+            raise PlacementError(
+                f"{prefix}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is {len(processes)}. "
+                "Ranks start at 0 and leave no gap."
+            )
+        for i in range(part.num_processes):
+            begin = i * len(part.slots) // part.num_processes
+            count = max(1, len(part.slots) // part.num_processes)
+            processes.append(ProcessPlacement(len(processes), tuple(part.slots[begin : begin + count])))
+    return processes
+
+
+def _check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
+    for process in processes:
+        if shape.node_of(process.slots[0]) != shape.node_of(process.slots[-1]):
+            raise PlacementError(
+                f"{prefix}: rank {process.rank} would own slots {process.slots[0]}..{process.slots[-1]}, which lie on two "
+                f"nodes of {shape.slots_per_node} slots. Use more processes, so that each stays on one node."
+            )
+
+
+def detect_num_gpus() -> int:
+    """GPUs that this process may use, from CUDA_VISIBLE_DEVICES and the driver's device files."""
+    present = len(glob.glob("/dev/nvidia[0-9]*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not present:
+        return present
+    return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+
+
+def detect_slots(accelerator: str, num_gpus_per_node: int | None) -> tuple[str, int]:
+    """The accelerator ("cuda" or "cpu") and the slots per node, judged by this machine. Raises PlacementError."""
+    found = detect_num_gpus() if accelerator != "cpu" else 0
+    kind = accelerator if accelerator != "auto" else ("cuda" if found else "cpu")
+    if kind == "cuda" and num_gpus_per_node is None and not found:
+        raise PlacementError(
+            "cluster.accelerator: cuda, but this machine has no GPU. Set cluster.num_gpus_per_node to plan for machines "
+            "that have some, or cluster.accelerator: cpu to run here."
+        )
+    return kind, num_gpus_per_node or (found if kind == "cuda" else 1)
+
+
+def parse_node_ranks(nodes: str | int, num_nodes: int, label: str) -> list[int]:
+    """Node ranks such as `0`, `2-3` or `0,2-3`. Raises PlacementError."""
+    prefix = f"cluster.node_groups: {label} (nodes: {nodes})"
+    parts = [_parse_part(part.strip(), num_nodes, prefix) for part in str(nodes).split(",")]
+    if any(":" in part.text for part in parts):
+        raise PlacementError(f"{prefix} has a colon. Nodes are written `0`, `2-3` or `0,2-3`.")
+    _check_ascending(parts, prefix)
+    ranks = [rank for part in parts for rank in part.slots]
+    if ranks[-1] >= num_nodes:
+        raise PlacementError(
+            f"{prefix} needs node {ranks[-1]}, this cluster has nodes 0..{num_nodes - 1}. Set cluster.num_nodes."
+        )
+    return ranks
+
+
+def resolve_placements(
+    cluster: ClusterConfig, num_slots_per_node: int, accelerator: str
+) -> dict[str, tuple[ProcessPlacement, ...]]:
+    """Every component's processes, in slots numbered over the whole cluster. Raises PlacementError."""
+    return {name: placed.processes for name, placed in plan(cluster, num_slots_per_node, accelerator).items()}
+
+
+def plan(cluster: ClusterConfig, num_slots_per_node: int, accelerator: str) -> dict[str, ComponentPlacement]:
+    """As `resolve_placements`, with each component's spec and node group kept."""
+    shape = ClusterShape(cluster.num_nodes, num_slots_per_node, accelerator)
+    planned: dict[str, ComponentPlacement] = {}
+    for names, spec in _entries(cluster.component_placement):
+        for name in (part.strip() for part in names.split(",")):
+            if not name:
+                raise PlacementError(
+                    f"cluster.component_placement: `{names}` has an empty name. Write `actor,rollout: 0-3`."
+                )
+            if name in planned:
+                raise PlacementError(f"cluster.component_placement: {name} is placed twice. Keep one line for it.")
+            planned[name] = _place(name, spec, shape, cluster.node_groups)
+    return planned
+
+
+def _entries(placement: Any) -> list[tuple[str, Any]]:
+    if isinstance(placement, Mapping):
+        return list(placement.items())
+    raise PlacementError(
+        f"cluster.component_placement: {placement}: automatic placement is planned, not built. "
+        "Give each component a line, for example `actor,rollout,env: all`."
+    )
+
+
+def _place(name: str, spec: Any, shape: ClusterShape, node_groups: Sequence[NodeGroup]) -> ComponentPlacement:
+    if isinstance(spec, str | int):
+        return _place_on_nodes(name, spec, None, list(range(shape.num_nodes)), shape)
+    if spec.node_group is None:
+        return _place_on_nodes(name, spec.placement, None, list(range(shape.num_nodes)), shape)
+    group = next((group for group in node_groups if group.label == spec.node_group), None)
+    if group is None:
+        known = ", ".join(sorted(group.label for group in node_groups)) or "none"
+        raise PlacementError(f"{name}: node_group {spec.node_group} is not in cluster.node_groups (known: {known}).")
+    nodes = parse_node_ranks(group.nodes, shape.num_nodes, group.label)
+    return _place_on_nodes(name, spec.placement, group.label, nodes, shape)
+
+
+def _place_on_nodes(
+    name: str, spec: str | int, node_group: str | None, nodes: Sequence[int], shape: ClusterShape
+) -> ComponentPlacement:
+    local = parse_placement(
+        spec,
+        len(nodes) * shape.slots_per_node,
+        component=name,
+        slots_per_node=shape.slots_per_node,
+        accelerator=shape.accelerator,
+        where=f"node group {node_group} has" if node_group else "this cluster has",
+    )
+    per_node = shape.slots_per_node
+    placed = tuple(
+        ProcessPlacement(
+            process.rank, tuple(nodes[slot // per_node] * per_node + slot % per_node for slot in process.slots)
+        )
+        for process in local
+    )
+    return ComponentPlacement(name, str(spec), placed, node_group)
+
+
+class HybridComponentPlacement:
+    """Where every component of a config runs: collocated, disaggregated, or any mix.
+
+    Needs no running cluster: slots per node come from `cluster.num_gpus_per_node`, else from the GPUs of this machine.
+    Raises PlacementError.
+    """
+
+    def __init__(self, cfg: Config, num_slots_per_node: int | None = None) -> None:
+        kind, slots = detect_slots(cfg.cluster.accelerator, num_slots_per_node or cfg.cluster.num_gpus_per_node)
+        self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
+        self._components = plan(cfg.cluster, slots, kind)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(self._components)
+
+    def get_strategy(self, name: str) -> ComponentPlacement:
+        """What `launch(placement_strategy=...)` takes. Raises PlacementError for a component without a line."""
+        if name not in self._components:
+            known = ", ".join(self._components)
+            raise PlacementError(
+                f"{name} has no line in cluster.component_placement (placed: {known}). Add one, e.g. `{name}: all`."
+            )
+        return self._components[name]
+
+    def world_size(self, name: str) -> int:
+        return self.get_strategy(name).world_size
+
+    def describe(self) -> str:
+        """A table of slots against components: the ranks that run on each."""
+        names = list(self._components)
+        rows = [["slot", "node", *names]]
+        for slot in range(self.shape.num_slots):
+            ranks = [[str(p.rank) for p in self._components[name].processes if slot in p.slots] for name in names]
+            rows.append([str(slot), str(self.shape.node_of(slot)), *(_compact(cell) for cell in ranks)])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
+
+
+def _compact(ranks: Sequence[str]) -> str:
+    if not ranks:
+        return "-"
+    return ranks[0] if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

@@ -1,0 +1,71 @@
+"""The directories of one cluster on one node: sockets and Ray's files in the temp dir, bulk data in shared memory.
+
+Each holds a lock that its owner keeps for life, so that the next start can tell a dead owner's from a living one's,
+also across containers that share the directories.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
+
+from rlinf_lite.scheduler.segments import SHM_ROOT
+
+_PREFIX = "rlinf_lite-"
+_MAX_ROOT_LENGTH = 40  # a Unix socket's path ends at 107 characters, and Ray appends 62
+
+
+class ScratchDirs:
+    """`temp` and `shm` of a cluster called `uid` on this node; `remove()` deletes both."""
+
+    def __init__(self, uid: str | None = None) -> None:
+        roots = (_temp_root(), SHM_ROOT)
+        for root in dict.fromkeys(roots):
+            _remove_stale(root)
+        self.uid = uid or secrets.token_hex(4)
+        suffix = secrets.token_hex(2)  # two nodes of one cluster may share a machine
+        self.temp, self.shm = (
+            os.path.join(root, f"{_PREFIX}{kind}{self.uid}{suffix}") for root, kind in zip(roots, "ts", strict=True)
+        )
+        self._locks = [_create(path) for path in (self.temp, self.shm)]
+
+    def remove(self) -> None:
+        for path in (self.temp, self.shm):
+            shutil.rmtree(path, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
+
+
+def _temp_root() -> str:
+    root = tempfile.gettempdir()
+    return root if len(root) <= _MAX_ROOT_LENGTH else "/tmp"
+
+
+def _create(path: str) -> int:
+    os.mkdir(path, 0o700)
+    lock = os.open(os.path.join(path, "lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def _remove_stale(root: str) -> None:
+    """Delete what dead owners left: directories of ours whose lock nobody holds."""
+    with os.scandir(root) as entries:
+        paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    for path in paths:
+        with suppress(OSError):  # another user's, not yet locked, or deleted by somebody else meanwhile
+            _remove_if_unlocked(path)
+
+
+def _remove_if_unlocked(path: str) -> None:
+    lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -1,0 +1,92 @@
+"""The base class of everything that runs in its own process."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlinf_lite.scheduler.errors import PeerError
+from rlinf_lite.scheduler.spans import Span, SpanRecorder
+
+if TYPE_CHECKING:
+    from rlinf_lite.scheduler.group import WorkerGroup
+    from rlinf_lite.scheduler.mailbox import Mailbox
+
+
+@dataclass(frozen=True)
+class WorkerIdentity:
+    """Who a worker is; its fields become attributes of the worker before `__init__` runs."""
+
+    name: str
+    role: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    device: str
+    master_addr: str
+    master_port: int
+
+
+class Worker:
+    """A process of a group. `__init__` only defines; heavy work goes into a method such as `init`.
+
+    Every public method of a subclass can be called through the group. Outside a cluster, a worker is rank 0 of 1.
+    """
+
+    name: str = "local"
+    """The group's name."""
+    role: str = "local"
+    """The component, such as `actor`."""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the group's workers on the same node."""
+    local_world_size: int = 1
+    node_rank: int = 0
+    device: str = "cpu"
+    """`cuda:0` (of the devices that this process sees) on a GPU slot, else `cpu`."""
+    master_addr: str = "127.0.0.1"
+    """Address of rank 0's node, for process groups."""
+    master_port: int = 0
+    """A port that was free there at launch."""
+
+    _mailbox: Mailbox | None = None
+    _spans: SpanRecorder | None = None
+    _not_callable: ClassVar[frozenset[str]] = frozenset({"create_group", "send", "recv", "recv_any", "timer"})
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
+        """A group of this class, not yet running; the arguments are those of `__init__`."""
+        from rlinf_lite.scheduler.group import WorkerGroup
+
+        return WorkerGroup(cls, args, kwargs)
+
+    def send(self, obj: Any, group: str, rank: int) -> None:
+        """Send any picklable object to a worker. Returns at once; never waits for the receiver. Raises PeerError."""
+        self._connected().send(obj, group, rank)
+
+    def recv(self, group: str, rank: int, timeout_s: float | None = None) -> Any:
+        """The next message of one worker, in the order it sent them. Raises RecvTimeoutError and AbortedError."""
+        return self._connected().recv(group, rank, timeout_s)[1]
+
+    def recv_any(self, group: str, timeout_s: float | None = None) -> tuple[int, Any]:
+        """The next message of any worker of a group, in order of arrival, as (source rank, object)."""
+        return self._connected().recv(group, None, timeout_s)
+
+    def timer(self, name: str) -> AbstractContextManager[None]:
+        """Record a span: `with self.timer("simulate"): ...`."""
+        if self._spans is None:
+            self._spans = SpanRecorder()
+        return self._spans.record(name)
+
+    def pop_spans(self) -> list[Span]:
+        """The spans recorded since the last call."""
+        return self._spans.pop() if self._spans else []
+
+    def _connected(self) -> Mailbox:
+        if self._mailbox is None:
+            raise PeerError(f"{type(self).__name__} was not launched in a group: there is nobody to talk to.")
+        return self._mailbox
