@@ -47,7 +47,7 @@ $(BIN)/python:
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 		$(PYTHON) -m venv $(VENV); \
 	elif $(PYTHON) -c 'import venv, pip' 2>/dev/null; then \
-		$(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $@ install --quiet pip; \
+		$(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $@ install -qq pip; \
 	else \
 		echo "make: $(PYTHON) has neither ensurepip nor pip. On Debian: apt-get install python3.11-venv" >&2; exit 1; \
 	fi
@@ -57,12 +57,12 @@ $(BIN)/python:
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@if command -v nvidia-smi >/dev/null 2>&1 || [ "$$(uname)" != Linux ]; then \
 		echo "set-up: installing $(TORCH)"; \
-		$(PIP) install --quiet -c constraints.txt '$(TORCH)'; \
+		$(PIP) install -qq -c constraints.txt '$(TORCH)'; \
 	else \
 		echo "set-up: no NVIDIA GPU found, installing $(TORCH)+cpu"; \
-		$(PIP) install --quiet -c constraints.txt '$(TORCH)+cpu' 2>/dev/null || \
-		$(PIP) install --quiet -c constraints.txt '$(TORCH)+cpu' --extra-index-url $(TORCH_CPU_INDEX); \
+		$(PIP) install -qq -c constraints.txt '$(TORCH)+cpu' 2>/dev/null || \
+		$(PIP) install -qq -c constraints.txt '$(TORCH)+cpu' --extra-index-url $(TORCH_CPU_INDEX); \
 	fi
 	@echo "set-up: installing rlinf_lite[$(EXTRAS)]; the first time takes a few minutes"
-	@$(PIP) install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

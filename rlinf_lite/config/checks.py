@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_lite.config import resources
@@ -35,7 +35,7 @@ def _check(*keys: str) -> Callable[[Check], Check]:
 def find_problems(config: Config, suspects: set[str]) -> list[str]:
     """Every violated rule. `suspects` are keys whose values are not what their author wrote."""
     problems: list[str] = []
-    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    placements: dict[str, Sequence[ProcessPlacement]] = {}
     if not _touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
         placements, problems = _placements(config, suspects)
     plan = Plan(config, placements)
@@ -50,7 +50,7 @@ def _touches(keys: tuple[str, ...], suspects: set[str]) -> bool:
     return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
 
 
-def _placements(config: Config, suspects: set[str]) -> tuple[dict[str, tuple[ProcessPlacement, ...]], list[str]]:
+def _placements(config: Config, suspects: set[str]) -> tuple[dict[str, Sequence[ProcessPlacement]], list[str]]:
     """Processes of every component that is placed well, and what is wrong with the others."""
     cluster = config.cluster
     try:
@@ -61,7 +61,7 @@ def _placements(config: Config, suspects: set[str]) -> tuple[dict[str, tuple[Pro
     if not _touches((_PLACEMENT,), suspects):
         missing = [name for name in COMPONENTS if name not in placed]
         problems += [f"{_PLACEMENT}: {name} is not placed. Add a line such as '{name}: all'" for name in missing]
-    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    placements: dict[str, Sequence[ProcessPlacement]] = {}
     for names, spec in cluster.component_placement.items():
         try:
             found = place(cluster, names)
@@ -138,7 +138,7 @@ def _eval_envs_split_into_stages(config: Config, plan: Plan) -> Iterator[str]:
 def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
     size, num_envs = config.algorithm.group_size, config.env.train.num_envs
     stages, workers = config.rollout.pipeline_stage_num, plan.num_env_workers
-    if workers and num_envs % (workers * stages * size):
+    if workers and size > 1 and num_envs % (workers * stages * size):
         per_stage = num_envs / (workers * stages)
         yield (
             f"algorithm.group_size: a stage holds {num_envs} environments / {workers} env workers / {stages} stages "

@@ -90,7 +90,7 @@ def _sizes(config: Config) -> tuple[int, int] | None:
     num_values = 1 if config.model.value_type == "chunk_level" else chunk
     hidden = [task.state_dim, *config.model.mlp.hidden_sizes]
     actions = chunk * task.action_dim
-    parameters = _parameters([*hidden, actions]) + _parameters([*hidden, num_values]) + task.action_dim
+    parameters = _parameters([*hidden, actions]) + _parameters([*hidden, num_values]) + actions
     # float32: state, sampled actions and their log-probabilities, rewards, values, next value; bool: dones, mask
     sample_bytes = 4 * (task.state_dim + 2 * actions + chunk + num_values + 1) + 2 * chunk
     return parameters, sample_bytes

@@ -6,6 +6,7 @@ that a bad placement is found together with every other problem, and by the code
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def slots(cluster: ClusterConfig) -> tuple[str, int]:
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
 
 
-def place(cluster: ClusterConfig, names: str) -> dict[str, tuple[ProcessPlacement, ...]]:
+def place(cluster: ClusterConfig, names: str) -> Mapping[str, Sequence[ProcessPlacement]]:
     """Processes of the components that one entry of `component_placement` names; raises PlacementError."""
     from rlinf_lite.scheduler.placement import resolve_placements
 
@@ -63,7 +64,7 @@ class Plan:
     """Sizes of one training step. A group's size is None where its placement is not valid."""
 
     config: Config
-    placements: dict[str, tuple[ProcessPlacement, ...]]
+    placements: dict[str, Sequence[ProcessPlacement]]
 
     def size(self, component: str) -> int | None:
         return len(self.placements[component]) if component in self.placements else None
@@ -95,7 +96,7 @@ class Plan:
 
 def complete_plan(config: Config) -> Plan:
     """The plan of a config that has passed its checks."""
-    placements: dict[str, tuple[ProcessPlacement, ...]] = {}
+    placements: dict[str, Sequence[ProcessPlacement]] = {}
     for names in config.cluster.component_placement:
         placements |= place(config.cluster, names)
     return Plan(config, {name: placements[name] for name in COMPONENTS})

@@ -1,0 +1,232 @@
+"""load_config: finding, composing, overriding; what a bad file or key gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.config.compose import config_names
+
+PUSHCUBE = "embodiment/maniskill_pushcube_ppo_mlp"
+
+
+def problems_of(name: str | Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(name, overrides)
+    assert isinstance(caught.value, ValueError)
+    return caught.value.problems
+
+
+def only_problem(name: str | Path, *overrides: str) -> str:
+    problems = problems_of(name, *overrides)
+    assert len(problems) == 1, problems
+    return problems[0]
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_loads(name: str) -> None:
+    config = load_config(name)
+    assert config.runner.run_name == name.rsplit("/", 1)[-1]
+
+
+def test_the_shipped_configs_are_there() -> None:
+    assert {name.rsplit("/", 1)[-1] for name in config_names()} >= {
+        "maniskill_pushcube_ppo_mlp",
+        "maniskill_pickcube_ppo_mlp",
+        "maniskill_pushcube_grpo_mlp",
+        "gym_pendulum_ppo_mlp",
+        "maniskill_pushcube_ppo_mlp_hybrid8",
+    }
+
+
+def test_short_and_long_names_are_the_same_config() -> None:
+    assert load_config("maniskill_pushcube_ppo_mlp") == load_config(PUSHCUBE)
+
+
+def test_any_working_directory_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config(PUSHCUBE).env.task == "PushCube-v1"
+
+
+def test_overrides_set_keys_that_no_file_mentions() -> None:
+    overrides = [
+        "actor.optim.warmup_steps=3",
+        "+runner.timeline=true",
+        "++model.temperature=0.5",
+        "env.kwargs.foo=[1,b]",
+    ]
+    config = load_config(PUSHCUBE, [*overrides, "cluster.component_placement.env=0:4", "runner.run_name=mine"])
+    assert config.actor.optim.warmup_steps == 3
+    assert config.runner.timeline
+    assert config.model.temperature == 0.5
+    assert config.env.kwargs == {"foo": [1, "b"]}
+    assert config.cluster.component_placement["env"] == "0:4"
+    assert config.runner.run_name == "mine"
+
+
+def test_a_dict_override_replaces_and_a_deletion_restores_the_default() -> None:
+    config = load_config(PUSHCUBE, ["cluster.component_placement={actor: 0, rollout: 0, env: 0}", "~algorithm.gamma"])
+    assert config.cluster.component_placement == {"actor": 0, "rollout": 0, "env": 0}
+    assert config.algorithm.gamma == Config().algorithm.gamma
+    assert config.rollout.pipeline_stage_num == 2
+
+
+def test_a_file_elsewhere_may_build_on_ours(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"defaults:\n  - {PUSHCUBE}\n  - _self_\nactor:\n  optim:\n    lr: 1.0e-5\n")
+    config = load_config(path, ["runner.seed=7"])
+    assert (config.env.task, config.actor.optim.lr, config.runner.seed) == ("PushCube-v1", 1e-5, 7)
+    assert config.runner.run_name == "mine"
+
+
+def test_a_file_elsewhere_may_stand_alone(tmp_path: Path) -> None:
+    path = tmp_path / "alone.yaml"
+    path.write_text("env:\n  id: gymnasium\n  task: Pendulum-v1\nrollout:\n  num_chunks: 64\n")
+    assert load_config(str(path)).env.train == Config().env.train
+
+
+def test_an_unknown_config_gets_the_nearest_names() -> None:
+    problem = only_problem("maniskill_pushcub_ppo_mlp")
+    assert "maniskill_pushcub_ppo_mlp: no config has this name" in problem
+    assert "Did you mean maniskill_pushcube_ppo_mlp" in problem
+
+
+def test_a_missing_file_and_missing_defaults(tmp_path: Path) -> None:
+    assert "no such file" in only_problem(tmp_path / "nope.yaml")
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: [embodiment/base/pp_mlp, _self_]\n")
+    problem = only_problem(path)
+    assert "'embodiment/base/pp_mlp', which does not exist" in problem
+    assert "embodiment/base/ppo_mlp" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("runner:\n  seed: [1,\nactor: }\n", 3, "not valid YAML"),
+        ("runner:\n  seed: 1\n  seed: 2\n", 3, "duplicate key seed"),
+        ("runner:\n  seed: 1\n seed: 2\n", 3, "not valid YAML"),
+    ],
+)
+def test_yaml_mistakes_are_found_by_line(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    problem = only_problem(path)
+    assert problem.startswith(f"{path}:{line}: ")
+    assert reason in problem
+
+
+def test_a_reference_to_nothing_says_where_it_stands() -> None:
+    assert only_problem(PUSHCUBE, "runner.seed=${nope.x}").startswith(
+        "runner.seed: Interpolation key 'nope.x' not found"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("actor.micro_batch_sise=512", "Did you mean actor.micro_batch_size?"),
+        ("algorithm.gama=0.9", "Did you mean algorithm.gamma?"),
+        ("algorithm.lr=1e-4", "lr belongs in actor.optim.lr"),
+        ("algorithm.global_batch_size=512", "global_batch_size belongs in actor.global_batch_size"),
+        ("algorithms.gamma=0.9", "Did you mean algorithm?"),
+        ("seed=1", "seed belongs in runner.seed or env.eval.seed"),
+        ("env.train.num_env=8", "Did you mean env.train.num_envs?"),
+        ("cluster.node_groups=[{lable: x, nodes: 0}]", "Did you mean cluster.node_groups[0].label?"),
+        ("cluster.component_placement.env={placement: 0, node_grup: x}", "component_placement.env.node_group?"),
+        ("qqqqqq=1", "Known in a config: cluster, runner, algorithm, env, rollout, actor, model"),
+    ],
+)  # fmt: skip
+def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
+    section = override.partition(".")[0].partition("=")[0]
+    problems = [problem for problem in problems_of(PUSHCUBE, override) if "there is no such key" in problem]
+    assert len(problems) == 1
+    assert problems[0].startswith(section)
+    assert advice in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("env.train.num_envs=many", "env.train.num_envs: is 'many'. It must be a whole number"),
+        ("env.train.num_envs=1.5", "env.train.num_envs: is 1.5. It must be a whole number"),
+        ("env.train.num_envs=true", "env.train.num_envs: is True. It must be a number, not true or false"),
+        ("env.train.num_envs=0", "env.train.num_envs: is 0. It must be greater than 0"),
+        ("env.train.auto_reset=7", "env.train.auto_reset: is 7. It must be true or false"),
+        ("actor.optim.lr=fast", "actor.optim.lr: is 'fast'. It must be a number"),
+        ("actor.optim.lr=inf", "actor.optim.lr: is inf. It must be a finite number"),
+        ("actor.optim.betas=[0.9,1.0]", "actor.optim.betas[1]: is 1.0. It must be less than 1"),
+        ("algorithm.gamma=1.1", "algorithm.gamma: is 1.1. It must be less than or equal to 1"),
+        ("actor.precision=fp16", "actor.precision: is 'fp16'. It must be one of 'fp32', 'bf16'"),
+        ("model.mlp=3", "model.mlp: is 3. It must be a section of keys"),
+        ("model.mlp.hidden_sizes=64", "model.mlp.hidden_sizes: is 64. It must be a list, such as [a, b]"),
+        ("runner.run_name=5", "runner.run_name: is 5. It must be a text (in quotes)"),
+        ("cluster.component_placement.env=0.5", "cluster.component_placement.env: is 0.5. It must be"),
+        ("cluster.component_placement=auto", "cluster.component_placement: is 'auto'. It must be a section of keys"),
+    ],
+)
+def test_wrong_values_are_named(override: str, expected: str) -> None:
+    assert only_problem(PUSHCUBE, override).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("runner.seed", "runner.seed: cannot be read as an override"),
+        ("runner.seed=1,2", "runner.seed: sweeps over values (1,2) are not supported"),
+        ("~runner.sed", "~runner.sed: nothing to delete"),
+    ],
+)
+def test_overrides_that_cannot_be_applied(override: str, expected: str) -> None:
+    assert only_problem(PUSHCUBE, override).startswith(expected)
+
+
+def test_every_problem_comes_at_once() -> None:
+    problems = problems_of(
+        PUSHCUBE,
+        "foo",
+        "runner.seed=1,2",
+        "actor.optim.lr=fast",
+        "actor.micro_batch_sise=7",
+        "algorithm.clip_ratio_c=0.9",
+        "env.train.num_envs=30",
+        "actor.global_batch_size=500",
+        "env.id=maniskil",
+        "runner.resume=/no/such/run",
+        "cluster.component_placement.rollout=4-7",
+    )
+    starts = (
+        "foo:",
+        "runner.seed:",
+        "actor.optim.lr:",
+        "actor.micro_batch_sise:",
+        "algorithm.clip_ratio_c:",
+        "env.train.num_envs:",
+        "env.id:",
+        "runner.resume:",
+        "cluster.component_placement.rollout:",
+    )
+    assert all(sum(problem.startswith(start) for problem in problems) == 1 for start in starts), problems
+
+
+def test_a_wrong_value_does_not_cause_problems_elsewhere() -> None:
+    """Arithmetic is left out where a number in it is not the author's: its key is misspelt, or its value unreadable."""
+    unreadable = only_problem(PUSHCUBE, "env.train.num_envs=many", "actor.global_batch_size=48")
+    assert unreadable.startswith("env.train.num_envs:")
+    misspelt = only_problem(PUSHCUBE, "actor.global_batch_sise=8", "actor.micro_batch_size=7")
+    assert misspelt.startswith("actor.global_batch_sise:")
+
+
+def test_the_error_reads_as_a_list() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(PUSHCUBE, ["algorithm.lr=1", "algorithm.gama=1"])
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{PUSHCUBE}: 2 problems"
+    assert all(line.startswith("  - algorithm.") for line in lines[1:])
+
+
+def test_values_do_not_change_after_loading() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config(PUSHCUBE).runner.seed = 3  # type: ignore[misc]

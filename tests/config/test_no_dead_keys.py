@@ -1,0 +1,31 @@
+"""Every key of the schema is read somewhere, so that no setting is silently without effect."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from rlinf_lite.config import schema
+
+NOT_READERS = {"schema.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py"}
+
+
+def sections() -> Iterator[type[BaseModel]]:
+    for value in vars(schema).values():
+        if isinstance(value, type) and issubclass(value, schema.Section) and value is not schema.Section:
+            yield value
+
+
+def attributes_read(package: Path) -> set[str]:
+    files = [path for path in package.rglob("*.py") if not (path.parent.name == "config" and path.name in NOT_READERS)]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def test_every_key_is_read(repo: Path) -> None:
+    read = attributes_read(repo / "rlinf_lite")
+    dead = sorted(f"{cls.__name__}.{name}" for cls in sections() for name in cls.model_fields if name not in read)
+    assert dead == []
