@@ -20,10 +20,11 @@ _MAX_PENDING_CALLS = 10_000
 
 
 class Channel:
-    """Items under a key come out in the order they went in; keys are queues of their own. Any number of producers and consumers.
+    """Items under a key come out in the order they went in; keys are queues of their own.
 
-    Every blocking method has an `async` twin: `await channel.get_async()`. Items are copies: changing one after `put` has no
-    effect. What comes out belongs to the consumer alone and is writable. The channel lives as long as its creator does.
+    Any number of processes put and get. Every blocking method has an `async` twin: `await channel.get_async()`. Items
+    are copies: changing one after `put` has no effect, and what comes out is writable and belongs to the consumer
+    alone. The channel lives as long as its creator does.
     """
 
     def __init__(self, name: str, broker: Any) -> None:
@@ -31,7 +32,10 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0) -> Channel:
-        """Make a channel. `maxsize` items per key at most, then `put` waits; 0: no limit. Raises SchedulerError if it exists."""
+        """Make a channel of at most `maxsize` items per key (0: no limit); then `put` waits.
+
+        Raises SchedulerError if the name is taken.
+        """
         import ray
 
         broker = ray.remote(Broker).options(
@@ -77,8 +81,10 @@ class Channel:
         return self._open(await self._broker.get.remote(key, None, timeout_s), key, timeout_s)[0]
 
     def get_batch(self, target_weight: int, key: Any = None, timeout_s: float | None = None) -> list[Any]:
-        """Take the oldest items until their weights reach `target_weight`; waits for enough. Raises ChannelTimeoutError,
-        and then takes nothing."""
+        """Take the oldest items until their weights reach `target_weight`; waits for enough.
+
+        Raises ChannelTimeoutError, and then has taken nothing.
+        """
         import ray
 
         return self._open(ray.get(self._broker.get.remote(key, target_weight, timeout_s)), key, timeout_s)

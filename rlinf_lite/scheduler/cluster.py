@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.scheduler.agent import NodeAgent, free_port, tail_logs
@@ -22,6 +20,7 @@ from rlinf_lite.scheduler.context import (
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, LocalRay, join_ray
 from rlinf_lite.scheduler.mailbox import SocketPool, abort_frames
+from rlinf_lite.scheduler.nodes import TINY_SHARE, Node, driver_node_id, find_devices, find_nodes, find_shape, reserve
 from rlinf_lite.scheduler.placement import (
     ClusterShape,
     ComponentPlacement,
@@ -36,18 +35,6 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import NodeGroup
     from rlinf_lite.scheduler.group import WorkerGroup
 
-_TINY = 0.001  # of a slot: enough for Ray to show who is on it, however many share it
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine of the cluster. Rank 0 is the driver's, the others follow by address."""
-
-    rank: int
-    node_id: str
-    ip: str
-    num_gpus: int
-
 
 class Cluster:
     """Joins the Ray at RAY_ADDRESS (or the one this process is connected to), else starts one on this machine.
@@ -57,7 +44,6 @@ class Cluster:
     """
 
     num_nodes: int
-    accelerator: str
     shape: ClusterShape
     nodes: list[Node]
     epoch: int
@@ -95,18 +81,18 @@ class Cluster:
             self._connect(num_gpus_per_node, accelerator, log_to_driver)
 
             # know the nodes and what a slot is
-            self.nodes = self._find_nodes()
-            self.accelerator, slots = self._count_slots(accelerator, num_gpus_per_node)
-            self.shape = ClusterShape(num_nodes, slots, self.accelerator)
+            self.nodes = find_nodes(num_nodes, start_timeout_s)
+            self.shape = find_shape(self.nodes, accelerator, num_gpus_per_node)
 
             # reserve the slots, so that other jobs of the same Ray stay off them
-            self._placement_group = self._reserve()
-            self._devices = self._find_devices()
+            slot_resource = self._local is not None
+            self._placement_group = reserve(self.nodes, self.shape, slot_resource, start_timeout_s)
+            self._devices = find_devices(self.nodes, self.shape, self._placement_group, start_timeout_s)
 
             # give every node its directories
             self._contexts = self._make_contexts()
             self._env_vars = self._merge_env_vars()
-            set_context(self._contexts[self._driver_node_id()])
+            set_context(self._contexts[driver_node_id()])
         except BaseException:
             self.shutdown()
             raise
@@ -115,6 +101,11 @@ class Cluster:
     def current(cls) -> Cluster | None:
         """The cluster of this process."""
         return cls._current
+
+    @property
+    def accelerator(self) -> str:
+        """What a slot is: cuda or cpu."""
+        return self.shape.accelerator
 
     @property
     def num_slots(self) -> int:
@@ -148,8 +139,6 @@ class Cluster:
         self._dirs.remove()
         set_context(None)
 
-    # what groups need
-
     def place(self, strategy: ComponentPlacement | Sequence[ProcessPlacement] | str, name: str) -> ComponentPlacement:
         """A placement of this cluster's slots from whatever `launch` was given. Raises PlacementError."""
         if isinstance(strategy, str | int):
@@ -161,18 +150,15 @@ class Cluster:
                 accelerator=self.accelerator,
             )
             return ComponentPlacement(name, str(strategy), tuple(processes))
-        placed = (
-            strategy
-            if isinstance(strategy, ComponentPlacement)
-            else ComponentPlacement(name, "processes", tuple(strategy))
-        )
-        highest = max(slot for process in placed.processes for slot in process.slots)
+        if not isinstance(strategy, ComponentPlacement):
+            strategy = ComponentPlacement(name, "processes", tuple(strategy))
+        highest = max(slot for process in strategy.processes for slot in process.slots)
         if highest >= self.num_slots:
-            parse_placement(f"{placed.spec}", self.num_slots, component=placed.component, accelerator=self.accelerator)
             raise PlacementError(
-                f"{placed.component} was placed on slot {highest}, this cluster has {self.shape.describe()}."
+                f"{strategy.component}: {strategy.spec} was planned for at least {highest + 1} slots, this cluster has "
+                f"{self.shape.describe()}. Set cluster.num_nodes and cluster.num_gpus_per_node to what the cluster has."
             )
-        return placed
+        return strategy
 
     def claim(self, group: WorkerGroup, placed: ComponentPlacement) -> None:
         """Register a group that is about to start. Raises PlacementError for slots of another pool."""
@@ -219,10 +205,12 @@ class Cluster:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self._placement_group, placement_group_bundle_index=node)
-        share = {SLOT_RESOURCE: _TINY} if self._local is not None else {}
-        return ray.remote(cls).options(
-            num_cpus=0, resources=share, scheduling_strategy=strategy, max_restarts=0, enable_task_events=False
-        )
+        options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy, "enable_task_events": False}
+        if self.accelerator == "cuda":
+            options["num_gpus"] = TINY_SHARE
+        elif self._local is not None:
+            options["resources"] = {SLOT_RESOURCE: TINY_SHARE}
+        return ray.remote(cls).options(**options)
 
     def context(self, node: int) -> ProcessContext:
         return self._contexts[self.nodes[node].node_id]
@@ -235,7 +223,7 @@ class Cluster:
         return self._env_vars[node] | {"CUDA_VISIBLE_DEVICES": visible}
 
     def free_port(self, node: Node) -> int:
-        return self._on_node(node.node_id, free_port, "free_port")
+        return int(self._on_node(node.node_id, free_port, "free_port"))
 
     def tail(self, node_id: str, paths: Sequence[str]) -> str:
         try:
@@ -247,17 +235,12 @@ class Cluster:
         with suppress(Exception):  # already gone, with or without its node
             self._on_node(node_id, os.unlink, "unlink", path)
 
-    def publish(self, group: str, addresses: list[PeerAddress]) -> None:
-        publish_group(group, addresses)
-
     def next_epoch(self) -> int:
         self.epoch += 1
         return self.epoch
 
     def push_abort(self, address: PeerAddress, epoch: int, reason: str) -> None:
         self._on_node(address.node_id, self._sockets.push, "push", address.socket, abort_frames(epoch, reason))
-
-    # start-up
 
     def _connect(self, num_gpus_per_node: int | None, accelerator: str, log_to_driver: bool) -> None:
         import ray
@@ -273,114 +256,27 @@ class Cluster:
             join_ray(address, log_to_driver)
         except ConnectionError as error:
             raise ClusterError(
-                f"cluster.num_nodes: {self.num_nodes}: no Ray answers at {address} ({error}). Run `ray start --head` on one "
-                "node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
+                f"cluster.num_nodes: {self.num_nodes}: no Ray answers at {address} ({error}). Run `ray start --head` on "
+                "one node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
             ) from error
         self._joined = True
-
-    def _driver_node_id(self) -> str:
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
-    def _find_nodes(self) -> list[Node]:
-        """Wait for the nodes to join, and order them: the driver's first, then by address."""
-        import ray
-
-        deadline = time.monotonic() + self.start_timeout_s
-        while len(alive := [node for node in ray.nodes() if node["Alive"]]) < self.num_nodes:
-            if time.monotonic() >= deadline:
-                addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in alive))
-                raise ClusterError(
-                    f"cluster.num_nodes: {self.num_nodes}, but {len(alive)} joined within {self.start_timeout_s:g} s ({addresses}). "
-                    "Run `ray start --address=...` on the others, or raise cluster.start_timeout_s."
-                )
-            time.sleep(0.2)
-        driver = self._driver_node_id()
-        # nodes with GPUs first: a head node without any need not take part
-        order = lambda n: (
-            not n["Resources"].get("GPU"),
-            n["NodeID"] != driver,
-            _address_key(n["NodeManagerAddress"]),
-            n["NodeID"],
-        )
-        chosen = sorted(alive, key=order)[: self.num_nodes]
-        return [
-            Node(rank, node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
-            for rank, node in enumerate(chosen)
-        ]
-
-    def _count_slots(self, accelerator: str, num_gpus_per_node: int | None) -> tuple[str, int]:
-        fewest = min(self.nodes, key=lambda node: node.num_gpus)
-        kind = accelerator if accelerator != "auto" else ("cuda" if fewest.num_gpus else "cpu")
-        if kind == "cpu":
-            return kind, num_gpus_per_node or 1
-        slots = num_gpus_per_node or fewest.num_gpus
-        if fewest.num_gpus < max(1, slots):
-            raise ClusterError(
-                f"cluster.num_gpus_per_node: {slots}, but node {fewest.rank} ({fewest.ip}) has {fewest.num_gpus} GPUs. "
-                "Lower it, or set cluster.accelerator: cpu for virtual slots."
-            )
-        return kind, slots
-
-    def _reserve(self) -> Any:
-        """One placement group with a bundle per node. Raises ClusterError when the GPUs are taken."""
-        import ray
-        from ray.util.placement_group import placement_group
-
-        if self.accelerator == "cuda":
-            bundle = {"GPU": float(self.shape.slots_per_node)}
-        else:
-            bundle = {SLOT_RESOURCE: float(self.shape.slots_per_node)} if self._local is not None else {"CPU": _TINY}
-        group = placement_group(
-            [dict(bundle) for _ in self.nodes],
-            strategy="PACK",
-            bundle_label_selector=[{"ray.io/node-id": node.node_id} for node in self.nodes],
-        )
-        try:
-            ray.get(group.ready(), timeout=self.start_timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise ClusterError(
-                f"waited {self.start_timeout_s:g} s to reserve {bundle} on each of {len(self.nodes)} nodes; other jobs hold them. "
-                f"Free now: {ray.available_resources()}"
-            ) from error
-        return group
-
-    def _find_devices(self) -> list[list[str]]:
-        """The physical GPUs behind each node's slots."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        if self.accelerator != "cuda":
-            return [[] for _ in self.nodes]
-        probe = ray.remote(_visible_gpus)
-        probes = [
-            probe.options(
-                num_cpus=0,
-                num_gpus=self.shape.slots_per_node,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._placement_group, placement_group_bundle_index=node.rank
-                ),
-            ).remote()
-            for node in self.nodes
-        ]
-        found: list[list[str]] = ray.get(probes, timeout=self.start_timeout_s)
-        return found
 
     def _make_contexts(self) -> dict[str, ProcessContext]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        driver = self._driver_node_id()
+        driver = driver_node_id()
         node_ids = {node.node_id for node in self.nodes} | {driver}
         if node_ids == {driver}:
             return {driver: ProcessContext(self._dirs.uid, driver, self._dirs.temp, self._dirs.shm, single_node=True)}
         for node_id in sorted(node_ids):
-            options = {"name": agent_name(self._dirs.uid, node_id), "namespace": RAY_NAMESPACE, "num_cpus": 0}
-            strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            self._agents[node_id] = (
-                ray.remote(NodeAgent).options(**options, scheduling_strategy=strategy).remote(self._dirs.uid, node_id)
-            )
+            options = {
+                "name": agent_name(self._dirs.uid, node_id),
+                "namespace": RAY_NAMESPACE,
+                "num_cpus": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+            }
+            self._agents[node_id] = ray.remote(NodeAgent).options(**options).remote(self._dirs.uid, node_id)
         contexts = ray.get([agent.context.remote() for agent in self._agents.values()], timeout=self.start_timeout_s)
         return {context.node_id: context for context in contexts}
 
@@ -408,16 +304,6 @@ class Cluster:
                 ray.kill(agent)
         if self._placement_group is not None:
             remove_placement_group(self._placement_group)
-
-
-def _visible_gpus() -> list[str]:
-    import ray
-
-    return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
-
-
-def _address_key(address: str) -> tuple[int | str, ...]:
-    return tuple(int(part) if part.isdigit() else part for part in address.split("."))
 
 
 def _listed(slots: Iterable[int]) -> str:

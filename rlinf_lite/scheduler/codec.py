@@ -31,7 +31,7 @@ def decode(head: Buffer, buffers: Sequence[Buffer]) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is np.ndarray:
@@ -55,8 +55,5 @@ def _rebuild_tensor(raw: Buffer, dtype: str, shape: tuple[int, ...], was_cuda: b
     import torch
 
     kind = getattr(torch, dtype)
-    if 0 in shape:
-        tensor = torch.empty(shape, dtype=kind)
-    else:
-        tensor = torch.frombuffer(raw, dtype=kind).reshape(shape)
+    tensor = torch.empty(shape, dtype=kind) if 0 in shape else torch.frombuffer(raw, dtype=kind).reshape(shape)
     return tensor.cuda() if was_cuda and torch.cuda.is_available() else tensor

@@ -33,11 +33,13 @@ class PeerAddress:
 
 
 _current: ProcessContext | None = None
+_agents: dict[str, Any] = {}
 
 
 def set_context(context: ProcessContext | None) -> None:
     global _current
     _current = context
+    _agents.clear()
 
 
 def get_context() -> ProcessContext:
@@ -84,7 +86,9 @@ def find_agent(node_id: str) -> Any:
     """The actor that acts for us on another node."""
     import ray
 
-    return ray.get_actor(agent_name(get_context().uid, node_id), namespace=RAY_NAMESPACE)
+    if node_id not in _agents:
+        _agents[node_id] = ray.get_actor(agent_name(get_context().uid, node_id), namespace=RAY_NAMESPACE)
+    return _agents[node_id]
 
 
 def agent_name(uid: str, node_id: str) -> str:

@@ -38,7 +38,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Deferred:
-    """An argument that does not exist yet, or is stored already: workers fetch `refs` and apply `resolve` to the values."""
+    """An argument that is not in the driver's hands: workers fetch `refs` and apply `resolve` to the values."""
 
     refs: tuple[Any, ...]
     resolve: Callable[[list[Any]], Any]
@@ -88,9 +88,12 @@ def call_rule(method: Callable[..., Any]) -> CallRule:
 
 
 def register_dispatch_mode(name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> None:
-    """Add a mode: `dispatch_fn(world_size, args, kwargs)` returns (args, kwargs) for each rank and must not change what it
-    is given; `collect_fn(outputs)` makes one result of the outputs by rank. A Handle among the arguments may be replaced by
-    `handle.map(fn)` or `handle.of_rank(i)`, which workers resolve."""
+    """Add a mode to `Dispatch`.
+
+    `dispatch_fn(world_size, args, kwargs)` returns (args, kwargs) for each rank and must not change what it is given;
+    `collect_fn(outputs)` makes one result of the outputs by rank. A Handle among the arguments may be replaced by
+    `handle.map(fn)` or `handle.of_rank(i)`, which the workers resolve.
+    """
     if name in _modes:
         raise ValueError(f"the dispatch mode {name!r} exists already")
     _modes[name] = DispatchMode(name, dispatch_fn, collect_fn)

@@ -7,18 +7,21 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlinf_lite.scheduler.context import PeerAddress, publish_group
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
 from rlinf_lite.scheduler.handle import Call, Handle
-from rlinf_lite.scheduler.host import Argument, BuildSpec, Host, WorkerInfo
+from rlinf_lite.scheduler.host import Argument, BuildSpec, Host, ProcessInfo
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.worker import Worker, WorkerIdentity
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.cluster import Cluster
+    from rlinf_lite.scheduler.nodes import Node
 
 _SHARED_BYTES = 100_000
 """Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
@@ -32,25 +35,42 @@ class Member:
 
     group: str
     rank: int
-    node_rank: int
+    node: Node
     actor: Any
     cluster: Cluster
-    info: WorkerInfo | None = field(default=None)
+    process_ref: Any
+    address: PeerAddress | None = None
+    """Of its mailbox; None until it is constructed."""
+
+    @property
+    def process(self) -> ProcessInfo:
+        import ray
+
+        info: ProcessInfo = ray.get(self.process_ref, timeout=5)
+        return info
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def death(self, ray_message: str) -> WorkerDiedError:
         """The error for a dead worker, with the tail of its log; tidies up what it left."""
-        node = f"node {self.node_rank} ({self.cluster.nodes[self.node_rank].ip})"
-        tail = ""
-        if self.info is not None:
-            node_id = self.info.address.node_id
-            self.cluster.unlink(node_id, self.info.address.socket)
-            tail = self.cluster.tail(node_id, self.info.log_paths)
-            node = f"{node}, pid {self.info.pid}"
+        node, tail = f"node {self.node.rank} ({self.node.ip})", ""
+        with suppress(Exception):  # it may have died before it could say who it is
+            process = self.process
+            node = f"{node}, pid {process.pid}"
+            tail = self.cluster.tail(self.node.node_id, process.log_paths)
+        self.unlink_socket()
         return WorkerDiedError(self.group, self.rank, node, _exit_reason(ray_message), tail)
+
+    def unlink_socket(self) -> None:
+        """Tell senders that nobody reads here any more."""
+        if self.address is not None:
+            self.cluster.unlink(self.node.node_id, self.address.socket)
 
 
 class WorkerGroup:
-    """`cls.create_group(...).launch(...)`: every public method of `cls` becomes a call of all workers that returns a Handle."""
+    """What `cls.create_group(...).launch(...)` gives: every public method of `cls`, as a call that returns a Handle."""
 
     def __init__(self, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._cls, self._args, self._kwargs = cls, args, kwargs
@@ -61,9 +81,7 @@ class WorkerGroup:
         self.members: list[Member] = []
         taken = sorted(set(self._methods) & {name for name in dir(WorkerGroup) if not name.startswith("_")})
         if taken:
-            raise TypeError(
-                f"{cls.__name__}.{taken[0]} has the name of a method of every group; rename it (taken: {', '.join(taken)})"
-            )
+            raise TypeError(f"{cls.__name__}.{taken[0]}: every group has a {taken[0]!r} of its own; rename the method")
 
     def launch(
         self,
@@ -73,8 +91,8 @@ class WorkerGroup:
     ) -> WorkerGroup:
         """Start the workers and wait until all are constructed. `name` defaults to the component's name.
 
-        `placement_strategy`: what `HybridComponentPlacement.get_strategy` or a `ResourcePool` gives, processes, or a spec
-        such as `0-3:8`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
+        `placement_strategy`: what `HybridComponentPlacement` or a `ResourcePool` gives for a component, processes, or a
+        spec such as `0-3:8`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
         """
         if self._cluster is not None:
             raise SchedulerError(f"the group {self.name!r} runs already")
@@ -114,24 +132,20 @@ class WorkerGroup:
         return GroupView(self, [self.members[rank] for rank in ranks])
 
     def abort(self, reason: str) -> None:
-        """Make every pending and later receive of the workers raise AbortedError, until `clear_abort`. Served at once."""
+        """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
         cluster = self._running()
         self._epoch = cluster.next_epoch()
         cluster.oldest_epochs[self.name] = self._epoch
         for member in self.members:
-            cluster.push_abort(_info(member).address, self._epoch, reason)
+            assert member.address is not None, "only launched groups are called"
+            cluster.push_abort(member.address, self._epoch, reason)
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
-        """Let the workers receive again. Waits until their running methods have ended, and drops the messages of aborted groups."""
-        import ray
-
+        """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
         cluster = self._running()
-        refs = [member.actor.clear_abort.remote(self._epoch, dict(cluster.oldest_epochs)) for member in self.members]
-        handle = Handle(
-            self, "clear_abort", -1, [Call(m, r) for m, r in zip(self.members, refs, strict=True)], list, True, None
-        )
-        handle.wait(timeout_s)
-        ray.get(refs)
+        epochs = dict(cluster.oldest_epochs)
+        calls = [Call(member, member.actor.clear_abort.remote(self._epoch, epochs)) for member in self.members]
+        Handle(self, "clear_abort", -1, calls, list, True, None).wait(timeout_s)
 
     def shutdown(self) -> None:
         """Kill the workers and wait until they are gone. A second call does nothing."""
@@ -157,7 +171,7 @@ class WorkerGroup:
         calls = []
         for process, node in zip(placed.processes, nodes, strict=True):
             actor = cluster.actor(Host, node).remote(self.name, process.rank)
-            member = Member(self.name, process.rank, node, actor, cluster)
+            member = Member(self.name, process.rank, cluster.nodes[node], actor, cluster, actor.process_info.remote())
             self.members.append(member)
             identity = WorkerIdentity(
                 name=self.name,
@@ -174,10 +188,10 @@ class WorkerGroup:
             env_vars = cluster.env_vars(node, process.slots)
             spec = BuildSpec(identity, cluster.context(node), env_vars, self._epoch)
             calls.append(Call(member, actor.build.remote(spec, shared)))
-        infos = Handle(self, "__init__", -1, calls, list, True, cluster.start_timeout_s).wait()
-        for member, info in zip(self.members, infos, strict=True):
-            member.info = info
-        cluster.publish(self.name, [info.address for info in infos])
+        addresses = Handle(self, "__init__", -1, calls, list, True, cluster.start_timeout_s).wait()
+        for member, address in zip(self.members, addresses, strict=True):
+            member.address = address
+        publish_group(self.name, addresses)
 
     def _kill(self, cluster: Cluster) -> None:
         import ray
@@ -185,8 +199,7 @@ class WorkerGroup:
         for member in self.members:
             ray.kill(member.actor)
         for member in self.members:
-            if member.info is not None:
-                cluster.unlink(member.info.address.node_id, member.info.address.socket)
+            member.unlink_socket()
         cluster.release(self)
         _wait_gone(self.members)
         self.members = []
@@ -205,10 +218,7 @@ class WorkerGroup:
         rank_zero = rule.execute_mode == Execute.RANK_ZERO
         chosen = members[:1] if rank_zero else members
         mode = get_dispatch_mode(rule.dispatch_mode)
-        if args or kwargs:
-            spread = mode.dispatch(len(chosen), args, kwargs)
-        else:
-            spread = [(args, kwargs)] * len(chosen)
+        spread = mode.dispatch(len(chosen), args, kwargs)
         call_id = next(_call_ids)
         stored: dict[int, Any] = {}
         calls = []
@@ -234,8 +244,8 @@ class GroupView:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         group = self.__dict__["_group"]
         if name not in group._methods:
-            return group.__getattr__(name)  # type: ignore[no-any-return]  # raises the group's AttributeError
-        return group._caller(name, group._methods[name], self._members)  # type: ignore[no-any-return]
+            return group.__getattr__(name)  # raises AttributeError
+        return group._caller(name, group._methods[name], self._members)
 
 
 def _public_methods(cls: type[Worker]) -> dict[str, CallRule]:
@@ -286,11 +296,6 @@ def payload_bytes(value: Any) -> int:
         return len(value)
     size = getattr(value, "nbytes", 0)
     return size if isinstance(size, int) else 0
-
-
-def _info(member: Member) -> WorkerInfo:
-    assert member.info is not None, "only launched groups are called"
-    return member.info
 
 
 def _wait_gone(members: Sequence[Member], limit_s: float = 10.0) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,15 +100,30 @@ def wait_all(*handles: Handle, timeout_s: float | None = None, what: str = "") -
     Raises as soon as any of them fails, or any worker of their groups dies, even where others are still blocked; those
     groups are then aborted (`group.abort`), so that their workers stop waiting for messages that will not come.
     """
-    wait = _Wait(handles, timeout_s, what)
     try:
-        outputs = wait.run()
+        outputs = _Wait(handles, timeout_s, what).run()
     except BaseException as error:
-        reason = str(error).split("\n", 1)[0] or type(error).__name__
-        for group in {handle.group for handle in handles if not handle.done()}:
-            group.abort(reason)
+        _abort(
+            [handle for handle in handles if not handle.done()], str(error).split("\n", 1)[0] or type(error).__name__
+        )
         raise
     return [handle._collect(values) for handle, values in zip(handles, outputs, strict=True)]
+
+
+def _abort(handles: Sequence[Handle], reason: str) -> None:
+    for group in {handle.group for handle in handles}:
+        group.abort(reason)
+    # what these calls raise now says nothing new; Ray would print it as unhandled
+    refs = [call.ref for handle in handles for call in handle._calls]
+    threading.Thread(target=_swallow, args=(refs,), daemon=True).start()
+
+
+def _swallow(refs: Sequence[Any]) -> None:
+    import ray
+
+    for ref in refs:
+        with suppress(Exception):
+            ray.get(ref)
 
 
 class _Wait:
@@ -166,9 +183,9 @@ class _Wait:
 
     def _late(self, running: set[Any]) -> str:
         late = [name for call, name in zip(self._calls, self._names, strict=True) if call.ref in running]
-        waited = time.monotonic() - self._started
-        what = f"{self._what}: " if self._what else ""
-        return f"{what}waited {waited:.1f} s; not done: {', '.join(late)} ({len(self._calls) - len(late)} of {len(self._calls)} calls are done)"
+        waited = f"waited {time.monotonic() - self._started:.1f} s"
+        done = f"{len(self._calls) - len(late)} of {len(self._calls)} calls are done"
+        return f"{self._what + ': ' if self._what else ''}{waited}; not done: {', '.join(late)} ({done})"
 
     def _translated(self, error: Exception) -> SchedulerError:
         import ray
@@ -182,9 +199,8 @@ class _Wait:
                 if member.actor._actor_id.hex() == dead:
                     return member.death(str(error))
         # not a worker's own exception: for example, a result that cannot be pickled
-        return SchedulerError(
-            f"{', '.join(dict.fromkeys(h.group.name + '.' + h.method for h in self._handles))}: {error}"
-        )
+        calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)
+        return SchedulerError(f"{', '.join(calls)}: {error}")
 
 
 def _remote_failure(error: Exception) -> Any:

@@ -32,10 +32,9 @@ class BuildSpec:
 
 
 @dataclass(frozen=True)
-class WorkerInfo:
-    """Where a worker runs, for messages, logs and the reaper."""
+class ProcessInfo:
+    """A worker's process, for messages and logs."""
 
-    address: PeerAddress
     pid: int
     hostname: str
     log_paths: tuple[str, ...]
@@ -62,8 +61,11 @@ class Host:
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
         return f"{self._name}[{self._rank}]"
 
-    def build(self, spec: BuildSpec, payload: bytes) -> WorkerInfo:
-        """Construct the worker from its pickled (class, args, kwargs)."""
+    def process_info(self) -> ProcessInfo:
+        return ProcessInfo(os.getpid(), socket.gethostname(), _log_paths())
+
+    def build(self, spec: BuildSpec, payload: bytes) -> PeerAddress:
+        """Construct the worker from its pickled (class, args, kwargs); returns where to send messages for it."""
         try:
             return self._build(spec, payload)
         except Exception as error:
@@ -91,7 +93,7 @@ class Host:
         assert self._worker is not None and self._worker._mailbox is not None
         self._worker._mailbox.clear_abort(epoch, oldest_epochs)
 
-    def _build(self, spec: BuildSpec, payload: bytes) -> WorkerInfo:
+    def _build(self, spec: BuildSpec, payload: bytes) -> PeerAddress:
         from ray import cloudpickle
 
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1") | spec.env_vars)
@@ -110,8 +112,7 @@ class Host:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
-        address = PeerAddress(spec.context.node_id, mailbox.path)
-        return WorkerInfo(address, os.getpid(), socket.gethostname(), _log_paths())
+        return PeerAddress(spec.context.node_id, mailbox.path)
 
     def _failure(self, method: str, error: Exception) -> RemoteFailure:
         text = "".join(traceback.format_exception(type(error), error, _without_host_frames(error)))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from typing import Any
 
 SLOT_RESOURCE = "rlinf_lite_slot"
-_JOIN_LIMIT_S = 30
 
 
 class LocalRay:
@@ -58,7 +56,7 @@ class _Environment:
     def __init__(self, variables: dict[str, str]) -> None:
         self._before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
-        _reread(loopback=True)
+        self._cluster_mode = _reread(cluster_mode=False)
 
     def restore(self) -> None:
         for name, value in self._before.items():
@@ -66,21 +64,23 @@ class _Environment:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _reread(loopback=False)
+        _reread(self._cluster_mode)
 
 
-def _reread(loopback: bool) -> None:
-    """Make Ray look at the environment again: it reads these once, when it is imported."""
+def _reread(cluster_mode: bool) -> bool:
+    """Make Ray look at the environment again, which it does once, when it is imported; returns the mode before."""
+    from ray import _raylet
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
 
-    ray_constants.ENABLE_RAY_CLUSTER = not loopback
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    before: bool = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = cluster_mode
+    _raylet.Config.initialize("")  # type: ignore[attr-defined]
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+    return before
 
 
-def join_ray(address: str, log_to_driver: bool) -> dict[str, Any]:
+def join_ray(address: str, log_to_driver: bool) -> None:
     """Connect to a running Ray. Raises ConnectionError."""
     import ray
 
-    return dict(ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING))
+    ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)

@@ -1,12 +1,13 @@
 """Messages between workers: ZeroMQ sockets within a node, the other node's agent across nodes.
 
-A send never blocks: queues are unlimited, so two workers that send to each other cannot deadlock. Messages of one source
-arrive in the order in which they were sent.
+A send never blocks: queues are unlimited, so two workers that send to each other cannot deadlock. Messages of one
+source arrive in the order in which they were sent. One thread reads a mailbox: the one that runs the worker's methods.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import pickle
 import threading
@@ -53,7 +54,7 @@ class SocketPool:
     def push(self, path: str, frames: list[Any]) -> None:
         with self._lock:
             if path not in self._sockets:
-                socket = zmq.Context.instance().socket(zmq.PUSH)
+                socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
                 socket.set_hwm(0)
                 socket.linger = 0
                 socket.connect(f"ipc://{path}")
@@ -74,7 +75,7 @@ class Mailbox:
         self.context, self.group, self.rank = context, group, rank
         self.epoch = 0
         self.path = os.path.join(context.temp_dir, f"{group[:20]}-{rank}-{os.getpid()}".replace("/", "_"))
-        self._inbox = zmq.Context.instance().socket(zmq.PULL)
+        self._inbox: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._inbox.set_hwm(0)
         self._inbox.bind(f"ipc://{self.path}")
         self._poller = zmq.Poller()
@@ -107,9 +108,10 @@ class Mailbox:
             taken = self._take(group, rank)
             if taken is not None:
                 return taken[0], unpack(taken[1])
-            if not self._poller.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000):
+            if not self._poller.poll(_milliseconds_left(deadline)):
                 raise RecvTimeoutError(
-                    f"{self.group}[{self.rank}] waited {timeout_s:g} s for a message from {_source(group, rank)}; none came."
+                    f"{self.group}[{self.rank}] waited {timeout_s:g} s for a message from {_source(group, rank)}; "
+                    "none came."
                 )
 
     def clear_abort(self, epoch: int, oldest_epochs: dict[str, int]) -> None:
@@ -153,8 +155,8 @@ class Mailbox:
 
         head, buffers = encode(obj)
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        agent = find_agent(address.node_id)
-        self._remote_sends.append(agent.deliver.remote(address.socket, self.group, self.rank, self.epoch, head, arrays))
+        deliver = find_agent(address.node_id).deliver
+        self._remote_sends.append(deliver.remote(address.socket, self.group, self.rank, self.epoch, head, arrays))
         while self._remote_sends and ray.wait([self._remote_sends[0]], timeout=0)[0]:
             ray.get(self._remote_sends.popleft())  # surfaces an error of an earlier delivery
 
@@ -190,6 +192,10 @@ class Mailbox:
             rank = min(waiting)[1]
         queue = self._queue(group, rank)
         return (rank, queue.popleft().parcel) if queue else None
+
+
+def _milliseconds_left(deadline: float | None) -> int | None:
+    return None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
 
 
 def _source(group: str, rank: int | None) -> str:

@@ -5,8 +5,8 @@
     scalar    := part ("," part)*                 part   := resources [":" processes]
     resources := "all" | INT | INT "-" INT        processes := INT | INT "-" INT
 
-`0-3` is four processes with a slot each, `0:2` two processes sharing slot 0, `0-3:2` two processes with two slots each,
-`0-1:0-3` four processes (ranks 0 to 3) of which two share each slot.
+`0-3` is four processes with a slot each, `0:2` two processes sharing slot 0, `0-3:2` two processes with two slots
+each, `0-1:0-3` four processes (ranks 0 to 3) of which two share each slot.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.scheduler.errors import PlacementError
@@ -24,7 +26,21 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ClusterConfig, Config, NodeGroup
 
 _PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
-_NUMBER_WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMBER_WORDS = [
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ def _checked_count(processes: int, slots: int, text: str, prefix: str) -> int:
 
 
 def _check_ascending(parts: Sequence[_Part], prefix: str) -> None:
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         if after.slots[0] <= before.slots[-1]:
             overlap = after.slots[-1] >= before.slots[0]
             problem = "share slots" if overlap else "are not in ascending order"
@@ -168,8 +184,8 @@ def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
     for part in parts:
         if part.first_rank is not None and part.first_rank != len(processes):
             raise PlacementError(
-                f"{prefix}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is {len(processes)}. "
-                "Ranks start at 0 and leave no gap."
+                f"{prefix}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is "
+                f"{len(processes)}. Ranks start at 0 and leave no gap."
             )
         for i in range(part.num_processes):
             begin = i * len(part.slots) // part.num_processes
@@ -182,8 +198,8 @@ def _check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, pre
     for process in processes:
         if shape.node_of(process.slots[0]) != shape.node_of(process.slots[-1]):
             raise PlacementError(
-                f"{prefix}: rank {process.rank} would own slots {process.slots[0]}..{process.slots[-1]}, which lie on two "
-                f"nodes of {shape.slots_per_node} slots. Use more processes, so that each stays on one node."
+                f"{prefix}: rank {process.rank} would own slots {process.slots[0]}..{process.slots[-1]}, which lie on "
+                f"two nodes of {shape.slots_per_node} slots. Use more processes, so that each stays on one node."
             )
 
 
@@ -202,8 +218,8 @@ def detect_slots(accelerator: str, num_gpus_per_node: int | None) -> tuple[str, 
     kind = accelerator if accelerator != "auto" else ("cuda" if found else "cpu")
     if kind == "cuda" and num_gpus_per_node is None and not found:
         raise PlacementError(
-            "cluster.accelerator: cuda, but this machine has no GPU. Set cluster.num_gpus_per_node to plan for machines "
-            "that have some, or cluster.accelerator: cpu to run here."
+            "cluster.accelerator: cuda, but this machine has no GPU. Set cluster.num_gpus_per_node to plan for "
+            "machines that have some, or cluster.accelerator: cpu to run here."
         )
     return kind, num_gpus_per_node or (found if kind == "cuda" else 1)
 
@@ -292,14 +308,13 @@ def _place_on_nodes(
 class HybridComponentPlacement:
     """Where every component of a config runs: collocated, disaggregated, or any mix.
 
-    Needs no running cluster: slots per node come from `cluster.num_gpus_per_node`, else from the GPUs of this machine.
-    Raises PlacementError.
+    The slots are those of this process's Cluster. Before there is one (`--dry-run`), they are what
+    `cluster.num_gpus_per_node` says, else the GPUs of this machine. Raises PlacementError.
     """
 
-    def __init__(self, cfg: Config, num_slots_per_node: int | None = None) -> None:
-        kind, slots = detect_slots(cfg.cluster.accelerator, num_slots_per_node or cfg.cluster.num_gpus_per_node)
-        self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
-        self._components = plan(cfg.cluster, slots, kind)
+    def __init__(self, cfg: Config) -> None:
+        self.shape = _running_shape() or _planned_shape(cfg.cluster)
+        self._components = plan(cfg.cluster, self.shape.slots_per_node, self.shape.accelerator)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -327,6 +342,17 @@ class HybridComponentPlacement:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
+
+
+def _planned_shape(cluster: ClusterConfig) -> ClusterShape:
+    kind, slots = detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
+    return ClusterShape(cluster.num_nodes, slots, kind)
+
+
+def _running_shape() -> ClusterShape | None:
+    module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
+    cluster = module.Cluster.current() if module else None
+    return cluster.shape if cluster else None
 
 
 def _compact(ranks: Sequence[str]) -> str:
