@@ -13,10 +13,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHECKED := rlinf_lite $(wildcard examples benchmarks)
+LIBRARIES := libgl1 libglib2.0-0 libx11-6
+LOADS := $(BIN)/python -c 'from importlib.util import find_spec; find_spec("sapien") and __import__("sapien") and __import__("cv2")'
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint setup clean
+.PHONY: help train test lint setup clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 16
@@ -43,7 +45,7 @@ clean:  ## Delete .venv and caches; results/ stays
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 not found. Install python3.11, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "make: $(PYTHON) is older than 3.11. Name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+		{ echo "make: $(PYTHON) is not Python 3.11 or newer. Name another: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 		$(PYTHON) -m venv $(VENV); \
 	elif $(PYTHON) -c 'import venv, pip' 2>/dev/null; then \
@@ -65,4 +67,16 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	fi
 	@echo "set-up: installing rlinf_lite[$(EXTRAS)]; the first time takes a few minutes"
 	@$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(LOADS) 2>/dev/null || $(MAKE) --no-print-directory system-libraries
 	@touch $@
+
+# SAPIEN, ManiSkill's engine, and OpenCV, which it imports, load libraries that a bare Debian does not have.
+system-libraries:
+	@echo "set-up: the simulator needs $(LIBRARIES)"
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $(LIBRARIES) >/dev/null; \
+	else \
+		echo "make: these can only be installed by root. Run: sudo apt-get install $(LIBRARIES)" >&2; exit 1; \
+	fi
+	@$(LOADS)
