@@ -43,6 +43,16 @@ class Deferred:
     refs: tuple[Any, ...]
     resolve: Callable[[list[Any]], Any]
 
+    def element(self, rank: int, world_size: int) -> Deferred:
+        """What rank i of a DP_COMPUTE call gets: element i where the value turns out to be a list."""
+        resolve = self.resolve
+
+        def pick(values: list[Any]) -> Any:
+            value = resolve(values)
+            return _checked("a deferred argument", value, world_size)[rank] if isinstance(value, list) else value
+
+        return Deferred(self.refs, pick)
+
 
 @dataclass(frozen=True)
 class CallRule:
@@ -125,7 +135,7 @@ def _dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     from rlinf_lite.scheduler.handle import Handle
 
     def element(where: str, value: Any, rank: int) -> Any:
-        if isinstance(value, Handle):
+        if isinstance(value, Handle | Deferred):
             return value.element(rank, world_size)
         return _checked(where, value, world_size)[rank] if isinstance(value, list) else value
 

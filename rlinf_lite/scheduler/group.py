@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite.scheduler.context import PeerAddress, publish_group
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
-from rlinf_lite.scheduler.handle import Call, Handle
+from rlinf_lite.scheduler.handle import Call, Handle, same
 from rlinf_lite.scheduler.host import Argument, BuildSpec, Host, ProcessInfo
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.worker import Worker, WorkerIdentity
@@ -265,7 +265,7 @@ def _flatten(arguments: Arguments, stored: dict[int, Any], share: bool) -> tuple
     plain = not kwargs
     for keyword, value in itertools.chain(((None, value) for value in args), kwargs.items()):
         if isinstance(value, Handle):
-            value = value.map(_same)
+            value = value.map(same)
         if share and not isinstance(value, Deferred) and payload_bytes(value) >= _SHARED_BYTES:
             value = _store(value, stored)
         if isinstance(value, Deferred):
@@ -325,7 +325,3 @@ def _exit_reason(ray_message: str) -> str:
 
 def _first(values: list[Any]) -> Any:
     return values[0]
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -84,11 +84,9 @@ class Handle:
         return Deferred((self._calls[index].ref,), _only)
 
     def element(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE call gets: output i of a call that collects a list by rank."""
+        """What rank i of a DP_COMPUTE call gets: output i, fetched alone, of a call that collects a list by rank."""
         if not self._by_rank:
-            return self.map(
-                lambda value: value[rank] if isinstance(value, list) and len(value) == world_size else value
-            )
+            return self.map(same).element(rank, world_size)
         if len(self._calls) != world_size:
             raise ValueError(f"{self!r} has {len(self._calls)} outputs for {world_size} ranks; give one per rank")
         return self.of_rank(rank)
@@ -218,6 +216,10 @@ def _original(error: Exception) -> BaseException:
         original: BaseException = cloudpickle.loads(record.pickled)
         return original
     return RuntimeError(record.summary)
+
+
+def same(value: Any) -> Any:
+    return value
 
 
 def _only(values: list[Any]) -> Any:

@@ -1,0 +1,112 @@
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.segments import BULK_BYTES, pack, unpack
+
+
+def travel(obj: Any, directory: Path) -> Any:
+    received = unpack(pack(obj, str(directory)))
+    assert os.listdir(directory) == []  # opened means unlinked
+    return received
+
+
+@pytest.mark.parametrize("num_rows", [3, 100_000])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
+def test_tensors_of_every_type(tmp_path: Path, dtype: torch.dtype, num_rows: int) -> None:
+    sent = torch.randint(0, 2, (num_rows, 3)).to(dtype)
+    received = travel(sent, tmp_path)
+    assert received.dtype == dtype and torch.equal(received, sent)
+    received.zero_()  # belongs to the receiver
+    assert sent.any()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        torch.tensor(1.5),
+        torch.empty(0, 7),
+        torch.arange(60_000).reshape(200, 300).T,
+        torch.arange(10)[::2],
+        torch.ones(4, requires_grad=True),
+        torch.nn.Parameter(torch.ones(4)),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=["scalar", "empty", "transposed", "strided", "with_grad", "parameter", "sparse"],
+)
+def test_tensors_of_every_layout(tmp_path: Path, sent: torch.Tensor) -> None:
+    received = travel(sent, tmp_path)
+    assert received.shape == sent.shape and received.dtype == sent.dtype
+    assert torch.equal(received.to_dense() if received.is_sparse else received, sent.to_dense() if sent.is_sparse else sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.arange(100_000),
+        np.asfortranarray(np.arange(90_000).reshape(300, 300)),
+        np.arange(180_000).reshape(300, 600)[:, ::2],
+        np.array(3.0),
+        np.array(["pick", "push"]),
+        np.array([{"a": 1}, None], dtype=object),
+        np.zeros(3, dtype=[("x", "f4"), ("y", "i8")]),
+    ],
+    ids=["big", "fortran", "strided", "scalar", "strings", "objects", "records"],
+)
+def test_arrays(tmp_path: Path, sent: np.ndarray) -> None:
+    received = travel(sent, tmp_path)
+    assert received.dtype == sent.dtype
+    np.testing.assert_array_equal(received, sent)
+    assert received.flags.writeable
+
+
+@dataclass
+class Observation:
+    images: dict[str, torch.Tensor]
+    instruction: list[str]
+
+
+def test_nested_objects(tmp_path: Path) -> None:
+    image = torch.randint(0, 255, (4, 128, 128, 3), dtype=torch.uint8)
+    sent = {"obs": Observation({"wrist": image, "base": image[:1]}, ["pick up", "the cube ☐"]), "list": [1, (None, b"x")]}
+    received = travel(sent, tmp_path)
+    assert torch.equal(received["obs"].images["wrist"], image)
+    assert torch.equal(received["obs"].images["base"], image[:1])
+    assert received["obs"].instruction == sent["obs"].instruction and received["list"] == sent["list"]
+
+
+def test_functions_and_local_classes(tmp_path: Path) -> None:
+    class Local:
+        value = 3
+
+    assert travel(lambda x: x + Local.value, tmp_path)(1) == 4
+
+
+def test_small_objects_use_no_file(tmp_path: Path) -> None:
+    assert pack({"x": np.zeros(BULK_BYTES - 1, np.uint8)}, str(tmp_path)).segment is None
+    assert pack({"x": np.zeros(BULK_BYTES, np.uint8)}, str(tmp_path)).segment is not None
+
+
+def test_memory_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:
+    received = travel([np.full(BULK_BYTES, i, np.uint8) for i in range(3)], tmp_path)
+    last = received[2]
+    del received
+    assert (last == 2).all()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(SchedulerError, match=f"{tmp_path} is full: a message of 1 MiB does not fit"):
+        pack(np.zeros(2**20, np.uint8), str(tmp_path))
+    assert os.listdir(tmp_path) == []
