@@ -1,7 +1,7 @@
 """Measure a saved policy on the fixed, seeded evaluation episodes of its run.
 
-    python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
-    python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400 env.eval.mode=sampled
+python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
+python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400
 """
 
 import argparse
@@ -13,7 +13,7 @@ from rlinf_lite.config import ConfigError, load_config
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint, or a run directory (its last one)")
+    parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint or a run directory")
     parser.add_argument("--out", type=Path, help="where to write the JSON (default: eval.json beside the checkpoints)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's config")
     arguments = parser.parse_intermixed_args()

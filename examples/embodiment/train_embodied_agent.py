@@ -1,7 +1,7 @@
 """Train a policy in a simulator.
 
-    python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp actor.optim.lr=1e-4
-    python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp --dry-run
+python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp actor.optim.lr=1e-4
+python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp --dry-run
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trajectories: T decisions of B environments, built where the policy acts and sent once to the actor that trains on them."""
+"""Trajectories: T decisions of B environments, built where the policy acts and sent once to the actors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlinf_lite.data.messages import StepResult
 class Trajectories:
     """T decisions (chunks of C actions of D dimensions) of B environments, ascending in `env_ids`.
 
-    `mask` tells which actions were executed: not those after an episode's end within a chunk, nor those of an environment
-    that waits for its next reset. `next_values` is the value of what follows a decision: of the next one, of the final
-    observation where the episode was truncated, 0 where it terminated.
+    `mask` tells which actions were executed: not those after an episode's end within a chunk, nor those of an
+    environment that waits for its next reset. `next_values` is the value of what follows a decision: of the next one,
+    of the final observation where the episode was truncated, 0 where it terminated (see algorithm.bootstrap_type).
     """
 
     env_ids: Tensor  # int64 [B]

@@ -38,7 +38,7 @@ class ActionOutput:
 
 @dataclass
 class PolicyOutput:
-    """Scores of given actions: `logprobs` and `entropy` [B, C, D]; `values` [B, 1] (chunk_level) or [B, C] (action_level)."""
+    """Scores of given actions: `logprobs` and `entropy` [B, C, D]; `values` [B, 1] or, at action level, [B, C]."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -52,7 +52,7 @@ class CheckpointFormatError(ValueError):
 class Policy(nn.Module, ABC):
     """Base of all policies. A subclass names itself with `@register_policy` and is built by `build_policy`.
 
-    At equal weights `forward(out.forward_inputs).logprobs` equals `out.logprobs` of the `predict_action_batch` that made them.
+    At equal weights `forward(out.forward_inputs).logprobs` equals `out.logprobs` of the `predict_action_batch` before.
     """
 
     policy_id: str
@@ -61,7 +61,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        """Act on `obs` (DESIGN: images, state, instruction); sampling takes its noise from `obs["noise_key"]` where given."""
+        """Act on `obs` (see `envs.Obs`); sampling takes its noise from `obs["noise_key"]` where given."""
 
     @abstractmethod
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
@@ -102,7 +102,7 @@ class Policy(nn.Module, ABC):
         return []
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write `config.json` and `model.safetensors`; `state_dict` in place of this module's own where weights are sharded."""
+        """Write `config.json` and `model.safetensors`, from `state_dict` where this module's own is sharded."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {"policy_id": self.policy_id, **self.config_dict()}

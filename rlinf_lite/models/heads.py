@@ -38,4 +38,4 @@ class Gaussian(nn.Module):
 
     def entropy(self, mean: Tensor) -> Tensor:
         """Per-element differential entropy, [B, C, D]."""
-        return (self._scaled_log_std() + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
+        return self._scaled_log_std() + 0.5 * math.log(2 * math.pi * math.e) + torch.zeros_like(mean)

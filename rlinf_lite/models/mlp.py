@@ -90,7 +90,7 @@ class MLPGaussianPolicy(Policy):
 
     def check_env_spec(self, spec: EnvSpec) -> None:
         if spec.state_dim != self.state_dim:
-            raise ValueError(f"this policy reads states of {self.state_dim} numbers, the environment gives {spec.state_dim}")
+            raise ValueError(f"the policy reads {self.state_dim} state numbers, the environment gives {spec.state_dim}")
 
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.critic.parameters())

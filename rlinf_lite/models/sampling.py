@@ -19,7 +19,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def noise_keys(seed: int, env_ids: np.ndarray, decisions: np.ndarray | int) -> np.ndarray:
-    """One key per row, uint64 [B], from the run's seed, global environment ids [B] and decision indices [B] or scalar."""
+    """One key per row, uint64 [B], from the run's seed, environment ids [B] and decision indices ([B] or one)."""
     with np.errstate(over="ignore"):
         key = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
         key = _mix(key + np.asarray(env_ids).astype(np.uint64) * _GOLDEN)

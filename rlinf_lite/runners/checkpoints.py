@@ -75,7 +75,9 @@ def find_checkpoint(path: Path) -> Path:
     for candidate in (path, path / "last", path / "checkpoints" / "last"):
         if (candidate / CHECKSUMS).is_file():
             return candidate.resolve()
-    raise CheckpointError(f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run that has one)")
+    raise CheckpointError(
+        f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them)"
+    )
 
 
 def newest_run(save_path: Path, run_name: str) -> Path | None:
@@ -102,7 +104,9 @@ def verify(checkpoint: Path) -> None:
         else:
             continue
         earlier = [path for path in CheckpointStore(checkpoint.parent.parent, 1).steps() if path.name < checkpoint.name]
-        advice = f"The checkpoint before it is {earlier[-1]}: pass it as runner.resume." if earlier else "There is none before it."
+        advice = (
+            f"Resume from the one before it: runner.resume={earlier[-1]}" if earlier else "There is none before it."
+        )
         raise CheckpointError(f"{file} {problem}: this checkpoint is damaged. {advice}")
 
 
@@ -141,4 +145,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _write_error(error: OSError, path: Path) -> CheckpointError:
-    return CheckpointError(f"cannot write the checkpoint {path}: {error.strerror or error}. Earlier checkpoints are untouched.")
+    reason = error.strerror or error
+    return CheckpointError(f"cannot write the checkpoint {path}: {reason}. Earlier ones are untouched.")

@@ -1,9 +1,9 @@
 """The embodied training loop: sync weights, generate, estimate advantages, train.
 
-    rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
-    env.interact() || rollout.generate() || actor.recv_rollout_batch()
-    actor.compute_advantages_and_returns()
-    actor.run_training()
+rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
+env.interact() || rollout.generate() || actor.recv_rollout_batch()
+actor.compute_advantages_and_returns()
+actor.run_training()
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class EmbodiedRunner:
             num_envs=cfg.env.train.num_envs,
             num_env_workers=self.env.world_size,
             num_stages=cfg.rollout.pipeline_stage_num,
-            rollout_nodes=tuple(self.rollout.node_ranks),
-            actor_nodes=tuple(self.actor.node_ranks),
+            rollout_nodes=tuple(member.node.rank for member in self.rollout.members),
+            actor_nodes=tuple(member.node.rank for member in self.actor.members),
         )
-        timeout_s = cfg.runner.phase_timeout_s
-        self.spec = wait_all(self.env.init(self.layout), timeout_s=timeout_s, what="environments to be built")[0][0]
-        rollout, actor = self.rollout.init(self.layout, self.spec), self.actor.init(self.layout, self.spec, self.total_steps)
-        num_parameters = wait_all(rollout, actor, timeout_s=timeout_s, what="policies to be built")[1][0]
+        self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
+        rollout = self.rollout.init(self.layout, self.spec)
+        actor = self.actor.init(self.layout, self.spec, self.total_steps)
+        num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
         if self._resume_from is not None:
             self._load(self._resume_from)
         log.info("policy of %s parameters; %s", f"{num_parameters:,}", self.spec)
@@ -120,7 +120,7 @@ class EmbodiedRunner:
         """Train to the last step, or until Ctrl-C, which leaves a checkpoint of the last completed step."""
         cfg = self.cfg.runner
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / "config.yaml").write_text(yaml.safe_dump(self.cfg.model_dump(mode="json"), sort_keys=False))
+        self._write_config(self.run_dir)
         self.logger = MetricLogger(
             self.run_dir,
             cfg.logger.backends,
@@ -129,7 +129,10 @@ class EmbodiedRunner:
             resume_step=None if self._resume_from is None else self.completed_steps,
         )
         interrupted = False
-        with self.logger, Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress:
+        with (
+            self.logger,
+            Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress,
+        ):
             try:
                 while self.completed_steps < self.total_steps:
                     if self._due(cfg.val_check_interval):
@@ -165,13 +168,14 @@ class EmbodiedRunner:
             trained = self._wait(self._training, what="training")[0]
             self._complete_step()
         self._times["step"] = time.time() - started
-        self._log_step(step, metrics, played, trained)
+        self._log_step(started, metrics, played, trained)
 
     def update_rollout_weights(self) -> None:
         """Bring the rollout workers to the actor's weights."""
         with self._phase("sync_weights"):
             version = self.completed_steps
-            self._wait(self.rollout.sync_model_from_actor(version), self.actor.sync_model_to_rollout(), what="weight sync")
+            receiving = self.rollout.sync_model_from_actor(version)
+            self._wait(receiving, self.actor.sync_model_to_rollout(), what="weight sync")
 
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
         """Environments, policy and the actor's intake run against each other until the batch is complete."""
@@ -211,7 +215,11 @@ class EmbodiedRunner:
         save_env_states(env_rows, directory)
         state = {"completed_steps": self.completed_steps, "env_steps": self.env_steps, "run": self.run_dir.name}
         (directory / "runner.json").write_text(json.dumps(state))
-        (directory / "config.yaml").write_text(yaml.safe_dump(self.cfg.model_dump(mode="json"), sort_keys=False))
+        self._write_config(directory)
+
+    def _write_config(self, directory: Path) -> None:
+        text = yaml.safe_dump(self.cfg.model_dump(mode="json"), sort_keys=False)
+        (directory / "config.yaml").write_text(text)
 
     def _load(self, checkpoint: Path) -> None:
         state = json.loads((checkpoint / "training_state" / "runner.json").read_text())
@@ -251,11 +259,12 @@ class EmbodiedRunner:
         path = directory / f"step_{self.completed_steps:06d}.json"
         path.write_text(summary.to_json(step=self.completed_steps, env_steps=self.env_steps))
         self.logger.log(self.completed_steps, {**summary.metrics(), "time/eval": self._times["eval"]})
-        self.progress.message(f"eval after step {self.completed_steps}, {self.env_steps:,} env steps: {summary.headline()}")
+        when = f"step {self.completed_steps}, {self.env_steps:,} env steps"
+        self.progress.message(f"eval after {when}: {summary.headline()}")
 
     def _log_step(
         self,
-        step: int,
+        started: float,
         metrics: dict[str, float],
         played: list[list[dict[str, Any]]],
         trained: list[dict[str, Any]],
@@ -263,26 +272,29 @@ class EmbodiedRunner:
         env_results, rollout_results = played
         num_env_steps = sum(result["num_env_steps"] for result in env_results)
         self.env_steps += num_env_steps
-        spans = [span for result in (*env_results, *rollout_results, *trained) for span in result["spans"]]
+        spans = [
+            Span(span.name, span.start, span.end, f"{name} {rank}")
+            for name, results in (("env", env_results), ("rollout", rollout_results), ("actor", trained))
+            for rank, result in enumerate(results)
+            for span in result["spans"]
+        ]
         metrics = {
             **env_metrics([record for result in env_results for record in result["episodes"]]),
             **metrics,
             **trained[0]["metrics"],
             **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            **utilization(spans, self._window("generate_rollouts"), (self._driver_spans[0].start, self._driver_spans[-1].end)),
+            **utilization(spans, self._window("generate_rollouts"), (started, started + self._times["step"])),
             "perf/env_steps_per_s": num_env_steps / self._times["step"],
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
             "env/num_steps": self.env_steps,
         }
-        self.logger.log(step + 1, metrics)
-        self.progress.update(step + 1, metrics)
-        if self.cfg.runner.timeline and step in (2, self.total_steps - 1) and not self._timeline.exists():
-            write_chrome_trace(spans + self._driver_spans, self._timeline)
-            self.progress.message(f"timeline of step {step + 1}: {self._timeline}")
-
-    @property
-    def _timeline(self) -> Path:
-        return self.run_dir / "timeline.json"
+        step = self.completed_steps
+        self.logger.log(step, metrics)
+        self.progress.update(step, metrics)
+        timeline = self.run_dir / "timeline.json"
+        if self.cfg.runner.timeline and step in (3, self.total_steps) and not timeline.exists():
+            write_chrome_trace(spans + self._driver_spans, timeline)
+            self.progress.message(f"timeline of step {step}: {timeline}")
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

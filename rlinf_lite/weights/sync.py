@@ -1,8 +1,8 @@
 """Versioned weight transfer.
 
-A receiver on the sender's node whose policy lives on the CPU maps one shared-memory segment, into which the sender writes
-each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get buckets of
-at most `weight_sync.bucket_bytes` through host memory, one at a time.
+A receiver on the sender's node whose policy lives on the CPU maps one shared-memory segment, into which the sender
+writes each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get
+buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time.
 
 A segment is rewritten only while every receiver waits in `receive`, so no one ever computes with half a version.
 """
@@ -56,7 +56,7 @@ class _Segment:
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                os.posix_fallocate(descriptor, 0, num_bytes)  # fails here, not by a bus error later, where /dev/shm is full
+                os.posix_fallocate(descriptor, 0, num_bytes)  # a full /dev/shm fails here, not by a bus error later
             self._memory = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)
@@ -171,7 +171,7 @@ class WeightReceiver:
         while not last:
             sent, content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
             if sent != version:
-                raise WeightVersionError(f"rollout {self._worker.rank} expects weights {version}, {self._group} sent {sent}")
+                raise WeightVersionError(f"{self._worker.name} expects weights {version}, {self._group} sent {sent}")
             if isinstance(content, tuple):
                 self._map(*content)
                 self._worker.send("mapped", self._group, self._sender)

@@ -1,4 +1,4 @@
-"""The actor worker: advantages over the global batch, then minibatch updates, sharded by FSDP2 where there are several."""
+"""The actor worker: advantages over the global batch, then minibatch updates, sharded by FSDP2 over several ranks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class _Batch:
 class EmbodiedFSDPActor(Worker):
     """Trains the policy on the trajectories of its own environments.
 
-    Advantages, shuffles and loss denominators are those of the global batch, so that updates do not depend on the number
-    of actors.
+    Advantages, shuffles and loss denominators are those of the global batch, so that updates do not depend on the
+    number of actors.
     """
 
     cfg: Config
@@ -161,14 +161,14 @@ class EmbodiedFSDPActor(Worker):
         training.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
             self.policy.save_pretrained(Path(directory) / "policy", state)
-        sharding.save_optimizer(self.policy, self.optimizer, training, self.rank)
+        sharding.save_optimizer(self.policy, self.optimizer, training / "optimizer.safetensors", self.rank)
         save_file({"torch": torch.get_rng_state()}, training / f"actor_rng_{self.rank}.safetensors")
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         training = Path(directory) / "training_state"
         sharding.load_policy_state(self.policy, load_file(Path(directory) / "policy" / "model.safetensors"))
-        sharding.load_optimizer(self.policy, self.optimizer, training)
+        sharding.load_optimizer(self.policy, self.optimizer, training / "optimizer.safetensors")
         rng_file = training / f"actor_rng_{self.rank}.safetensors"
         if rng_file.exists():  # a resumed run may have more ranks
             torch.set_rng_state(load_file(rng_file)["torch"])
@@ -190,7 +190,7 @@ class EmbodiedFSDPActor(Worker):
                     return
 
     def _update(self, minibatch: np.ndarray, sums: MetricSums, where: str) -> float:
-        """One optimizer update on the samples of `minibatch` (global indices). Returns its approximate KL, over all ranks."""
+        """One optimizer update on the samples of `minibatch` (global indices). Returns its KL, over all ranks."""
         assert self.batch is not None
         cfg = self.cfg
         mask = self._position_mask(self.batch.global_mask[torch.from_numpy(minibatch)])
@@ -273,7 +273,8 @@ class EmbodiedFSDPActor(Worker):
     def _gather_inputs(self, inputs: AdvantageInputs) -> AdvantageInputs:
         """All ranks' rows: a few numbers per decision, so that estimators see whole groups and the global batch."""
         names = ("rewards", "mask", "values", "next_values", "dones", "group_ids")
-        return replace(inputs, **{name: self._all_gather(getattr(inputs, name)) for name in names})
+        gathered: dict[str, Any] = {name: self._all_gather(getattr(inputs, name)) for name in names}
+        return replace(inputs, **gathered)
 
     def _all_gather(self, rows: Tensor) -> Tensor:
         """Rows of every rank, in rank order; every rank has the same number."""
@@ -281,7 +282,7 @@ class EmbodiedFSDPActor(Worker):
             return rows
         own = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
         out = torch.empty((len(own) * self.world_size, *own.shape[1:]), dtype=own.dtype, device=self.device)
-        dist.all_gather_into_tensor(out, own.contiguous().to(self.device))
+        dist.all_gather_single(out, own.contiguous().to(self.device))
         return out.cpu().to(rows.dtype)
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,8 +13,28 @@ from rlinf_lite.config import Config
 from rlinf_lite.data.layout import Layout, StagePiece
 from rlinf_lite.data.messages import ActionMessage, ObsMessage, StepResult
 from rlinf_lite.data.observations import take_rows
-from rlinf_lite.envs import ChunkResult, EnvSpec, EpisodeRecord, VecEnv, env_seed, episode_seed, get_env_spec, make_vec_env
+from rlinf_lite.envs import (
+    ChunkResult,
+    EnvSpec,
+    EpisodeRecord,
+    Obs,
+    VecEnv,
+    env_seed,
+    episode_seed,
+    get_env_spec,
+    make_vec_env,
+)
 from rlinf_lite.scheduler import Worker
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class _Resumable(Protocol):
+    """The part of a VecEnv that exact resume needs; optional in custom environments."""
+
+    def state_dict(self) -> list[dict[str, Any]]: ...
+    def load_state_dict(self, rows: Sequence[dict[str, Any]]) -> Obs: ...
 
 
 @dataclass
@@ -24,8 +45,8 @@ class _Stage:
     env: VecEnv
     env_ids: np.ndarray
     pieces: list[StagePiece]
-    actions: dict[int, np.ndarray]  # by first row of the piece
-    obs: dict[str, Any] | None = None
+    actions: dict[int, np.ndarray] = field(default_factory=dict)  # by first row of the piece
+    obs: Obs = field(default_factory=Obs)
     t: int = 0
     done: bool = False
 
@@ -133,25 +154,28 @@ class EnvWorker(Worker):
     def load_state_dict(self, rows: list[dict[str, Any]]) -> None:
         """Bring this worker's environments to where `state_dict` found them, by replay; `rows` may hold others' too."""
         by_id = {row["env_id"]: row for row in rows}
-        for stage in self.stages if by_id else []:
-            stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
+        for stage in self.stages:
+            if isinstance(stage.env, _Resumable) and by_id:
+                stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
+            elif self.cfg.env.train.auto_reset:
+                log.warning("%s has no state_dict: unfinished episodes start anew, the resume is not exact", stage.env)
 
     def _environment_states(self) -> list[dict[str, Any]]:
         return [
             {**row, "env_id": int(env_id)}
             for stage in self.stages
+            if isinstance(stage.env, _Resumable)
             for env_id, row in zip(stage.env_ids, stage.env.state_dict(), strict=True)
         ]
 
-    def _build_stages(self, split: str, layout: Layout) -> list[_Stage]:
+    def _build_stages(self, split: Literal["train", "eval"], layout: Layout) -> list[_Stage]:
         pieces = [piece for piece in layout.pieces() if piece.env_rank == self.rank]
         return [
             _Stage(
-                index=stage,
-                env=make_vec_env(self.cfg.env, split, layout.stage_size),
-                env_ids=layout.env_ids(self.rank, stage),
-                pieces=[piece for piece in pieces if piece.stage == stage],
-                actions={},
+                stage,
+                make_vec_env(self.cfg.env, split, layout.stage_size),
+                layout.env_ids(self.rank, stage),
+                [piece for piece in pieces if piece.stage == stage],
             )
             for stage in range(layout.num_stages)
         ]
@@ -183,13 +207,11 @@ class EnvWorker(Worker):
         result: ChunkResult | None = None,
         last: bool = False,
     ) -> None:
-        assert stage.obs is not None
         for piece in stage.pieces:
             rows = slice(piece.start, piece.stop)
             answer = None if result is None else _piece_result(result, piece)
-            message = ObsMessage(
-                stage.index, piece.start, stage.t, take_rows(stage.obs, rows), noise_ids[rows], decision, answer, last
-            )
+            obs = take_rows(stage.obs, rows)
+            message = ObsMessage(stage.index, piece.start, stage.t, obs, noise_ids[rows], decision, answer, last)
             self.send(message, "rollout", piece.rollout_rank)
 
 
@@ -201,5 +223,10 @@ def _piece_result(result: ChunkResult, piece: StagePiece) -> StepResult:
         inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
         final_rows, final_obs = ended[inside] - piece.start, take_rows(obs, inside)
     return StepResult(
-        result.rewards[rows], result.terminated[rows], result.truncated[rows], result.executed[rows], final_rows, final_obs
+        rewards=result.rewards[rows],
+        terminated=result.terminated[rows],
+        truncated=result.truncated[rows],
+        executed=result.executed[rows],
+        final_rows=final_rows,
+        final_obs=final_obs,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def minibatches(valid: np.ndarray, global_batch_size: int, seed: int, step: int, epoch: int) -> Iterator[np.ndarray]:
-    """Shuffled indices of the True entries of `valid` [N], in ceil(n / global_batch_size) parts of nearly equal size."""
+    """Shuffled indices of the True entries of `valid` [N], in ceil(n / global_batch_size) nearly equal parts."""
     samples = np.flatnonzero(valid)
     np.random.default_rng([seed, step, epoch]).shuffle(samples)
     yield from np.array_split(samples, -(-len(samples) // global_batch_size)) if len(samples) else ()

@@ -122,7 +122,7 @@ class MultiStepRolloutWorker(Worker):
         # truncated episodes are bootstrapped from their final observation, terminated ones with 0 (unless always)
         ended = np.arange(len(result.final_rows))
         if self.cfg.algorithm.bootstrap_type == "standard":
-            ended = np.flatnonzero(~result.terminated.any(axis=1)[result.final_rows])
+            ended = np.flatnonzero(~result.terminated[result.final_rows].any(axis=1))
         builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
 
     def _finish(self, builder: TrajectoryBuilder, message: ObsMessage) -> None:

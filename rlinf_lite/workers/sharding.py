@@ -6,7 +6,6 @@ whole, as safetensors and JSON, so that they load into any number of ranks.
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models import Policy
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_FULL_FLAT = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
 
 
 def init_process_group(
@@ -63,13 +61,12 @@ def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr},
         {"params": [p for p in trained if id(p) in of_value], "base_lr": cfg.value_lr or cfg.lr},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay
-    )
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay)
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip to `max_norm` over all ranks; returns the norm before, a scalar that every rank has. Non-finite: nothing is clipped."""
+    """Clip to `max_norm` over all ranks, unless the norm is not finite. Returns the norm before, alike on every rank."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if torch.isfinite(norm):
@@ -79,26 +76,31 @@ def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
 
 def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:
     """The whole state dict on the CPU of rank 0 (other ranks: empty)."""
-    return get_model_state_dict(policy, options=_FULL)
+    state: dict[str, Any] = get_model_state_dict(policy, options=_FULL)
+    return state
 
 
 def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load a whole state dict, present on every rank, into a sharded or plain policy."""
-    set_model_state_dict(policy, tensors, options=StateDictOptions(full_state_dict=True))
+    state: dict[str, Any] = dict(tensors)
+    set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True))
 
 
-def save_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, directory: Path, rank: int) -> None:
-    """Write `optimizer.safetensors` (tensors) and `optimizer.json` (numbers); rank 0 writes, all ranks call."""
-    state = get_optimizer_state_dict(policy, optimizer, options=_FULL_FLAT)
+def save_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path, rank: int) -> None:
+    """Write the moments of every parameter; rank 0 writes, all ranks call. Hyper-parameters come from the config."""
+    whole: dict[str, Any] = get_optimizer_state_dict(policy, optimizer, options=_FULL)
+    state = whole.get("state", {})  # empty on other ranks
     if rank == 0:
-        tensors = {name: value.contiguous() for name, value in state.items() if isinstance(value, Tensor)}
-        numbers = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-        save_file(tensors, directory / "optimizer.safetensors")
-        (directory / "optimizer.json").write_text(json.dumps(numbers))
+        tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
 
 
-def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
     """Read what `save_optimizer` wrote, on every rank."""
-    state: dict[str, Any] = {**json.loads((directory / "optimizer.json").read_text())}
-    state.update(load_file(directory / "optimizer.safetensors"))
-    set_optimizer_state_dict(policy, optimizer, state, options=_FULL_FLAT)
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, value in load_file(file).items():
+        parameter, _, key = name.rpartition("/")
+        state.setdefault(parameter, {})[key] = value
+    groups = get_optimizer_state_dict(policy, optimizer)["param_groups"]
+    whole: dict[str, Any] = {"state": state, "param_groups": groups}
+    set_optimizer_state_dict(policy, optimizer, whole, options=_FULL)

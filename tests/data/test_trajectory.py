@@ -14,7 +14,9 @@ def build():
     builder = TrajectoryBuilder(np.array([4, 5, 6]), T)
     for t in range(T):
         builder.add_decision(
-            torch.full((B, C, 1), -float(t)), torch.arange(B).float()[:, None] + 10 * t, {"x": torch.full((B, 2), float(t))}
+            torch.full((B, C, 1), -float(t)),
+            torch.arange(B).float()[:, None] + 10 * t,
+            {"x": torch.full((B, 2), float(t))},
         )
         terminated, truncated = np.zeros((B, C), bool), np.zeros((B, C), bool)
         executed, rewards = np.ones((B, C), bool), np.ones((B, C), np.float32)

@@ -20,7 +20,8 @@ def test_last_moves_and_old_ones_go(tmp_path):
         write(store, step)
     assert [path.name for path in store.steps()] == ["step_000002", "step_000003"]
     assert os.readlink(tmp_path / "checkpoints" / "last") == "step_000003"
-    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints" / "last") == store.steps()[-1].resolve()
+    newest = store.steps()[-1].resolve()
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoints" / "last") == newest
     verify(find_checkpoint(tmp_path))
 
 

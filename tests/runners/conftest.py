@@ -1,0 +1,70 @@
+"""One local cluster per module, and short runs on it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.config import load_config
+from rlinf_lite.runners import EmbodiedRunner
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+
+WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker, "env": EnvWorker}
+
+SMALL_PENDULUM = [
+    "env.train.num_envs=8",
+    "env.train.max_episode_steps=10",
+    "env.eval.num_envs=4",
+    "env.eval.num_episodes=6",
+    "env.eval.max_episode_steps=10",
+    "rollout.num_chunks=8",
+    "rollout.pipeline_stage_num=1",
+    "algorithm.update_epochs=2",
+    "actor.global_batch_size=16",
+    "actor.micro_batch_size=16",
+    "runner.max_steps=3",
+    "runner.val_check_interval=-1",
+    "runner.save_interval=-1",
+    "runner.phase_timeout_s=60",
+    "cluster.num_gpus_per_node=2",
+    "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(num_nodes=1, num_gpus_per_node=2, accelerator="cpu") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    """`start(*overrides, config=...)` launches three groups and returns an initialised runner; all end with the test."""
+    launched = []
+
+    def start(*overrides, config="gym_pendulum_ppo_mlp", workers=WORKERS, small=SMALL_PENDULUM, root=tmp_path):
+        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        cfg = load_config(f"embodiment/{config}", [*small, *paths, *overrides])
+        placement = HybridComponentPlacement(cfg)
+        groups = {}
+        for name, worker in workers.items():
+            groups[name] = worker.create_group(cfg).launch(
+                cluster, placement_strategy=placement.get_strategy(name), name=name
+            )
+            launched.append(groups[name])
+        runner = EmbodiedRunner(cfg=cfg, **groups)
+        runner.init_workers()
+        return runner
+
+    def stop():
+        while launched:
+            launched.pop().shutdown()
+
+    start.stop = stop
+    yield start
+    stop()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

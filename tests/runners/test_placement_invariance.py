@@ -1,0 +1,46 @@
+"""The same seed gives the same losses, however the run is spread over workers and stages."""
+
+import pytest
+
+from tests.runners.conftest import read_metrics
+
+LOSSES = ("train/actor/policy_loss", "train/critic/value_loss", "train/actor/approx_kl_k3", "rollout/returns_mean")
+
+SPREADS = {
+    "one of each": [],
+    "two actors": ["cluster.component_placement.actor=0-1"],
+    "two env workers": ["cluster.component_placement.env=0-1"],
+    "two stages": ["rollout.pipeline_stage_num=2"],
+    "two of everything": [
+        "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}",
+        "rollout.pipeline_stage_num=2",
+        "actor.micro_batch_size=4",
+    ],
+    "more rollout workers than env workers": ["cluster.component_placement.rollout=0-1"],
+}
+
+
+@pytest.fixture(scope="module")
+def curves():
+    return {}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_losses_do_not_depend_on_the_placement(start, curves, spread):
+    result = start(*SPREADS[spread]).run()
+    curves[spread] = read_metrics(result.run_dir)
+    assert len(curves[spread]) == 3
+    for own, reference in zip(curves[spread], curves["one of each"], strict=True):
+        assert [own[name] for name in LOSSES] == pytest.approx([reference[name] for name in LOSSES], abs=1e-4)
+
+
+def test_losses_depend_on_the_seed(start, curves):
+    other = read_metrics(start("runner.seed=1").run().run_dir)
+    assert abs(other[0]["train/critic/value_loss"] - curves["one of each"][0]["train/critic/value_loss"]) > 1e-3
+
+
+def test_the_first_pass_has_ratio_one(start):
+    result = start("algorithm.update_epochs=1", "actor.global_batch_size=64", "runner.max_steps=2").run()
+    for line in read_metrics(result.run_dir):
+        assert line["train/actor/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        assert line["train/actor/approx_kl_k3"] == pytest.approx(0.0, abs=1e-9)
