@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 class PlacementSpec(Section):
     placement: str | int
-    """Slots and processes, for example `0-3` or `0-3:8`."""
+    """Slots and processes, for example `0-3` or `0-3:0-7`."""
     node_group: str | None = None
     """Label of a `cluster.node_groups` entry; slots are then numbered within that group."""
 

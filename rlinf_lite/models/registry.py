@@ -32,6 +32,11 @@ def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
     return register
 
 
+def policy_names() -> list[str]:
+    """All registered names."""
+    return sorted(_POLICIES)
+
+
 def policy_class(policy_id: str) -> type[Policy]:
     """The class that `model.id` names.
 
@@ -42,7 +47,7 @@ def policy_class(policy_id: str) -> type[Policy]:
         return _POLICIES[policy_id]
     if ":" not in policy_id:
         near = difflib.get_close_matches(policy_id, _POLICIES, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(sorted(_POLICIES))}."
+        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(policy_names())}."
         raise UnknownPolicyError(f"model.id: no policy is called {policy_id!r}. {hint} Your own: pkg.module:Class")
     module_name, _, attribute = policy_id.partition(":")
     try:

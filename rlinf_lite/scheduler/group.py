@@ -92,7 +92,7 @@ class WorkerGroup:
         """Start the workers and wait until all are constructed. `name` defaults to the component's name.
 
         `placement_strategy`: what `HybridComponentPlacement` or a `ResourcePool` gives for a component, processes, or a
-        spec such as `0-3:8`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
+        spec such as `0-3:0-7`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
         """
         if self._cluster is not None:
             raise SchedulerError(f"the group {self.name!r} runs already")

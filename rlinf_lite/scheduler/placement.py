@@ -5,8 +5,8 @@
     scalar    := part ("," part)*                 part   := resources [":" processes]
     resources := "all" | INT | INT "-" INT        processes := INT | INT "-" INT
 
-`0-3` is four processes with a slot each, `0:2` two processes sharing slot 0, `0-3:2` two processes with two slots
-each, `0-1:0-3` four processes (ranks 0 to 3) of which two share each slot.
+Both are numbers or inclusive ranges: slots before the colon, process ranks after it. `0-3` is four processes with a slot
+each, `0:0-1` two processes sharing slot 0, `0-3:0-1` two processes with two slots each, `0-3:0` one with all four.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def parse_placement(
     if text == "auto":
         raise PlacementError(f"{prefix}: automatic placement is planned, not built. Name slots: `all`, `0` or `0-3`.")
     if isinstance(spec, bool) or not text:
-        raise PlacementError(f"{prefix}: this is not a placement. Write slots such as `all`, `0`, `0-3` or `0-3:8`.")
+        raise PlacementError(f"{prefix}: this is not a placement. Write slots such as `all`, `0`, `0-3` or `0-3:0-7`.")
     parts = [_parse_part(part.strip(), num_slots, prefix) for part in text.split(",")]
     _check_ascending(parts, prefix)
     _check_range(parts, shape, prefix, where)
@@ -125,7 +125,7 @@ def _parse_part(text: str, num_slots: int, prefix: str) -> _Part:
     match = _PART.fullmatch(text)
     if match is None:
         hint = (
-            "Write slots such as `all`, `0` or `0-3`, then optionally `:` and processes, such as `0-3:8` or `0-1:0-3`."
+            "Write slots such as `all`, `0` or `0-3`, then optionally `:` and processes, such as `0-3:0-7` or `0-3:0`."
         )
         raise PlacementError(f"{prefix} has the part `{text}`, which is not a placement. {hint}")
     everything, first, last, low, high = match.groups()
@@ -135,18 +135,13 @@ def _parse_part(text: str, num_slots: int, prefix: str) -> _Part:
     slots = range(start, stop + 1)
     if low is None:
         return _Part(text, slots, None, len(slots))
-    if high is None:
-        return _Part(text, slots, None, _checked_count(int(low), len(slots), text, prefix))
-    if int(high) < int(low):
+    first, last = int(low), int(high or low)
+    if last < first:
         raise PlacementError(f"{prefix} has the ranks {low}-{high}, which run backwards. Write {high}-{low}.")
-    return _Part(text, slots, int(low), _checked_count(int(high) - int(low) + 1, len(slots), text, prefix))
+    return _Part(text, slots, first, _checked_count(last - first + 1, len(slots), text, prefix))
 
 
 def _checked_count(processes: int, slots: int, text: str, prefix: str) -> int:
-    if processes == 0:
-        raise PlacementError(
-            f"{prefix} has the part `{text}` with no processes. Give a count of at least 1 after the colon."
-        )
     if processes % slots and slots % processes:
         raise PlacementError(
             f"{prefix} puts {processes} processes on {slots} slots (`{text}`): neither number divides the other. "
@@ -160,7 +155,7 @@ def _check_ascending(parts: Sequence[_Part], prefix: str) -> None:
         if after.slots[0] <= before.slots[-1]:
             overlap = after.slots[-1] >= before.slots[0]
             problem = "share slots" if overlap else "are not in ascending order"
-            fix = "To put several processes on a slot, write `0:2`." if overlap else "Write the lower slots first."
+            fix = "To put several processes on a slot, write `0:0-1`." if overlap else "Write the lower slots first."
             raise PlacementError(f"{prefix}: the parts `{before.text}` and `{after.text}` {problem}. {fix}")
 
 

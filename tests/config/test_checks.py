@@ -47,13 +47,13 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             GRPO,
-            ["cluster.component_placement.actor=0:8"],
+            ["cluster.component_placement.actor=0:0-7"],
             "algorithm.group_size: an actor gets 32 trajectories / 8 ranks = 4, which are no whole number of groups of "
             "8 (4 / 8 = 0.5). Use 64 for env.train.num_envs, or another group_size",
         ),
         (
             PUSHCUBE,
-            ["cluster.component_placement.rollout=0:32"],
+            ["cluster.component_placement.rollout=0:0-31"],
             "env.train.num_envs: 32 environments / 2 stages = 16 rows at a time are fewer than the 32 rollout workers. "
             "Use 64 or more, or fewer rollout workers",
         ),
@@ -66,7 +66,7 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             PUSHCUBE,
-            ["cluster.component_placement.actor=0:2", "actor.global_batch_size=1"],
+            ["cluster.component_placement.actor=0:0-1", "actor.global_batch_size=1"],
             "actor.global_batch_size: 1 samples do not divide over 2 actor ranks (1 / 2 = 0.5). Use 2",
         ),
         (
@@ -168,7 +168,7 @@ def test_rules(name: str, overrides: list[str], expected: str) -> None:
         (PUSHCUBE, [*ACTION_LEVEL, "algorithm.logprob_type=token_level", "algorithm.entropy_type=action_level"]),
         (GRPO, ["model.value_type=action_level"]),  # grpo has no values
         (GRPO, ["algorithm.adv_type=reinforce_plus_plus", "algorithm.group_size=1"]),
-        (PUSHCUBE, ["cluster.component_placement.rollout=0:3"]),  # uneven rows are routed
+        (PUSHCUBE, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
         (PUSHCUBE, ["env.id=my_pkg.my_env:make_env", "model.id=my_pkg.policies:Mine"]),
     ],
 )  # fmt: skip
@@ -177,7 +177,7 @@ def test_rules_that_hold(name: str, overrides: list[str]) -> None:
 
 
 def test_trajectories_divide_over_actors() -> None:
-    problems = problems_of(PUSHCUBE, "cluster.component_placement.actor=0:3")
+    problems = problems_of(PUSHCUBE, "cluster.component_placement.actor=0:0-2")
     assert problems == [
         "env.train.num_envs: 32 trajectories do not divide over 3 actor ranks (32 / 3 = 10.67). Use 30 or 33, or "
         "change the actor placement",

@@ -57,12 +57,12 @@ def test_overrides_set_keys_that_no_file_mentions() -> None:
         "++model.temperature=0.5",
         "env.kwargs.foo=[1,b]",
     ]
-    config = load_config(PUSHCUBE, [*overrides, "cluster.component_placement.env=0:4", "runner.run_name=mine"])
+    config = load_config(PUSHCUBE, [*overrides, "cluster.component_placement.env=0:0-3", "runner.run_name=mine"])
     assert config.actor.optim.warmup_steps == 3
     assert config.runner.timeline
     assert config.model.temperature == 0.5
     assert config.env.kwargs == {"foo": [1, "b"]}
-    assert config.cluster.component_placement["env"] == "0:4"
+    assert config.cluster.component_placement["env"] == "0:0-3"
     assert config.runner.run_name == "mine"
 
 

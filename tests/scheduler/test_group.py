@@ -117,7 +117,7 @@ class Echo(Worker):
 
 @pytest.fixture(scope="module")
 def group(cluster: Cluster) -> Iterator[WorkerGroup]:
-    running = Echo.create_group(scale=2).launch(cluster, "0-1:2", name="echo")
+    running = Echo.create_group(scale=2).launch(cluster, "0-1:0-1", name="echo")
     yield running
     running.shutdown()
 
@@ -270,13 +270,13 @@ def test_missed_names(group: WorkerGroup) -> None:
 
 def test_constructor_errors_surface_in_launch(cluster: Cluster) -> None:
     with pytest.raises(WorkerError, match=r"broken\[1\].__init__ raised ValueError: no rank 1, 2 in all") as error:
-        Echo.create_group(fail_on=1).launch(cluster, "0:2", name="broken")
+        Echo.create_group(fail_on=1).launch(cluster, "0:0-1", name="broken")
     assert isinstance(error.value.__cause__, ValueError)
     Echo.create_group().launch(cluster, "0", name="broken").shutdown()  # the name is free again
 
 
 def test_more_workers_than_cores_fit_on_a_slot(cluster: Cluster) -> None:
-    crowd = Echo.create_group().launch(cluster, "0:6", name="crowd")
+    crowd = Echo.create_group().launch(cluster, "0:0-5", name="crowd")
     assert crowd.nap(0).wait() == list(range(6))
     crowd.shutdown()
     crowd.shutdown()
@@ -304,7 +304,7 @@ def test_pools_share_nothing(cluster: Cluster, group: WorkerGroup) -> None:
         Echo.create_group().launch(cluster, "1-2", name="intruder")
     with pytest.raises(PlacementError, match="the pool 'math' has 0..1"):
         pool.get_strategy("reward", "2")
-    strategy = pool.get_strategy("reward", "1:2")
+    strategy = pool.get_strategy("reward", "1:0-1")
     assert [process.slots for process in strategy.processes] == [(3,), (3,)]
     member = Echo.create_group().launch(cluster, strategy)
     assert member.name == "reward" and member.nap(0).wait() == [0, 1]

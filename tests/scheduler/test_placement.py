@@ -22,37 +22,40 @@ GRAMMAR = [
     ("0,2", 4, [(0,), (2,)]),
     ("0-1,3", 4, [(0,), (1,), (3,)]),
     (" 0 - 1 , 3 ", 4, [(0,), (1,), (3,)]),
-    ("0:1", 1, [(0,)]),
-    ("0:2", 1, [(0,), (0,)]),
-    ("0-3:2", 4, [(0, 1), (2, 3)]),
-    ("0-3:1", 4, [(0, 1, 2, 3)]),
-    ("0-1:4", 2, [(0,), (0,), (1,), (1,)]),
-    ("all:4", 2, [(0,), (0,), (1,), (1,)]),
-    ("all:1", 4, [(0, 1, 2, 3)]),
+    ("0:0", 1, [(0,)]),
+    ("0:0-1", 1, [(0,), (0,)]),
+    ("0-3:0", 4, [(0, 1, 2, 3)]),
+    ("all:0-3", 2, [(0,), (0,), (1,), (1,)]),
+    ("all:0", 4, [(0, 1, 2, 3)]),
     ("0-1:0-3", 2, [(0,), (0,), (1,), (1,)]),
     ("0-3:0-1", 4, [(0, 1), (2, 3)]),
     ("0-1:0-3,2-3:4-5", 4, [(0,), (0,), (1,), (1,), (2,), (3,)]),
-    ("0:2,1-2:1,3", 4, [(0,), (0,), (1, 2), (3,)]),
-    ("0-1:0-1,3:2-2", 4, [(0,), (1,), (3,)]),
-    ("0:1000", 1, [(0,)] * 1000),
+    ("0:0-1,1-2:2,3", 4, [(0,), (0,), (1, 2), (3,)]),
+    (
+        "0-1:0-3,3-5,7-10:7-14",
+        11,
+        [(0,), (0,), (1,), (1,), (3,), (4,), (5,), *[(s,) for s in (7, 7, 8, 8, 9, 9, 10, 10)]],
+    ),
+    ("0-1:0-1,3:2", 4, [(0,), (1,), (3,)]),
+    ("0:0-999", 1, [(0,)] * 1000),
 ]
 REFUSALS = [
     # spec, slots, what the message says
-    ("0:0", 1, "no processes"),
+    ("0:2", 1, "starts at rank 2, but the next rank is 0"),
     ("4-7", 2, "needs slots 4..7, this cluster has 0..1 (1 node x 2, accelerator=cpu)"),
     ("2", 2, "needs slot 2, this cluster has 0..1"),
-    ("0-3:3", 4, "3 processes on 4 slots"),
-    ("0-1:3", 2, "3 processes on 2 slots"),
+    ("0-3:0-2", 4, "3 processes on 4 slots"),
+    ("0-1:0-2", 2, "3 processes on 2 slots"),
     ("0-2:0-1", 3, "2 processes on 3 slots"),
     ("3-1", 4, "run backwards. Write 1-3"),
     ("0:3-1", 4, "ranks 3-1, which run backwards"),
     ("1,0", 4, "not in ascending order"),
     ("0-2,2-3", 4, "share slots"),
-    ("0:2,0:2", 1, "share slots"),
+    ("0:0-1,0:2-3", 1, "share slots"),
     ("2-3,0-2", 4, "share slots"),
     ("0:1-2", 1, "starts at rank 1, but the next rank is 0"),
-    ("0:0-0,1:2-2", 2, "starts at rank 2, but the next rank is 1"),
-    ("0-1,2:0-0", 3, "starts at rank 0, but the next rank is 2"),
+    ("0:0,1:2", 2, "starts at rank 2, but the next rank is 1"),
+    ("0-1,2:0", 3, "starts at rank 0, but the next rank is 2"),
     ("x", 2, "`x`, which is not a placement"),
     ("0-", 2, "not a placement"),
     ("-1", 2, "not a placement"),
@@ -97,9 +100,9 @@ def test_out_of_range_on_gpus_does_not_speak_of_virtual_slots() -> None:
 
 
 def test_a_process_stays_on_one_node() -> None:
-    assert len(parse_placement("0-7:4", 8, slots_per_node=4)) == 4
+    assert len(parse_placement("0-7:0-3", 8, slots_per_node=4)) == 4
     with pytest.raises(PlacementError, match="rank 0 would own slots 0..7, which lie on two nodes of 4 slots"):
-        parse_placement("0-7:1", 8, slots_per_node=4)
+        parse_placement("0-7:0", 8, slots_per_node=4)
 
 
 def config(**cluster: object) -> Config:
@@ -107,7 +110,7 @@ def config(**cluster: object) -> Config:
 
 
 def test_components_of_a_config() -> None:
-    cfg = config(num_gpus_per_node=8, component_placement={"actor": "0-7", "env,reward": "0-3", "rollout": "4-7:2"})
+    cfg = config(num_gpus_per_node=8, component_placement={"actor": "0-7", "env,reward": "0-3", "rollout": "4-7:0-1"})
     placements = resolve_placements(cfg.cluster, 8, "cpu")
     assert {name: len(processes) for name, processes in placements.items()} == {
         "actor": 8,
@@ -122,7 +125,7 @@ def test_node_groups_number_their_own_slots() -> None:
     cfg = config(
         num_nodes=4,
         num_gpus_per_node=2,
-        component_placement={"actor": "0-1", "env": {"placement": "all:8", "node_group": "sim"}},
+        component_placement={"actor": "0-1", "env": {"placement": "all:0-7", "node_group": "sim"}},
         node_groups=[{"label": "sim", "nodes": "1,3"}],
     )
     placements = resolve_placements(cfg.cluster, 2, "cpu")
@@ -132,7 +135,10 @@ def test_node_groups_number_their_own_slots() -> None:
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ({"component_placement": {"env": {"placement": "0", "node_group": "sim"}}}, "sim is not in cluster.node_groups"),
+        (
+            {"component_placement": {"env": {"placement": "0", "node_group": "sim"}}},
+            "sim is not in cluster.node_groups",
+        ),
         (
             {
                 "component_placement": {"env": {"placement": "1", "node_group": "sim"}},
@@ -158,7 +164,7 @@ def test_refusals_of_a_config(cluster: dict[str, object], message: str) -> None:
 
 
 def test_strategy_and_map() -> None:
-    placement = HybridComponentPlacement(config(num_gpus_per_node=2, component_placement={"actor": "0", "env": "1:2"}))
+    placement = HybridComponentPlacement(config(num_gpus_per_node=2, component_placement={"actor": "0", "env": "1:0-1"}))
     assert placement.components == ("actor", "env")
     assert placement.get_strategy("env").world_size == 2
     lines = placement.describe().splitlines()
