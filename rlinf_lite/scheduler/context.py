@@ -10,7 +10,7 @@ from typing import Any
 from rlinf_lite.scheduler.errors import PeerError, SchedulerError
 
 RAY_NAMESPACE = "rlinf_lite"
-_LAUNCH_GRACE_S = 10.0
+_LAUNCH_GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
