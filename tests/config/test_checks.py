@@ -9,9 +9,10 @@ import pytest
 from rlinf_lite.algorithms import register_advantage
 from rlinf_lite.config import ConfigError, load_config, names, resources
 
-PUSHCUBE = "embodiment/maniskill_pushcube_ppo_mlp"  # 32 envs, 2 env workers, 2 stages, T = 64, batches of 512
-GRPO = "embodiment/maniskill_pushcube_grpo_mlp"  # groups of 8, episodes of 50
-HYBRID = "embodiment/maniskill_pushcube_ppo_mlp_hybrid8"  # 4 env workers, 4 rollout workers, 8 actors
+YAML = Path(__file__).parent / "yaml"
+PPO = str(YAML / "ppo.yaml")  # 32 envs, 2 env workers, 2 stages, T = 64, batches of 512
+GRPO = str(YAML / "grpo.yaml")  # groups of 8, episodes of 50
+HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
 
@@ -28,13 +29,13 @@ def problems_of(name: str, *overrides: str) -> list[str]:
     ("name", "overrides", "expected"),
     [
         (
-            PUSHCUBE,
+            PPO,
             ["env.train.num_envs=30", "actor.global_batch_size=480", "actor.micro_batch_size=480"],
             "env.train.num_envs: 30 environments do not divide over 2 env workers x 2 stages = 4 slices "
             "(30 / 4 = 7.5). Use 28 or 32, or change rollout.pipeline_stage_num or the env placement",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["env.eval.num_envs=6"],
             "env.eval.num_envs: 6 environments do not divide over 2 env workers x 2 stages = 4 slices (6 / 4 = 1.5). "
             "Use 4 or 8",
@@ -52,25 +53,25 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             "8 (4 / 8 = 0.5). Use 64 for env.train.num_envs, or another group_size",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["cluster.component_placement.rollout=0:0-31"],
             "env.train.num_envs: 32 environments / 2 stages = 16 rows at a time are fewer than the 32 rollout workers. "
             "Use 64 or more, or fewer rollout workers",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["actor.global_batch_size=500"],
             "actor.global_batch_size: a step collects 32 environments x 64 decisions = 2048 samples, which are no "
             "whole number of batches of 500 (2048 / 500 = 4.096). Use 256, or change env.train.num_envs or "
             "rollout.num_chunks",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["cluster.component_placement.actor=0:0-1", "actor.global_batch_size=1"],
             "actor.global_batch_size: 1 samples do not divide over 2 actor ranks (1 / 2 = 0.5). Use 2",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["actor.micro_batch_size=7"],
             "actor.micro_batch_size: a rank's share of a batch is 512 / 1 = 512 samples, which are no whole number of "
             "passes of 7 (512 / 7 = 73.14). Use 4, or 512 for one pass",
@@ -82,7 +83,7 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             "passes of 48 (64 / 48 = 1.333). Use 32, or 64 for one pass",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["model.num_action_chunks=51"],
             "model.num_action_chunks: a chunk of 51 actions is longer than an episode of 50 env steps. Use 50 or less",
         ),
@@ -103,18 +104,18 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             "algorithm.group_size: grpo compares the episodes of a group, and a group has 1. Use 2 or more",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["algorithm.filter_groups=true"],
             "algorithm.filter_groups: gae has no groups to drop. Set it to false",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["model.value_type=action_level"],
             "model.value_type: action_level does not match algorithm.reward_type: chunk_level, and gae subtracts one "
             "from the other. Set it to chunk_level",
         ),
         (
-            PUSHCUBE,
+            PPO,
             [
                 "algorithm.reward_type=action_level",
                 "model.value_type=action_level",
@@ -124,33 +125,33 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             "number would meet several advantages. Set it to action_level or finer",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["algorithm.clip_ratio_c=1.0"],
             "algorithm.clip_ratio_c: is 1, and the dual clip must be above 1. Use 3, or null to turn it off",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["actor.optim.warmup_steps=100", "runner.max_steps=100"],
             "actor.optim.warmup_steps: 100 steps of warm-up in a run of 100 never end. Use fewer",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["env.eval.auto_reset=true"],
             "env.eval.auto_reset: an evaluation plays each of its seeded episodes once. Set it to false",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["rollout.num_chunks=null", "env.task=SomeTask-v1"],
             "rollout.num_chunks: null means one whole episode, and how long SomeTask-v1 lasts is not known before its "
             "simulator starts. Set it, or env.train.max_episode_steps",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["env.maniskill.obs_mode=rgb"],
             "env.maniskill.obs_mode: rgb has no state, which is what mlp_gaussian reads. Use state",
         ),
         (
-            PUSHCUBE,
+            PPO,
             ["env.maniskill.sim_backend=physx_cuda", "cluster.accelerator=cpu"],
             "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu",
         ),
@@ -163,13 +164,13 @@ def test_rules(name: str, overrides: list[str], expected: str) -> None:
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        (PUSHCUBE, ["actor.micro_batch_size=4096"]),  # the largest pass, not the size of every pass
-        (PUSHCUBE, ["model.num_action_chunks=3", "rollout.num_chunks=17", "actor.global_batch_size=136"]),
-        (PUSHCUBE, [*ACTION_LEVEL, "algorithm.logprob_type=token_level", "algorithm.entropy_type=action_level"]),
+        (PPO, ["actor.micro_batch_size=4096"]),  # the largest pass, not the size of every pass
+        (PPO, ["model.num_action_chunks=3", "rollout.num_chunks=17", "actor.global_batch_size=136"]),
+        (PPO, [*ACTION_LEVEL, "algorithm.logprob_type=token_level", "algorithm.entropy_type=action_level"]),
         (GRPO, ["model.value_type=action_level"]),  # grpo has no values
         (GRPO, ["algorithm.adv_type=reinforce_plus_plus", "algorithm.group_size=1"]),
-        (PUSHCUBE, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
-        (PUSHCUBE, ["env.id=my_pkg.my_env:make_env", "model.id=my_pkg.policies:Mine"]),
+        (PPO, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
+        (PPO, ["env.id=my_pkg.my_env:make_env", "model.id=my_pkg.policies:Mine"]),
     ],
 )  # fmt: skip
 def test_rules_that_hold(name: str, overrides: list[str]) -> None:
@@ -177,7 +178,7 @@ def test_rules_that_hold(name: str, overrides: list[str]) -> None:
 
 
 def test_trajectories_divide_over_actors() -> None:
-    problems = problems_of(PUSHCUBE, "cluster.component_placement.actor=0:0-2")
+    problems = problems_of(PPO, "cluster.component_placement.actor=0:0-2")
     assert problems == [
         "env.train.num_envs: 32 trajectories do not divide over 3 actor ranks (32 / 3 = 10.67). Use 30 or 33, or "
         "change the actor placement",
@@ -208,19 +209,20 @@ def test_trajectories_divide_over_actors() -> None:
     ],
 )
 def test_placement(overrides: list[str], expected: str) -> None:
-    assert problems_of(PUSHCUBE, *overrides) == [expected]
+    assert problems_of(PPO, *overrides) == [expected]
 
 
 def test_a_component_placed_twice(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
-    text = f"defaults: [{PUSHCUBE}, _self_]\ncluster:\n  component_placement:\n    actor,env: all\n"
+    text = "defaults: [embodiment/maniskill_pushcube_ppo_mlp, _self_]\n"
+    text += "cluster:\n  component_placement:\n    actor,env: all\n"
     path.write_text(text)
     problems = problems_of(str(path))
     assert any("env is placed twice, by 'env' and 'actor,env'" in problem for problem in problems)
 
 
 def test_a_bad_line_does_not_hide_what_is_wrong_with_another_component() -> None:
-    problems = problems_of(PUSHCUBE, "cluster.component_placement.rollout=x", "env.train.num_envs=30")
+    problems = problems_of(PPO, "cluster.component_placement.rollout=x", "env.train.num_envs=30")
     assert any(problem.startswith("cluster.component_placement.rollout: x") for problem in problems)
     assert any(problem.startswith("env.train.num_envs: 30 environments do not divide over 2") for problem in problems)
 
@@ -228,7 +230,9 @@ def test_a_bad_line_does_not_hide_what_is_wrong_with_another_component() -> None
 def test_base_60_numbers_are_explained(tmp_path: Path) -> None:
     """YAML 1.1 reads an unquoted 1:2 as the number 62."""
     path = tmp_path / "base60.yaml"
-    path.write_text(f"defaults: [{PUSHCUBE}, _self_]\ncluster:\n  component_placement:\n    env: 1:2\n")
+    path.write_text(
+        "defaults: [embodiment/maniskill_pushcube_ppo_mlp, _self_]\ncluster:\n  component_placement:\n    env: 1:2\n"
+    )
     [problem] = problems_of(str(path))
     assert problem.startswith("cluster.component_placement.env: 62 needs slot 62")
     assert "YAML reads an unquoted 1:2 as 62: if that was meant, write '1:2' in quotes" in problem
@@ -244,13 +248,13 @@ def test_base_60_numbers_are_explained(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_names_get_the_nearest(override: str, expected: str) -> None:
-    [problem] = problems_of(PUSHCUBE, override)
+    [problem] = problems_of(PPO, override)
     assert problem.startswith(expected)
 
 
 def test_names_registered_in_this_process_are_known() -> None:
     register_advantage("test_checks_estimator")(lambda inputs, cfg: None)  # type: ignore[arg-type, return-value]
-    assert problems_of(PUSHCUBE, "algorithm.adv_type=test_checks_estimator") == []
+    assert problems_of(PPO, "algorithm.adv_type=test_checks_estimator") == []
 
 
 def test_the_built_in_names_are_those_of_the_registries() -> None:
@@ -272,12 +276,12 @@ def test_a_missing_extra_gets_the_command(
     monkeypatch: pytest.MonkeyPatch, missing: str, overrides: list[str], command: str
 ) -> None:
     monkeypatch.setattr(resources, "find_spec", lambda name: None if name == missing else name)
-    [problem] = problems_of(PUSHCUBE, *overrides)
+    [problem] = problems_of(PPO, *overrides)
     assert command in problem
 
 
 @pytest.mark.parametrize("key", ["rollout.model_dir", "actor.checkpoint_load_path", "runner.resume"])
 def test_paths_must_exist(tmp_path: Path, key: str) -> None:
-    [problem] = problems_of(PUSHCUBE, f"{key}={tmp_path}/nope")
+    [problem] = problems_of(PPO, f"{key}={tmp_path}/nope")
     assert problem.startswith(f"{key}: no directory '{tmp_path}/nope'")
-    assert problems_of(PUSHCUBE, f"{key}={tmp_path}") == []
+    assert problems_of(PPO, f"{key}={tmp_path}") == []

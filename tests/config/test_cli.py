@@ -15,6 +15,7 @@ from rlinf_lite.config.explain import schema_keys
 from rlinf_lite.config.plan import TASKS
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
+HYBRID = str(Path(__file__).parent / "yaml" / "hybrid.yaml")
 DEFAULT = "embodiment/maniskill_pushcube_ppo_mlp"
 
 
@@ -58,7 +59,7 @@ def test_hydras_config_path(tmp_path: Path) -> None:
 
 
 def test_a_bad_config_exits_with_2_and_a_list() -> None:
-    done = cli("algorithm.lr=1", "env.train.num_envs=30")
+    done = cli("algorithm.lr=1", "env.train.num_envs=31")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert f"{DEFAULT}: " in done.stderr
@@ -79,7 +80,7 @@ def test_help_lists_configs_and_every_key() -> None:
 
 
 def test_dry_run_prints_the_plan_and_exits() -> None:
-    done = cli("--dry-run", "--config-name", "maniskill_pushcube_ppo_mlp_hybrid8", "cluster.accelerator=cpu")
+    done = cli("--dry-run", "--config-name", HYBRID, "cluster.accelerator=cpu")
     assert done.returncode == 0, done.stderr
     for expected in (
         "task: PushCube-v1",
@@ -128,7 +129,7 @@ def test_the_plan_counts_parameters_and_bytes_as_the_policy_does() -> None:
     from rlinf_lite.envs import EnvSpec
     from rlinf_lite.models import build_policy
 
-    config = load_config(DEFAULT, ["model.num_action_chunks=2", "actor.optim.warmup_steps=0"])
+    config = load_config(DEFAULT, ["model.num_action_chunks=2"])
     spec = EnvSpec(8, 35, {}, [-1.0] * 8, [1.0] * 8, 50, False)
     policy = build_policy(config, spec)
     sizes = _sizes(config)

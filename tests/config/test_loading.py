@@ -10,6 +10,7 @@ from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.config.compose import config_names
 
 PUSHCUBE = "embodiment/maniskill_pushcube_ppo_mlp"
+PPO = Path(__file__).parent / "yaml" / "ppo.yaml"
 
 
 def problems_of(name: str | Path, *overrides: str) -> list[str]:
@@ -57,7 +58,7 @@ def test_overrides_set_keys_that_no_file_mentions() -> None:
         "++model.temperature=0.5",
         "env.kwargs.foo=[1,b]",
     ]
-    config = load_config(PUSHCUBE, [*overrides, "cluster.component_placement.env=0:0-3", "runner.run_name=mine"])
+    config = load_config(PPO, [*overrides, "cluster.component_placement.env=0:0-3", "runner.run_name=mine"])
     assert config.actor.optim.warmup_steps == 3
     assert config.runner.timeline
     assert config.model.temperature == 0.5
@@ -67,7 +68,7 @@ def test_overrides_set_keys_that_no_file_mentions() -> None:
 
 
 def test_a_dict_override_replaces_and_a_deletion_restores_the_default() -> None:
-    config = load_config(PUSHCUBE, ["cluster.component_placement={actor: 0, rollout: 0, env: 0}", "~algorithm.gamma"])
+    config = load_config(PPO, ["cluster.component_placement={actor: 0, rollout: 0, env: 0}", "~algorithm.gamma"])
     assert config.cluster.component_placement == {"actor": 0, "rollout": 0, "env": 0}
     assert config.algorithm.gamma == Config().algorithm.gamma
     assert config.rollout.pipeline_stage_num == 2
@@ -119,9 +120,7 @@ def test_yaml_mistakes_are_found_by_line(tmp_path: Path, text: str, line: int, r
 
 
 def test_a_reference_to_nothing_says_where_it_stands() -> None:
-    assert only_problem(PUSHCUBE, "runner.seed=${nope.x}").startswith(
-        "runner.seed: Interpolation key 'nope.x' not found"
-    )
+    assert only_problem(PPO, "runner.seed=${nope.x}").startswith("runner.seed: Interpolation key 'nope.x' not found")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_reference_to_nothing_says_where_it_stands() -> None:
 )  # fmt: skip
 def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
     section = override.partition(".")[0].partition("=")[0]
-    problems = [problem for problem in problems_of(PUSHCUBE, override) if "there is no such key" in problem]
+    problems = [problem for problem in problems_of(PPO, override) if "there is no such key" in problem]
     assert len(problems) == 1
     assert problems[0].startswith(section)
     assert advice in problems[0]
@@ -168,7 +167,7 @@ def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
     ],
 )
 def test_wrong_values_are_named(override: str, expected: str) -> None:
-    assert only_problem(PUSHCUBE, override).startswith(expected)
+    assert only_problem(PPO, override).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +179,12 @@ def test_wrong_values_are_named(override: str, expected: str) -> None:
     ],
 )
 def test_overrides_that_cannot_be_applied(override: str, expected: str) -> None:
-    assert only_problem(PUSHCUBE, override).startswith(expected)
+    assert only_problem(PPO, override).startswith(expected)
 
 
 def test_every_problem_comes_at_once() -> None:
     problems = problems_of(
-        PUSHCUBE,
+        PPO,
         "foo",
         "runner.seed=1,2",
         "actor.optim.lr=fast",
@@ -213,20 +212,20 @@ def test_every_problem_comes_at_once() -> None:
 
 def test_a_wrong_value_does_not_cause_problems_elsewhere() -> None:
     """Arithmetic is left out where a number in it is not the author's: its key is misspelt, or its value unreadable."""
-    unreadable = only_problem(PUSHCUBE, "env.train.num_envs=many", "actor.global_batch_size=48")
+    unreadable = only_problem(PPO, "env.train.num_envs=many", "actor.global_batch_size=48")
     assert unreadable.startswith("env.train.num_envs:")
-    misspelt = only_problem(PUSHCUBE, "actor.global_batch_sise=8", "actor.micro_batch_size=7")
+    misspelt = only_problem(PPO, "actor.global_batch_sise=8", "actor.micro_batch_size=7")
     assert misspelt.startswith("actor.global_batch_sise:")
 
 
 def test_the_error_reads_as_a_list() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(PUSHCUBE, ["algorithm.lr=1", "algorithm.gama=1"])
+        load_config(PPO, ["algorithm.lr=1", "algorithm.gama=1"])
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"{PUSHCUBE}: 2 problems"
+    assert lines[0] == "ppo: 2 problems"
     assert all(line.startswith("  - algorithm.") for line in lines[1:])
 
 
 def test_values_do_not_change_after_loading() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load_config(PUSHCUBE).runner.seed = 3  # type: ignore[misc]
+        load_config(PPO).runner.seed = 3  # type: ignore[misc]
