@@ -4,6 +4,7 @@ Importable without torch, ray or any simulator.
 """
 
 from rlinf_lite.envs.base import ChunkResult, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows, take_rows
+from rlinf_lite.envs.check import check_env, ensure_valid_env
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import (
     EnvContractError,
@@ -12,7 +13,7 @@ from rlinf_lite.envs.errors import (
     RenderUnavailableError,
     UnknownEnvError,
 )
-from rlinf_lite.envs.registry import make_vec_env, register_env
+from rlinf_lite.envs.registry import env_names, make_vec_env, register_env
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
 
@@ -30,6 +31,9 @@ __all__ = [
     "StepOutputs",
     "UnknownEnvError",
     "VecEnv",
+    "check_env",
+    "ensure_valid_env",
+    "env_names",
     "env_seed",
     "episode_seed",
     "get_env_spec",

@@ -21,12 +21,12 @@ class ChunkedEnv:
 
     What ends an episode, and what happens then:
 
-    | auto_reset | ignore_terminations | an episode ends at            | flag set at that step    | the row's next chunk |
-    |------------|---------------------|-------------------------------|--------------------------|----------------------|
-    | true       | false               | termination or the time limit | terminated, or truncated | the next episode     |
-    | true       | true                | the time limit                | truncated                | the next episode     |
-    | false      | false               | termination or the time limit | terminated, or truncated | frozen until `reset` |
-    | false      | true                | the time limit                | truncated                | frozen until `reset` |
+    | auto_reset | ignore_terminations | an episode ends at           | flag at that step       | the row's next chunk |
+    |------------|---------------------|------------------------------|-------------------------|----------------------|
+    | true       | false               | termination or the time limit| terminated or truncated | the next episode     |
+    | true       | true                | the time limit               | truncated               | the next episode     |
+    | false      | false               | termination or the time limit| terminated or truncated | frozen until `reset` |
+    | false      | true                | the time limit               | truncated               | frozen until `reset` |
 
     Termination at the very step of the time limit counts as terminated. The steps after the one that ends an episode,
     up to the end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed`

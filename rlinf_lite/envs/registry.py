@@ -42,7 +42,7 @@ def register_env(name: str) -> Callable[[M], M]:
     return register
 
 
-def registered_envs() -> list[str]:
+def env_names() -> list[str]:
     """Names that `env.id` may have, besides `pkg.module:make_env`."""
     return sorted({*_registered, *_built_in})
 
@@ -53,16 +53,24 @@ def make_vec_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
     Raises UnknownEnvError, MissingExtraError, RenderUnavailableError, or EnvContractError where what make_env returned
     cannot be used.
     """
-    made = _call(_resolve(cfg.id), num_envs, cfg, split)
-    rules = getattr(cfg, split)
-    env = made if _is_vec_env(made) else ChunkedEnv(
-        made if isinstance(made, Simulator) else _adapted(made, num_envs, cfg, split),
-        auto_reset=rules.auto_reset,
-        ignore_terminations=rules.ignore_terminations,
-        max_episode_steps=rules.max_episode_steps,
-    )  # fmt: skip
+    return build_vec_env(_resolve(cfg.id), cfg, split, num_envs, cfg.id)
+
+
+def build_vec_env(make_env: MakeEnv, cfg: EnvConfig, split: Split, num_envs: int, what: str) -> VecEnv:
+    """What `make_env` returns, as a VecEnv; `what` names it in errors."""
+    made = _call(make_env, num_envs, cfg, split)
+    if callable(getattr(made, "chunk_step", None)):
+        env: VecEnv = made
+    else:
+        rules = getattr(cfg, split)
+        env = ChunkedEnv(
+            made if isinstance(made, Simulator) else _adapted(made, make_env, num_envs, cfg, split, what),
+            auto_reset=rules.auto_reset,
+            ignore_terminations=rules.ignore_terminations,
+            max_episode_steps=rules.max_episode_steps,
+        )
     if env.num_envs != num_envs:
-        raise EnvContractError([f"make_env was asked for {num_envs} environments and made {env.num_envs}."], cfg.id)
+        raise EnvContractError([f"make_env was asked for {num_envs} environments and made {env.num_envs}."], what)
     return env
 
 
@@ -72,14 +80,14 @@ def _resolve(env_id: str) -> MakeEnv:
     path = _built_in.get(env_id, env_id)
     module_name, colon, attribute = path.partition(":")
     if not colon:
-        raise UnknownEnvError("env.id", env_id, registered_envs(), "Or give `pkg.module:make_env`.")
+        raise UnknownEnvError("env.id", env_id, env_names(), "Or give `pkg.module:make_env`.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there; something that it imports is not
         hint = f"No module named {error.name!r}: is its folder on PYTHONPATH?"
-        raise UnknownEnvError("env.id", env_id, registered_envs(), hint) from error
+        raise UnknownEnvError("env.id", env_id, env_names(), hint) from error
     make_env = getattr(module, attribute, None)
     if not callable(make_env):
         functions = [name for name, value in vars(module).items() if callable(value)]
@@ -93,25 +101,21 @@ def _call(make_env: MakeEnv, num_envs: int, cfg: EnvConfig, split: Split) -> Any
     return make_env(num_envs, cfg, split) if takes_split else make_env(num_envs, cfg)
 
 
-def _is_vec_env(made: Any) -> bool:
-    return callable(getattr(made, "chunk_step", None))
-
-
-def _adapted(made: Any, num_envs: int, cfg: EnvConfig, split: Split) -> Simulator:
+def _adapted(made: Any, make_env: MakeEnv, num_envs: int, cfg: EnvConfig, split: Split, what: str) -> Simulator:
     import gymnasium
     import gymnasium.vector
 
     from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator, simulator_of_vector_env
 
     if isinstance(made, gymnasium.vector.VectorEnv):
-        return simulator_of_vector_env(made, cfg.id)
+        return simulator_of_vector_env(made, what)
     if isinstance(made, gymnasium.Env):
-        more = [_call(_resolve(cfg.id), num_envs, cfg, split) for _ in range(num_envs - 1)]
-        return GymnasiumSimulator([made, *more], cfg.id)
+        more = [_call(make_env, num_envs, cfg, split) for _ in range(num_envs - 1)]
+        return GymnasiumSimulator([made, *more], what)
     raise EnvContractError(
         [
             f"make_env returned {type(made).__module__}.{type(made).__qualname__}; it must return a VecEnv (reset, "
             "chunk_step), a Simulator (reset, step, observe by row), a gymnasium.vector.VectorEnv or a gymnasium.Env."
         ],
-        cfg.id,
+        what,
     )

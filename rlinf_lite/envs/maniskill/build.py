@@ -19,8 +19,6 @@ from rlinf_lite.envs.maniskill.setup import Backends
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_OBS_MODES = {"state": "state", "rgb": "rgb", "rgb+state": "rgb+state"}
-
 
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
     """The bare environment (no wrappers: their only use here, time limits, is ChunkedEnv's). Raises UnknownEnvError."""
@@ -49,6 +47,16 @@ def limit_of(task: str) -> int | None:
 def bounds_of(env: Any, task: str) -> tuple[FloatArray, FloatArray]:
     low, high, _, _ = box_actions(env.single_action_space, task)
     return low, high
+
+
+def reset_unseen(env: Any, seed: int | list[int], options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`BaseEnv.reset` without its observation, which would be rendered in vain; returns its info."""
+    wanted, env._obs_mode = env._obs_mode, "none"
+    try:
+        info: dict[str, Any] = env.reset(seed=seed, options=options)[1]
+        return info
+    finally:
+        env._obs_mode = wanted
 
 
 class LazyObs(Mapping[str, Any]):

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
-from rlinf_lite.envs.maniskill.build import Stepper, bounds_of, build, limit_of, split_obs
+from rlinf_lite.envs.maniskill.build import Stepper, bounds_of, build, limit_of, reset_unseen, split_obs
+from rlinf_lite.envs.maniskill.fast import speed_up
+from rlinf_lite.envs.maniskill.renew import renew_physics
 from rlinf_lite.envs.maniskill.setup import Backends
 from rlinf_lite.envs.maniskill.tasks import instruction_of
 from rlinf_lite.envs.simulator import StepOutputs
@@ -23,6 +25,7 @@ class CpuSimulator:
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
         self.num_envs = num_envs
         self.task_id = cfg.task
+        speed_up()
         with torch.inference_mode():
             self.envs: list[Any] = [build(1, cfg, backends) for _ in range(num_envs)]
         self.max_episode_steps = limit_of(cfg.task)
@@ -35,8 +38,10 @@ class CpuSimulator:
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
-            self.envs[row].reset(seed=seed)
-            self._infos[row] = self.envs[row].get_info()
+            env = self.envs[row]
+            if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
+                renew_physics(env)
+            self._infos[row] = reset_unseen(env, seed)
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:

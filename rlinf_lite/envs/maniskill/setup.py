@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ManiSkillConfig
 
 _INSTALL = (
-    "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer "
-    "(Debian 12: add 'deb http://deb.debian.org/debian bookworm-backports main' to "
-    "/etc/apt/sources.list.d/backports.list, then apt-get update && apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), "
-    "or train from states: env.maniskill.obs_mode=state."
+    "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: add "
+    "'deb http://deb.debian.org/debian bookworm-backports main' to /etc/apt/sources.list.d/backports.list, then "
+    "apt-get update && apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), or train from states: "
+    "env.maniskill.obs_mode=state."
 )
 
 
@@ -121,6 +121,8 @@ def use_inert_material() -> None:
 def _can_render(device: str) -> bool:
     import sapien
 
+    if device == "cpu":  # Device("cpu").can_render() says no to software Vulkan, which renders
+        return material_works()
     try:
         return bool(sapien.Device(device).can_render())
     except RuntimeError:  # no such device
