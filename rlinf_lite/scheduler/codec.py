@@ -2,7 +2,7 @@
 
 Pickle protocol 5 with out-of-band buffers. Dense torch tensors travel as their bytes (so bfloat16 works); a CUDA tensor
 goes through host memory and arrives on the receiver's GPU, or on its CPU where it has none. Gradients do not travel.
-What is rebuilt lies in the buffers it is given: writable where they are.
+What is rebuilt lies in the buffers that `decode` is given, and is writable where they are.
 """
 
 from __future__ import annotations
@@ -35,13 +35,25 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is np.ndarray:
-            if obj.flags.forc or obj.dtype.hasobject:
+            if obj.dtype.hasobject or (obj.flags.forc and obj.flags.writeable):
                 return NotImplemented
-            return np.ascontiguousarray(obj).__reduce_ex__(5)
+            return _writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized:
             return _reduce_tensor(obj, torch)
         return super().reducer_override(obj)
+
+
+class _WritableInterface:
+    """Says of an array that it is writable, so that pickle does not mark its copy on the other side read-only."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    return array if array.flags.writeable else np.asarray(_WritableInterface(array))
 
 
 def _reduce_tensor(tensor: Any, torch: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:

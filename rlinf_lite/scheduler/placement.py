@@ -5,8 +5,8 @@
     scalar    := part ("," part)*                 part   := resources [":" processes]
     resources := "all" | INT | INT "-" INT        processes := INT | INT "-" INT
 
-Both are numbers or inclusive ranges: slots before the colon, process ranks after it. `0-3` is four processes with a slot
-each, `0:0-1` two processes sharing slot 0, `0-3:0-1` two processes with two slots each, `0-3:0` one with all four.
+Both are numbers or inclusive ranges: slots before the colon, process ranks after it. `0-3` is four processes with a
+slot each, `0:0-1` two processes sharing slot 0, `0-3:0-1` two processes with two slots each, `0-3:0` one with all four.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ScratchDirs:
     """`temp` and `shm` of a cluster called `uid` on this node; `remove()` deletes both."""
 
     def __init__(self, uid: str | None = None) -> None:
-        roots = (_temp_root(), SHM_ROOT)
+        roots = (temp_root(), SHM_ROOT)
         for root in dict.fromkeys(roots):
             _remove_stale(root)
         self.uid = uid or secrets.token_hex(4)
@@ -41,7 +41,8 @@ class ScratchDirs:
         self._locks = []
 
 
-def _temp_root() -> str:
+def temp_root() -> str:
+    """The temp dir, unless its path is too long for sockets."""
     root = tempfile.gettempdir()
     return root if len(root) <= _MAX_ROOT_LENGTH else "/tmp"
 

@@ -77,7 +77,9 @@ def test_driver_and_worker_share_it_and_items_are_copies(channel: Channel, group
 
 def test_many_producers_and_consumers(channel: Channel, group: WorkerGroup) -> None:
     producers = group.put_ranked(30)
-    taken = [channel.get(timeout_s=20) for _ in range(20)] + sum(group.get_all(20).wait(), [])
+    taken = [channel.get(timeout_s=20) for _ in range(20)] + [
+        item for items in group.get_all(20).wait() for item in items
+    ]
     producers.wait()
     assert sorted(taken) == sorted((rank, i) for rank in range(2) for i in range(30))
     mine = [i for rank, i in taken[:20] if rank == 0]

@@ -302,7 +302,7 @@ def test_pools_share_nothing(cluster: Cluster, group: WorkerGroup) -> None:
         ResourcePool(cluster, "vla", "3")
     with pytest.raises(PlacementError, match="belong to the resource pool 'math'"):
         Echo.create_group().launch(cluster, "1-2", name="intruder")
-    with pytest.raises(PlacementError, match="the pool 'math' has 0..1"):
+    with pytest.raises(PlacementError, match=r"the pool 'math' has 0\.\.1"):
         pool.get_strategy("reward", "2")
     strategy = pool.get_strategy("reward", "1:0-1")
     assert [process.slots for process in strategy.processes] == [(3,), (3,)]

@@ -111,7 +111,9 @@ def test_a_worker_can_send_to_its_own_group(env: WorkerGroup) -> None:
 
 
 def test_timeouts_name_the_source(rollout: WorkerGroup) -> None:
-    with pytest.raises(WorkerError, match=r"rollout\[0\] waited 0\.2 s for a message from env\[1\]; none came") as error:
+    with pytest.raises(
+        WorkerError, match=r"rollout\[0\] waited 0\.2 s for a message from env\[1\]; none came"
+    ) as error:
         rollout.hear(1, "env", 1, timeout_s=0.2).wait()
     assert isinstance(error.value.__cause__, RecvTimeoutError)
     with pytest.raises(WorkerError, match="from any rank of env"):

@@ -101,7 +101,7 @@ def test_out_of_range_on_gpus_does_not_speak_of_virtual_slots() -> None:
 
 def test_a_process_stays_on_one_node() -> None:
     assert len(parse_placement("0-7:0-3", 8, slots_per_node=4)) == 4
-    with pytest.raises(PlacementError, match="rank 0 would own slots 0..7, which lie on two nodes of 4 slots"):
+    with pytest.raises(PlacementError, match=r"rank 0 would own slots 0\.\.7, which lie on two nodes of 4 slots"):
         parse_placement("0-7:0", 8, slots_per_node=4)
 
 
@@ -164,7 +164,9 @@ def test_refusals_of_a_config(cluster: dict[str, object], message: str) -> None:
 
 
 def test_strategy_and_map() -> None:
-    placement = HybridComponentPlacement(config(num_gpus_per_node=2, component_placement={"actor": "0", "env": "1:0-1"}))
+    placement = HybridComponentPlacement(
+        config(num_gpus_per_node=2, component_placement={"actor": "0", "env": "1:0-1"})
+    )
     assert placement.components == ("actor", "env")
     assert placement.get_strategy("env").world_size == 2
     lines = placement.describe().splitlines()

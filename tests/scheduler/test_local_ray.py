@@ -1,0 +1,144 @@
+"""The Ray that a Cluster starts itself, seen from outside: tokens, ports, and what is left of it afterwards."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlinf_lite.scheduler.scratch import ScratchDirs, temp_root
+from rlinf_lite.scheduler.segments import SHM_ROOT
+
+SCRIPT = """
+import os, sys, time
+from rlinf_lite.scheduler import Cluster, Worker
+
+class Sleeper(Worker):
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return self.rank
+
+with Cluster(num_gpus_per_node=2, accelerator="cpu") as cluster:
+    group = Sleeper.create_group().launch(cluster, "0-1")
+    print("uid", cluster.context(0).uid, flush=True)
+    print("ranks", group.sleep(0).wait(), flush=True)
+    {then}
+"""
+
+
+def start(then: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(then=then)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+        start_new_session=True,
+    )
+
+
+def directories(uid: str) -> list[str]:
+    roots = {temp_root(), SHM_ROOT}
+    return [name for root in roots for name in os.listdir(root) if uid in name]
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.1)
+
+
+def read_until_running(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    uid = process.stdout.readline().split()[1]
+    assert process.stdout.readline() == "ranks [0, 1]\n"
+    return uid
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("token", ["\0 not a token\n", None], ids=["garbage", "directory"])
+def test_a_foreign_token_is_never_looked_at(tmp_path: Path, token: str | None) -> None:
+    path = tmp_path / ".ray" / "auth_token"
+    path.parent.mkdir()
+    if token is None:
+        path.mkdir()
+    else:
+        path.write_text(token)
+    extra = {} if token else {"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "/nonexistent"}
+    again = "cluster.shutdown(); second = Cluster(num_gpus_per_node=1, accelerator='cpu'); "
+    again += "print('second', Sleeper.create_group().launch(second, '0').sleep(0).wait())"
+    process = start(again if token else "pass", HOME=str(tmp_path), **extra)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0 and "ranks [0, 1]" in out, err
+    assert ("second [0]" in out) == bool(token)  # one cluster after the other
+    assert token is None or path.read_text() == token
+
+
+def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
+    process = start("sys.stdin.readline()")
+    uid = read_until_running(process)
+    everyone = [psutil.Process(process.pid), *family(process)]
+    assert len(everyone) >= 5
+    for member in everyone:
+        for connection in member.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert re.fullmatch(r"127\.0\.0\.1|::1|::ffff:127\.0\.0\.1", connection.laddr.ip), (member, connection)
+    assert len(directories(uid)) == 2
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert not psutil.wait_procs(everyone[1:], timeout=5)[1]
+    assert directories(uid) == []
+
+
+def test_ctrl_c_leaves_nothing() -> None:
+    process = start("group.sleep(600).wait()")
+    uid = read_until_running(process)
+    time.sleep(0.5)
+    everyone = family(process)
+    interrupted = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - interrupted < 10
+    assert process.returncode != 0 and "KeyboardInterrupt" in err
+    assert not psutil.wait_procs(everyone, timeout=5)[1]
+    assert directories(uid) == []
+
+
+def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up() -> None:
+    process = start("group.sleep(600).wait()")
+    uid = read_until_running(process)
+    everyone = family(process)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(everyone, timeout=5)
+    # these two try for a minute to report the raylet's end to the GCS, which is dead too, and then end as well
+    assert {member.name()[:12] for member in alive} <= {"ray::Dashboa", "ray::Runtime"}
+    for member in alive:
+        member.kill()
+    assert len(directories(uid)) == 2
+    living = ScratchDirs()
+    assert directories(uid) == []
+    ScratchDirs().remove()
+    assert os.path.isdir(living.temp) and os.path.isdir(living.shm)  # a living owner's are left alone
+    living.remove()
+    assert not os.path.exists(living.temp) and not os.path.exists(living.shm)
+
+
+def test_an_exception_in_a_worker_makes_the_exit_code_true() -> None:
+    process = start("group.sleep('long').wait()")
+    uid = read_until_running(process)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"Sleeper\[[01]\]\.sleep raised TypeError", err)
+    assert directories(uid) == []
