@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,6 +132,7 @@ class EmbodiedRunner:
         interrupted = False
         with (
             self.logger,
+            _interruptible(),
             Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress,
         ):
             try:
@@ -239,7 +241,9 @@ class EmbodiedRunner:
         """After Ctrl-C: let an update under way finish, stop everything else where it is, and save."""
         self.progress.message("stopping: saving a checkpoint of the last completed step (Ctrl-C again: stop at once)")
         if self._training is not None:
-            self._training.wait(timeout_s=STOP_TIMEOUT_S)
+            self._training.wait(
+                timeout_s=STOP_TIMEOUT_S
+            )  # a longer update cannot be stopped half-way: earlier files stay
             self._complete_step()
         groups = (self.env, self.rollout, self.actor)
         for group in groups:
@@ -315,6 +319,18 @@ class EmbodiedRunner:
 
     def _due(self, interval: int) -> bool:
         return interval > 0 and self.completed_steps % interval == 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, also where the shell that started us ignores SIGINT."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)
 
 
 def training_steps(cfg: Config) -> int:

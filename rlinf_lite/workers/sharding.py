@@ -66,7 +66,7 @@ def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip to `max_norm` over all ranks, unless the norm is not finite. Returns the norm before, alike on every rank."""
+    """Clip to `max_norm` over all ranks, unless it is not finite. Returns the norm before, alike on every rank."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if torch.isfinite(norm):

@@ -1,0 +1,37 @@
+"""Environments that go wrong in ways the tests ask for; `env.kwargs` says which and when."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, kwargs):
+        self._how, self._after, self._steps = kwargs["how"], kwargs.get("after", 20), 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        reward = 0.0
+        if self._steps > self._after:
+            if self._how == "raise":
+                raise ZeroDivisionError("the simulator fell over")
+            if self._how == "die":
+                os.kill(os.getpid(), 9)
+            if self._how == "not_finite":
+                reward = float("nan")
+            if self._how == "slow":
+                time.sleep(0.05)
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), reward, False, False, {}
+
+
+def make_env(num_envs, cfg):
+    return Broken(cfg.kwargs)

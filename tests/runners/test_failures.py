@@ -1,0 +1,126 @@
+"""What goes wrong in a worker reaches the user by name and rank, soon, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlinf_lite.scheduler import WorkerDiedError, WorkerError
+from tests.runners.conftest import SMALL_PENDULUM, read_metrics
+
+BROKEN = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "runner.max_steps=50"]
+
+
+def broken(how, **more):
+    settings = ", ".join(f"{name}: {value}" for name, value in {"how": how, **more}.items())
+    return [*BROKEN, f"env.kwargs={{{settings}}}"]
+
+
+def test_an_environment_that_raises_is_named_with_its_traceback(start):
+    runner = start(*broken("raise"), "cluster.component_placement.env=0-1")
+    with pytest.raises(WorkerError) as error:
+        runner.run()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    message = str(error.value)
+    assert "env[" in message and "the simulator fell over" in message and "broken_envs.py" in message
+
+
+def test_a_killed_worker_is_named_within_five_seconds(start):
+    runner = start(*broken("die"), "cluster.component_placement.env=0-1")
+    started = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=r"env\[\d\]"):
+        runner.run()
+    assert time.monotonic() - started < 15  # two steps come first; detection itself is tested in tests/scheduler
+
+
+def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(start):
+    runner = start(*broken("not_finite"), "control.max_bad_updates=3")
+    with pytest.raises(WorkerError, match=r"control\.max_bad_updates: 3 in a row") as error:
+        runner.run()
+    assert type(error.value.__cause__).__name__ == "NonFiniteUpdateError"
+    assert "step 2, epoch 0, minibatch 2" in str(error.value)
+    assert all(line["train/actor/skipped_updates"] == 0 for line in read_metrics(runner.run_dir)[:2])
+
+
+def run_example(*overrides, root):
+    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-name", "gym_pendulum_ppo_mlp"]
+    return subprocess.Popen(
+        [*command, *SMALL_PENDULUM, *paths, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+
+
+def processes_below(pid):
+    """Every descendant of a process, by parent links."""
+    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+    children: dict[int, list[int]] = {}
+    for child, parent in zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True):
+        children.setdefault(parent, []).append(child)
+    found, stack = [], [pid]
+    while stack:
+        found += (below := children.get(stack.pop(), []))
+        stack += below
+    return found
+
+
+def alive(pids):
+    def running(pid):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    return [pid for pid in pids if running(pid)]
+
+
+def wait_until_gone(pids, limit_s=10.0):
+    deadline = time.monotonic() + limit_s
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path, number):
+    process = run_example(*broken("slow", after=15), root=tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 2/"):
+            break
+    workers = processes_below(process.pid)
+    assert len(workers) > 3
+    started = time.monotonic()
+    process.send_signal(number)
+    output = process.communicate(timeout=60)[0]
+    assert time.monotonic() - started < 10, output
+    assert process.returncode == 130, output
+    assert wait_until_gone(workers) == []
+    (last,) = tmp_path.glob("*/checkpoints/last")
+    assert (last / "policy" / "model.safetensors").is_file() and last.resolve().name >= "step_000002"
+
+
+def test_a_worker_error_ends_the_program_with_its_traceback_and_no_process(tmp_path):
+    process = run_example(*broken("raise"), root=tmp_path)
+    assert process.stdout is not None
+    output, workers = "", []
+    for line in process.stdout:
+        output += line
+        workers = workers or (processes_below(process.pid) if line.startswith("step 1/") else [])
+    assert process.wait(timeout=60) == 1
+    assert "ZeroDivisionError: the simulator fell over" in output and "broken_envs.py" in output
+    assert len(workers) > 3 and wait_until_gone(workers) == []
+
+
+def test_a_bad_config_ends_at_once_with_every_problem(tmp_path):
+    process = run_example("algorithm.adv_type=gea", "actor.micro_batchsize=3", root=tmp_path)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 2
+    assert "2 problems" in output and "Did you mean" in output and "Traceback" not in output
