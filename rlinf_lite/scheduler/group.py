@@ -15,7 +15,7 @@ from rlinf_lite.scheduler.context import PeerAddress, publish_group
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
 from rlinf_lite.scheduler.handle import Call, Handle, same
-from rlinf_lite.scheduler.host import Argument, BuildSpec, Host, ProcessInfo
+from rlinf_lite.scheduler.host import Argument, BuildSpec, CallHeader, Host, ProcessInfo
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.worker import Worker, WorkerIdentity
 
@@ -224,7 +224,7 @@ class WorkerGroup:
         calls = []
         for member, arguments in zip(chosen, spread, strict=True):
             plan, values = _flatten(arguments, stored, share=len(chosen) > 1)
-            calls.append(Call(member, member.actor.call.remote(call_id, method, plan, *values)))
+            calls.append(Call(member, member.actor.call.remote(CallHeader(call_id, method, plan).pickled(), *values)))
         collect = _first if rank_zero else mode.collect
         by_rank = not rank_zero and mode.by_rank
         handle = Handle(self, method, call_id, calls, collect, by_rank, rule.timeout_s)

@@ -130,9 +130,6 @@ class _Wait:
     def __init__(self, handles: Sequence[Handle], timeout_s: float | None, what: str) -> None:
         self._handles = handles
         self._calls = [call for handle in handles for call in handle._calls]
-        self._names = [
-            f"{handle.group.name}[{call.member.rank}].{handle.method}" for handle in handles for call in handle._calls
-        ]
         self._what = what
         self._started = time.monotonic()
         limits = [handle._deadline for handle in handles if handle._deadline is not None and timeout_s is None]
@@ -180,7 +177,12 @@ class _Wait:
                 self._pings[member] = member.actor.ping.remote()
 
     def _late(self, running: set[Any]) -> str:
-        late = [name for call, name in zip(self._calls, self._names, strict=True) if call.ref in running]
+        late = [
+            f"{handle.group.name}[{call.member.rank}].{handle.method}"
+            for handle in self._handles
+            for call in handle._calls
+            if call.ref in running
+        ]
         waited = f"waited {time.monotonic() - self._started:.1f} s"
         done = f"{len(self._calls) - len(late)} of {len(self._calls)} calls are done"
         return f"{self._what + ': ' if self._what else ''}{waited}; not done: {', '.join(late)} ({done})"

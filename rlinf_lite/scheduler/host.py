@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 import time
@@ -11,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_lite.scheduler.context import PeerAddress, ProcessContext, set_context
 from rlinf_lite.scheduler.errors import FailureRecord, RemoteFailure
@@ -51,6 +52,21 @@ class Argument:
     """None: the value itself."""
 
 
+class CallHeader(NamedTuple):
+    """What a call says besides its arguments."""
+
+    call_id: int
+    method: str
+    plan: list[Argument] | None
+    """None: all arguments are positional, and there."""
+
+    def pickled(self) -> bytes:
+        from ray import cloudpickle
+
+        # only a plan can hold functions that have no importable name
+        return pickle.dumps(tuple(self)) if self.plan is None else cloudpickle.dumps(tuple(self))
+
+
 class Host:
     """What Ray runs. The worker's methods run one after the other, in this process's main thread."""
 
@@ -72,8 +88,10 @@ class Host:
         except Exception as error:
             raise self._failure("__init__", error) from None
 
-    def call(self, call_id: int, method: str, plan: list[Argument] | None, *values: Any) -> Any:
+    def call(self, header: bytes, *values: Any) -> Any:
+        """Run a method. `header` is a pickled `CallHeader`: Ray sends bytes faster than anything else."""
         start = time.perf_counter()
+        call_id, method, plan = pickle.loads(header)
         try:
             args, kwargs = (values, {}) if plan is None else _rebuild(plan, values)
             return getattr(self._worker, method)(*args, **kwargs)

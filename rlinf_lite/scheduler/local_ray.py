@@ -26,6 +26,7 @@ class LocalRay:
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
             }
         )
         try:
