@@ -39,7 +39,7 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     result = _step(problems, env, middle)
     if result is not None:
         problems += chunk_problems(result, env, 1)
-        problems += _changed_shapes(first, result.obs)
+        problems += _changed_shapes(first, getattr(result, "obs", None))
     if not quick and not problems:
         problems += _seeding_problems(env, seeds, middle)
         problems += _bound_problems(env)
@@ -199,8 +199,8 @@ def _after_the_end(env: VecEnv, ended: Any, middle: Any) -> list[str]:
     if auto_reset is not None and (executed != auto_reset).any():
         stepped = "stepped" if executed.any() else "not stepped"
         problems.append(
-            f"auto_reset is {auto_reset} and rows {ended.tolist()} were {stepped} after their end; reset them at the end "
-            "of the chunk, or freeze them."
+            f"auto_reset is {auto_reset} and rows {ended.tolist()} were {stepped} after their end; reset them at the "
+            "end of the chunk, or freeze them."
         )
     if (result.rewards[ended, 0][~executed] != 0).any():
         problems.append("rows that are not executed carry rewards; they must be 0.")

@@ -21,12 +21,12 @@ class ChunkedEnv:
 
     What ends an episode, and what happens then:
 
-    | auto_reset | ignore_terminations | an episode ends at           | flag at that step       | the row's next chunk |
-    |------------|---------------------|------------------------------|-------------------------|----------------------|
-    | true       | false               | termination or the time limit| terminated or truncated | the next episode     |
-    | true       | true                | the time limit               | truncated               | the next episode     |
-    | false      | false               | termination or the time limit| terminated or truncated | frozen until `reset` |
-    | false      | true                | the time limit               | truncated               | frozen until `reset` |
+    | auto_reset | ignore_terminations | an episode ends at        | flag at that step       | the row's next chunk |
+    |------------|---------------------|---------------------------|-------------------------|----------------------|
+    | true       | false               | termination or time limit | terminated or truncated | the next episode     |
+    | true       | true                | time limit                | truncated               | the next episode     |
+    | false      | false               | termination or time limit | terminated or truncated | frozen until `reset` |
+    | false      | true                | time limit                | truncated               | frozen until `reset` |
 
     Termination at the very step of the time limit counts as terminated. The steps after the one that ends an episode,
     up to the end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed`
@@ -155,6 +155,8 @@ class ChunkedEnv:
         padded = np.zeros((self.num_envs, longest, self.action_dim), np.float32)
         for row, part in enumerate(actions):
             padded[row, longest - len(part) :] = part
+        if self._obs is None:  # a batched simulator's first reset is of all rows
+            self.simulator.reset(self._all_rows, list(self._first_seeds))
         for step in range(longest + 1):
             starting = np.flatnonzero(longest - lengths == step)
             if starting.size:

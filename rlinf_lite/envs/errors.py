@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 class EnvError(Exception):
-    """Base of every error that environments raise on purpose."""
+    """Base of every error that environments raise on purpose. All of them travel between processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[EnvError], args: tuple[Any, ...], state: dict[str, Any]) -> EnvError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UnknownEnvError(EnvError, ValueError):
@@ -29,9 +40,6 @@ class EnvContractError(EnvError, ValueError):
         listed = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{what} breaks the environment contract in {len(self.problems)} way(s):\n{listed}")
 
-    def __reduce__(self) -> tuple[type, tuple[list[str]]]:
-        return type(self), (self.problems,)
-
 
 class MissingExtraError(EnvError, ImportError):
     """A package that an adapter needs is not installed."""
@@ -39,9 +47,6 @@ class MissingExtraError(EnvError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(f"this environment needs {package}, which is not installed: pip install 'rlinf_lite[{extra}]'")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.package, self.extra)
 
 
 class RenderUnavailableError(EnvError, RuntimeError):

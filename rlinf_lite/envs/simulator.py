@@ -35,8 +35,8 @@ class Simulator(Protocol):
     """B rows that can be reset, stepped and observed by row. It keeps no episodes: `ChunkedEnv` does.
 
     A simulator may step rows it was not asked to step (one batched simulation does); what it then reports for them
-    is ignored. Stepping a row past its termination must be possible (ignore_terminations). A row's state after `reset`
-    is a function of its seed alone.
+    is ignored. The first reset is always of all rows. Stepping a row past its termination must be possible
+    (ignore_terminations). A row's state after `reset` is a function of its seed alone.
     """
 
     num_envs: int

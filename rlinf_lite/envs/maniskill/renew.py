@@ -1,9 +1,10 @@
 """Forgetting an episode: a trajectory of ours is a function of its seed and actions, bit for bit, whatever ran before.
 
 ManiSkill's reset sets poses and velocities. PhysX keeps more: cached contacts, the order in which it solves them, and
-how long each body has been at rest. Of trajectories that grasp, 2 to 10 in 16 differ from those in a fresh scene because
-of it (PickCube, PushCube; from 1e-5 on, then chaotically). Moving all entities into a new PhysX scene and waking the
-bodies afresh removes it, in 0.3 ms per episode; rebuilding the environment, as `reconfigure` does, takes 100 ms.
+how long each body has been at rest. Of trajectories that grasp, 4 to 8 in 16 differ from those in a fresh scene
+because of it (PickCube, PushCube; from 1e-5 on, then chaotically). Moving all entities into a new PhysX scene and
+waking the bodies afresh removes it, in 0.3 ms per episode; rebuilding the environment, as `reconfigure` does, takes
+100 ms.
 """
 
 from __future__ import annotations

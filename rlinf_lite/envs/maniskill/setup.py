@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ManiSkillConfig
 
 _INSTALL = (
-    "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: add "
-    "'deb http://deb.debian.org/debian bookworm-backports main' to /etc/apt/sources.list.d/backports.list, then "
+    "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: "
+    "add 'deb http://deb.debian.org/debian bookworm-backports main' to /etc/apt/sources.list.d/backports.list, then "
     "apt-get update && apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), or train from states: "
     "env.maniskill.obs_mode=state."
 )
@@ -100,8 +100,11 @@ def require_renderer(render: str) -> None:
 
 
 def material_works() -> bool:
+    """Whether there is a Vulkan device: only then can SAPIEN make materials. Mesa 22's lavapipe is none to it."""
     import sapien.render
 
+    if sapien.render.RenderMaterial is InertMaterial:
+        return False
     try:
         sapien.render.RenderMaterial()
     except RuntimeError:

@@ -1,0 +1,68 @@
+"""A custom environment in one file: a puck on a damped table, pushed to a goal.
+
+Train on it with any embodied config, by naming its make_env or, once this module is imported, its registered name:
+
+    python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
+        env.id=examples.embodiment.custom_env:make_env env.task=PuckPush env.kwargs.damping=0.5
+
+The environment is an ordinary gymnasium.Env; time limits, auto-reset, chunks, seeds and success rates are added by
+rlinf_lite.envs.ChunkedEnv. `python examples/embodiment/custom_env.py` checks it against the protocol.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlinf_lite.config import EnvConfig
+from rlinf_lite.envs import check_env, register_env
+
+TIME_STEP_S = 0.05
+MAX_FORCE_N = 1.0
+GOAL_RADIUS_M = 0.1
+
+
+class PuckPush(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Action: force on the puck [2], newtons. Observation: position, velocity and goal relative to the puck [6]."""
+
+    instruction = "push the puck to the goal"
+
+    def __init__(self, mass: float = 0.5, damping: float = 0.5) -> None:
+        self.mass, self.damping = mass, damping
+        self.action_space = gymnasium.spaces.Box(-MAX_FORCE_N, MAX_FORCE_N, (2,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (6,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.position = self.np_random.uniform(-1.0, 1.0, 2)
+        self.goal = self.np_random.uniform(-1.0, 1.0, 2)
+        self.velocity = np.zeros(2)
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.velocity = self.velocity + TIME_STEP_S * (action - self.damping * self.velocity) / self.mass
+        self.position = np.clip(self.position + TIME_STEP_S * self.velocity, -2.0, 2.0)
+        distance = float(np.linalg.norm(self.goal - self.position))
+        success = distance < GOAL_RADIUS_M and np.linalg.norm(self.velocity) < 0.2
+        reward = -distance - 0.01 * float(action @ action) + (1.0 if success else 0.0)
+        return self._observation(), reward, bool(success), False, {"success": bool(success)}
+
+    def _observation(self) -> np.ndarray:
+        return np.concatenate([self.position, self.velocity, self.goal - self.position]).astype(np.float32)
+
+
+@register_env("puck_push")
+def make_env(num_envs: int, cfg: EnvConfig) -> PuckPush:
+    """One environment; rlinf_lite makes `num_envs` of them. Their time limit is env.train.max_episode_steps."""
+    env = PuckPush(**cfg.kwargs)
+    env.spec = gymnasium.envs.registration.EnvSpec("PuckPush", max_episode_steps=100)
+    return env
+
+
+if __name__ == "__main__":
+    problems = check_env(make_env)
+    print("\n".join(problems) or "puck_push keeps the environment protocol")

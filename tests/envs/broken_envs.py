@@ -1,0 +1,146 @@
+"""Environments with one mistake each, for check_env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Good(gymnasium.Env[Any, Any]):
+    """A point in the plane; ten steps."""
+
+    observation_space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space: Any = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self) -> None:
+        self.spec = gymnasium.envs.registration.EnvSpec("Point", max_episode_steps=10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.position = self.np_random.normal(size=3)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.position = self.position + 0.1 * action.sum()
+        return self.observe(), self.reward(), False, False, {}
+
+    def observe(self) -> Any:
+        return self.position.astype(np.float32)
+
+    def reward(self) -> Any:
+        return 1.0
+
+
+class WrongShape(Good):
+    def observe(self) -> Any:
+        return np.zeros((1, 3), np.float32)
+
+
+class NotFinite(Good):
+    def observe(self) -> Any:
+        return np.array([0.0, np.nan, 0.0], np.float32)
+
+
+class FloatImage(Good):
+    observation_space = gymnasium.spaces.Dict({"camera": gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8)})
+
+    def observe(self) -> Any:
+        return {"camera": np.zeros((4, 4, 3), np.float32)}
+
+
+class MissingKey(Good):
+    observation_space = gymnasium.spaces.Dict({"arm": Good.observation_space})
+
+    def observe(self) -> Any:
+        return {"hand": np.zeros(3, np.float32)}
+
+
+class VectorReward(Good):
+    def reward(self) -> Any:
+        return np.zeros(2)
+
+
+class NanReward(Good):
+    def reward(self) -> Any:
+        return float("nan")
+
+
+class IgnoresSeed(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.position = np.random.default_rng().normal(size=3)
+        return self.observe(), {}
+
+
+class AlwaysTheSame(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.position = np.zeros(3)
+        return self.observe(), {}
+
+
+class KeepsState(Good):
+    drift = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.position = self.position + self.drift
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.drift += 1.0
+        return super().step(action)
+
+
+class Unbounded(Good):
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class DiscreteActions(Good):
+    action_space = gymnasium.spaces.Discrete(4)
+
+
+class EmptyRange(Good):
+    action_space = gymnasium.spaces.Box(np.array([-1.0, 1.0]), np.array([1.0, 1.0]), (2,), np.float64)
+
+
+class NoTimeLimit(Good):
+    def __init__(self) -> None:
+        pass
+
+
+class RaisesAtTheBound(Good):
+    def step(self, action: Any) -> Any:
+        if (abs(action) >= 1).any():
+            raise RuntimeError("joint limit")
+        return super().step(action)
+
+
+class StateAlone:
+    """A VecEnv by hand that forgets about rows."""
+
+    num_envs, action_dim, max_episode_steps = 2, 1, 5
+
+    def reset(self, seeds: Any = None, env_ids: Any = None) -> Any:
+        return {"state": np.zeros(3), "pixels": None}
+
+    def chunk_step(self, actions: Any) -> Any:
+        return self.reset(), 0.0, False, {}
+
+
+CASES = [
+    (WrongShape, "shape (1, 3) where observation_space promises shape (3,)"),
+    (NotFinite, "not finite in columns [1]"),
+    (FloatImage, "observation 'camera' is float32 of shape (4, 4, 3) where observation_space promises uint8"),
+    (MissingKey, "observation 'arm' is nothing where observation_space promises that key"),
+    (VectorReward, "reward of shape (2,); return one number per step"),
+    (NanReward, "rewards from chunk_step are not finite"),
+    (IgnoresSeed, "the same seeds gave other first observations the second time"),
+    (AlwaysTheSame, "other seeds gave the same first observations"),
+    (KeepsState, "reset all that a step changes"),
+    (Unbounded, "action dimensions [0, 1] have no finite bounds"),
+    (DiscreteActions, "policies here act in a continuous Box"),
+    (EmptyRange, "action dimensions [1] have low >= high"),
+    (NoTimeLimit, "has no time limit of its own: set max_episode_steps"),
+    (RaisesAtTheBound, "chunk_step with the bound low as action raised RuntimeError: joint limit"),
+]

@@ -1,0 +1,150 @@
+"""The gymnasium adapters, against gymnasium itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlinf_lite.config import EnvConfig
+from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_vec_env
+from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator, VectorEnvSimulator, simulator_of_vector_env
+
+
+def pendulum(**train: Any) -> EnvConfig:
+    return EnvConfig.model_validate({"id": "gymnasium", "task": "Pendulum-v1", "train": train})
+
+
+def test_pendulum_in_chunks_equals_single_steps() -> None:
+    env = make_vec_env(pendulum(), "train", 2)
+    actions = np.random.default_rng(0).uniform(-3, 3, (2, 200, 1)).astype(np.float32)
+    obs = env.reset(seeds=[5, 6])
+    chunks = [env.chunk_step(actions[:, i : i + 4]) for i in range(0, 200, 4)]
+    rewards = np.concatenate([chunk.rewards for chunk in chunks], 1)
+    for row, seed in enumerate([5, 6]):
+        plain = gymnasium.make("Pendulum-v1")
+        state, _ = plain.reset(seed=seed)
+        np.testing.assert_array_equal(obs["state"][row], state)
+        for step in range(200):
+            state, reward, _, truncated, _ = plain.step(np.clip(actions[row, step], -2, 2))
+            assert rewards[row, step] == np.float32(reward)
+            if step % 4 == 3 and step < 199:
+                np.testing.assert_array_equal(chunks[step // 4].obs["state"][row], state)
+        assert truncated and chunks[-1].truncated[row, -1] and chunks[-1].final_obs is not None
+        np.testing.assert_array_equal(chunks[-1].final_obs[1]["state"][row], state)
+    assert [record.success_once for record in chunks[-1].episodes] == [None, None]
+
+
+def test_the_time_limit_of_the_config_comes_first() -> None:
+    for limit, expected in ((None, 200), (250, 250), (50, 50)):
+        env = make_vec_env(pendulum(max_episode_steps=limit), "train", 1)
+        env.reset()
+        result = env.chunk_step(np.zeros((1, 300, 1), np.float32))
+        assert env.max_episode_steps == expected and result.executed.sum() == expected
+
+
+def test_pendulum_resumes_exactly() -> None:
+    actions = np.random.default_rng(0).uniform(-2, 2, (3, 60, 1)).astype(np.float32)
+    env = make_vec_env(pendulum(max_episode_steps=25), "train", 3)
+    env.reset(seeds=[env_seed(0, row) for row in range(3)])
+    env.chunk_step(actions[:, :30])
+    assert isinstance(env, ChunkedEnv)
+    other = make_vec_env(pendulum(max_episode_steps=25), "train", 3)
+    assert isinstance(other, ChunkedEnv)
+    other.load_state_dict(env.state_dict())
+    expected, got = env.chunk_step(actions[:, 30:]), other.chunk_step(actions[:, 30:])
+    np.testing.assert_array_equal(expected.rewards, got.rewards)
+    np.testing.assert_array_equal(expected.obs["state"], got.obs["state"])
+    assert expected.episodes == got.episodes
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    """Observes pixels, numbers and text; reports success."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "top": gymnasium.spaces.Box(0, 255, (6, 8, 3), np.uint8),
+            "robot": gymnasium.spaces.Dict({"arm": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64)}),
+            "gripper": gymnasium.spaces.Discrete(3),
+            "task": gymnasium.spaces.Text(20),
+        }
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (2, 3), np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.clock = 0
+        self.observation_space.seed(seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action.shape == (2, 3) and action.dtype == np.float64
+        self.clock += 1
+        return self.observe(), 1, False, self.clock == 5, {"is_success": self.clock == 3}
+
+    def observe(self) -> Any:
+        pixels = self.np_random.integers(0, 255, (6, 8, 3), np.uint8)
+        arm = np.full((2, 2), self.clock / 10)
+        return {"top": pixels, "robot": {"arm": arm}, "gripper": 2, "task": "pick"}
+
+
+def test_dict_observations_become_images_state_and_text() -> None:
+    env = ChunkedEnv(GymnasiumSimulator([Camera(), Camera()], "camera"), max_episode_steps=10)
+    obs = env.reset(seeds=[1, 2])
+    assert obs["images"]["top"].shape == (2, 6, 8, 3) and obs["images"]["top"].dtype == np.uint8
+    assert obs["state"].tolist() == [[0, 0, 1, 0, 0, 0, 0]] * 2 and obs["state"].dtype == np.float32
+    assert obs["instruction"] == ["pick", "pick"]
+    records = env.chunk_step(np.zeros((2, 8, 6), np.float32)).episodes
+    assert [(one.length, one.success_once, one.success_at_end) for one in records] == [(5, True, False)] * 2
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_vector_envs_are_unwrapped(mode: AutoresetMode) -> None:
+    vector = SyncVectorEnv([lambda: gymnasium.make("Pendulum-v1")] * 2, autoreset_mode=mode)
+    assert isinstance(simulator_of_vector_env(vector, "pendulum"), GymnasiumSimulator)
+
+
+def test_batched_vector_env_equals_separate_envs() -> None:
+    def batched(num_envs: int) -> ChunkedEnv:
+        makers = [lambda: gymnasium.make("Pendulum-v1", max_episode_steps=-1)] * num_envs
+        vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+        return ChunkedEnv(VectorEnvSimulator(vector, "Pendulum-v1"), max_episode_steps=7)
+
+    separate, env = make_vec_env(pendulum(max_episode_steps=7), "train", 3), batched(3)
+    for one in (separate, env):
+        one.reset(seeds=[1, 2, 3])
+    for chunk in range(5):
+        actions = np.random.default_rng(chunk).uniform(-2, 2, (3, 3, 1)).astype(np.float32)
+        expected, got = separate.chunk_step(actions), env.chunk_step(actions)
+        np.testing.assert_array_equal(expected.rewards, got.rewards)
+        np.testing.assert_array_equal(expected.obs["state"], got.obs["state"])
+        assert expected.episodes == got.episodes
+    env.reset(env_ids=[1])
+    other = batched(3)  # rows of different lengths are replayed together
+    resumed = other.load_state_dict(env.state_dict())
+    actions = np.random.default_rng(9).uniform(-2, 2, (3, 3, 1)).astype(np.float32)
+    assert resumed["state"].shape == (3, 3)
+    np.testing.assert_array_equal(env.chunk_step(actions).rewards, other.chunk_step(actions).rewards)
+
+
+def test_a_vector_env_that_resets_itself_is_refused() -> None:
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+    with pytest.raises(EnvContractError, match=r"AutoresetMode\.DISABLED"):
+        simulator_of_vector_env(vector, "cartpole")
+
+
+def test_unusable_action_spaces_are_refused() -> None:
+    with pytest.raises(EnvContractError, match="policies here act in a continuous Box"):
+        make_vec_env(EnvConfig(id="gymnasium", task="CartPole-v1"), "train", 1)
+    unbounded = gymnasium.make("Pendulum-v1")
+    unbounded.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    with pytest.raises(EnvContractError, match=r"dimensions \[0\] have no finite bounds"):
+        GymnasiumSimulator([unbounded], "pendulum")
+
+
+def test_an_unknown_task_gets_the_nearest_name() -> None:
+    with pytest.raises(UnknownEnvError, match="Did you mean 'Pendulum-v1'"):
+        make_vec_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)
