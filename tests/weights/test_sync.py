@@ -1,0 +1,99 @@
+"""Weights arrive whole, in the right version, by shared memory and by buckets."""
+
+import pytest
+import torch
+
+from rlinf_lite.data.layout import Layout
+from rlinf_lite.scheduler import Cluster, Worker, WorkerError, wait_all
+from rlinf_lite.weights import WeightReceiver, WeightSender
+
+LAYOUT = Layout(num_envs=2, num_env_workers=1, num_stages=1, rollout_nodes=(0, 0), actor_nodes=(0,))
+
+
+def make_module():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 4))
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+class Sending(Worker):
+    def init(self, bucket_bytes):
+        self.module = make_module()
+        self.sender = WeightSender(self, "rollout", LAYOUT, bucket_bytes, timeout_s=20)
+
+    def change_and_send(self, version):
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter.add_(version + 1)
+            self.module[1].running_mean.add_(version + 1)
+        self.sender.send(version, self.module)
+        return {name: tensor.numpy() for name, tensor in self.module.state_dict().items()}
+
+
+class Receiving(Worker):
+    def init(self, by_bucket):
+        self.module = make_module().requires_grad_(False)
+        self.receiver = WeightReceiver(self, "actor", 0, self.module, timeout_s=20)
+        if by_bucket:  # as for a policy on another device
+            self.receiver._on_cpu = False
+
+    def receive(self, version):
+        self.receiver.receive(version)
+        return {name: tensor.clone().numpy() for name, tensor in self.module.state_dict().items()}
+
+    def mapped_file(self):
+        """The file that the first weight's memory is mapped from."""
+        address = self.module[2].weight.data_ptr()
+        for line in open("/proc/self/maps"):
+            start, _, stop = line.split()[0].partition("-")
+            if int(start, 16) <= address < int(stop, 16):
+                return line.split(maxsplit=5)[5].strip() if len(line.split()) > 5 else ""
+        return ""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(num_nodes=1, num_gpus_per_node=1, accelerator="cpu") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def groups(cluster, request):
+    actor = Sending.create_group().launch(cluster, "0", name="actor")
+    rollout = Receiving.create_group().launch(cluster, "0:0-1", name="rollout")
+    wait_all(actor.init(1000), rollout.init(request.param), timeout_s=60)
+    yield actor, rollout
+    actor.shutdown()
+    rollout.shutdown()
+
+
+@pytest.mark.parametrize("groups", [False, True], indirect=True, ids=["shared memory", "buckets"])
+def test_everything_first_then_what_trains(groups):
+    actor, rollout = groups
+    frozen = make_module().state_dict()["0.weight"].numpy()
+    for version in (0, 1, 2):
+        received, sent = wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
+        for weights in received:
+            for name, expected in sent[0].items():
+                if name == "0.weight":
+                    assert (weights[name] == frozen + 1).all()  # as of version 0: it does not train
+                elif "running" not in name and "num_batches" not in name:
+                    assert (weights[name] == expected).all(), name
+                elif version == 0:
+                    assert (weights[name] == expected).all(), name
+
+
+@pytest.mark.parametrize("groups", [False], indirect=True)
+def test_receivers_on_the_node_share_one_copy(groups):
+    actor, rollout = groups
+    wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
+    first, second = rollout.mapped_file().wait()
+    assert first == second and "weights-actor-0" in first and first.endswith("(deleted)")
+
+
+@pytest.mark.parametrize("groups", [False], indirect=True)
+def test_another_version_is_refused(groups):
+    actor, rollout = groups
+    with pytest.raises(WorkerError, match="expects weights 7, actor sent 3"):
+        wait_all(rollout.receive(7), actor.change_and_send(3), timeout_s=60)
