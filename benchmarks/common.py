@@ -1,0 +1,181 @@
+"""What every benchmark shares: interleaved repeats, comparisons with a target, the machine's record, a table, JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "ray", "numpy", "gymnasium", "mani_skill", "stable_baselines3")
+_console = Console(width=140) if not os.isatty(1) else Console()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table of targets: a figure of ours beside its opponent's, in one unit and from one run."""
+
+    what: str
+    ours: float
+    against: str
+    opponent: float
+    unit: str
+    ratio: float
+    """The figure that the target is about."""
+    target: float
+    at_least: bool
+    """Whether the ratio has to be at least or at most the target."""
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+    @property
+    def target_text(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.target:g}"
+
+
+@dataclass
+class Report:
+    """What one script measured. `write` prints the targets and puts everything into results/<name>.json."""
+
+    name: str
+    settings: dict[str, Any]
+    comparisons: list[Comparison] = field(default_factory=list)
+    measurements: dict[str, list[float]] = field(default_factory=dict)
+    """Every repeat of every figure."""
+    started: float = field(default_factory=time.time)
+    load_at_start: tuple[float, ...] = field(default_factory=os.getloadavg)
+
+    def write(self, directory: Path = RESULTS) -> Path:
+        print_comparisons(self.name, self.comparisons)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{self.name}.json"
+        content = {
+            "name": self.name,
+            "machine": machine_record() | {"load_at_start": self.load_at_start, "load_at_end": os.getloadavg()},
+            "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.started)),
+            "took_s": time.time() - self.started,
+            "settings": self.settings,
+            "comparisons": [asdict(row) | {"met": row.met} for row in self.comparisons],
+            "measurements": self.measurements,
+        }
+        path.write_text(json.dumps(rounded(content), indent=1, default=str) + "\n")
+        say(f"written: {os.path.relpath(path)}")
+        return path
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], float]], repeats: int, warmup: int = 1, unit: str = ""
+) -> dict[str, list[float]]:
+    """Every contestant in turn, `repeats` times over, so that what else the machine does strikes all alike.
+
+    A contestant measures itself and returns the figure. The first `warmup` rounds are not kept.
+    """
+    measured: dict[str, list[float]] = {name: [] for name in contestants}
+    for repeat in range(-warmup, repeats):
+        for name, measure in contestants.items():
+            figure = measure()
+            if repeat >= 0:
+                measured[name].append(figure)
+        if repeat >= 0:
+            say(f"  {repeat + 1}/{repeats}: " + ", ".join(f"{name} {v[-1]:.4g} {unit}" for name, v in measured.items()))
+    return measured
+
+
+def timed(function: Callable[[], Any]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def machine_record() -> dict[str, Any]:
+    """The machine and the versions that a result was measured with."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; all columns but the first are right-aligned."""
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _console.print(table)
+
+
+def print_comparisons(title: str, comparisons: Sequence[Comparison]) -> None:
+    rows = [
+        [
+            row.what,
+            f"{row.ours:.4g} {row.unit}",
+            f"{row.opponent:.4g} {row.unit} ({row.against})",
+            f"{row.ratio:.3g}",
+            row.target_text,
+            "met" if row.met else "MISSED",
+        ]
+        for row in comparisons
+    ]
+    print_table(title, ["what", "ours", "against", "ratio", "target", ""], rows)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, flush=True)
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats to six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None

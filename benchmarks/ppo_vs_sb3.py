@@ -1,0 +1,209 @@
+"""PPO on PushCube-v1, end to end, against Stable-Baselines3's PPO with the same settings.
+
+    python benchmarks/ppo_vs_sb3.py                                # env steps/s, both alive, in turn
+    python benchmarks/ppo_vs_sb3.py --learning --seeds 1 2 3       # success against env steps: trains both, takes hours
+    python benchmarks/ppo_vs_sb3.py --plot benchmarks/results/learning --out assets/pushcube_vs_sb3.png
+    python benchmarks/ppo_vs_sb3.py --collect results/<run>        # a run that exists already, as such a JSON
+
+Same network, environments, rollout length, epochs, minibatches, learning rate, discount and treatment of success: all
+are read off our config. A rate is taken over whole steps after warm-up: rollout, update, and whatever lies between.
+Stable-Baselines3 is tried with its in-process environments, with torch's default threads and with one, and with one
+process per environment; the fastest in a first round is the opponent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common import Comparison, Report, interleaved, median, say
+from learning_curves import collect_run, plot, train_both
+from sb3_settings import sb3_arguments
+from session import Session
+
+from rlinf_lite.config import Config, load_config
+from rlinf_lite.runners import EmbodiedRunner
+from rlinf_lite.scheduler import Cluster
+
+TARGET = 1.7
+CONFIG = "embodiment/maniskill_pushcube_ppo_mlp"
+HERE = Path(__file__).parent
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    "dummy": ("dummy", {}),
+    "dummy, 1 thread": ("dummy", {"OMP_NUM_THREADS": "1"}),
+    "subproc": ("subproc", {}),
+}
+SUBPROC_BYTES = 400 * 2**20
+"""Memory of one environment process of SubprocVecEnv."""
+
+
+class SB3:
+    """Stable-Baselines3 in a process of its own, which learns when told to."""
+
+    def __init__(self, cfg: Config, variant: str) -> None:
+        vec_env, environment = VARIANTS[variant]
+        command = [sys.executable, "-W", "ignore", str(HERE / "sb3_rate.py"), *sb3_arguments(cfg, cfg.runner.seed)]
+        self._process = subprocess.Popen(
+            [*command, "--vec-env", vec_env],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_without_thread_limits() | environment,
+        )
+        self._read()  # ready
+
+    def rate(self, num_rollouts: int) -> float:
+        """Env steps/s over so many rollouts with their updates."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{num_rollouts}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # it leaves its loop and closes its environments
+        self._process.wait(timeout=60)
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"Stable-Baselines3's process ended with exit code {self._process.wait()}")
+        return line.strip()
+
+
+def _without_thread_limits() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
+    """Env steps/s over so many whole steps, between the moments at which steps were logged."""
+    root, part = runner.run_dir, 0
+    runner.total_steps = 0
+
+    def rate(num_steps: int) -> float:
+        nonlocal part
+        part += 1
+        runner.run_dir = root.with_name(f"{root.name}-{part}")
+        runner.total_steps += num_steps + 1  # the clock starts when the first one has been logged
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            runner.run()
+        lines = [json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines()]
+        steps = [line for line in lines if "env/num_steps" in line]
+        return float((steps[-1]["env/num_steps"] - steps[0]["env/num_steps"]) / (steps[-1]["time"] - steps[0]["time"]))
+
+    return rate
+
+
+def fastest_variant(cfg: Config, names: Sequence[str], num_rollouts: int, report: Report) -> tuple[str, SB3]:
+    """The quickest of the variants after one warm-up rollout each; the others are closed."""
+    best: tuple[float, str, SB3] | None = None
+    for name in names:
+        say(f"Stable-Baselines3, {name}: starting")
+        opponent = SB3(cfg, name)
+        opponent.rate(1)
+        rate = opponent.rate(num_rollouts)
+        say(f"Stable-Baselines3, {name}: {rate:.0f} env steps/s")
+        report.measurements[f"Stable-Baselines3 ({name}) alone, env steps/s"] = [rate]
+        if best is None or rate > best[0]:
+            if best is not None:
+                best[2].close()
+            best = (rate, name, opponent)
+        else:
+            opponent.close()
+    assert best is not None
+    return best[1], best[2]
+
+
+def measure_speed(args: argparse.Namespace) -> None:
+    report = Report("ppo_vs_sb3", vars(args))
+    variants = [name for name in args.variants if _fits(name, args.overrides)]
+    with tempfile.TemporaryDirectory() as scratch:
+        cfg = load_config(CONFIG, [*_quiet_run(scratch), *args.overrides])
+        name, opponent = fastest_variant(cfg, variants, max(args.steps // 2, 1), report)
+        try:
+            with (
+                Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster,
+                Session(cluster, cfg) as session,
+            ):
+                rate = training_rate(session.new_runner())
+                rate(1)  # the first steps import, allocate and map
+                found = interleaved(
+                    {"rlinf_lite": lambda: rate(args.steps), "sb3": lambda: opponent.rate(args.steps)},
+                    args.repeats,
+                    warmup=0,
+                    unit="env steps/s",
+                )
+        finally:
+            opponent.close()
+    ours, theirs = median(found["rlinf_lite"]), median(found["sb3"])
+    against = f"Stable-Baselines3, {name}"
+    what = "PPO on PushCube, end to end"
+    report.comparisons.append(Comparison(what, ours, against, theirs, "env steps/s", ours / theirs, TARGET, True))
+    report.measurements |= {f"{who}, env steps/s": values for who, values in found.items()}
+    report.write()
+
+
+def _quiet_run(scratch: str) -> list[str]:
+    """No evaluation and no checkpoint, and a learning rate that does not reach zero in between."""
+    return [
+        f"runner.logger.log_path={scratch}",
+        f"actor.checkpoint_save_path={scratch}",
+        "runner.val_check_interval=-1",
+        "runner.save_interval=-1",
+        "runner.max_steps=100000",
+        "runner.max_epochs=100000",
+    ]
+
+
+def _fits(variant: str, overrides: Sequence[str]) -> bool:
+    if VARIANTS[variant][0] != "subproc":
+        return True
+    needed = load_config(CONFIG, overrides).env.train.num_envs * SUBPROC_BYTES
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
+        say(f"Stable-Baselines3, {variant}: left out, needs {needed / 2**30:.0f} GiB of {available / 2**30:.0f} free")
+    return needed <= available
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the default config; both sides follow")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="runner steps of each measurement")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    learning = parser.add_argument_group("learning curves")
+    learning.add_argument("--learning", action="store_true", help="train both, one after the other")
+    learning.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    learning.add_argument("--env-steps", type=int, default=500_000)
+    learning.add_argument("--eval-every", type=int, default=25_000, help="env steps")
+    learning.add_argument("--directory", type=Path, default=HERE / "results" / "learning", help="of the JSONs")
+    learning.add_argument("--collect", type=Path, nargs="+", metavar="RUN", help="run directories to make JSONs of")
+    learning.add_argument("--plot", type=Path, metavar="DIR", help="draw the JSONs of a directory")
+    learning.add_argument("--out", type=Path, default=Path("learning_curves.png"), help="of --plot")
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    args = parse_args()
+    if args.plot:
+        plot(args.plot, args.out)
+    elif args.collect:
+        for run in args.collect:
+            say(f"written: {collect_run(run, args.directory)}")
+    elif args.learning:
+        train_both(CONFIG, args.overrides, args.seeds, args.env_steps, args.eval_every, args.directory)
+        plot(args.directory, args.directory / "learning_curves.png")
+    else:
+        measure_speed(args)
+
+
+if __name__ == "__main__":
+    main()

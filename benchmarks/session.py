@@ -1,0 +1,41 @@
+"""The three worker groups of a run, launched once, for benchmarks that drive the runner's phases one by one."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rlinf_lite.config import Config
+from rlinf_lite.runners import EmbodiedRunner
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, WorkerGroup
+from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+
+_WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker, "env": EnvWorker}
+
+
+class Session:
+    """A `with` block in which the groups run."""
+
+    def __init__(self, cluster: Cluster, cfg: Config) -> None:
+        self._cluster, self._cfg = cluster, cfg
+        self._groups: dict[str, WorkerGroup] = {}
+
+    def __enter__(self) -> Self:
+        placement = HybridComponentPlacement(self._cfg)
+        for name, worker in _WORKERS.items():
+            strategy = placement.get_strategy(name)
+            self._groups[name] = worker.create_group(self._cfg).launch(
+                self._cluster, placement_strategy=strategy, name=name
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._groups.values():
+            group.shutdown()
+
+    def new_runner(self, cfg: Config | None = None) -> EmbodiedRunner:
+        """A runner that has initialised the workers (anew, where they were). Workers keep the config of the launch;
+        what `cfg` changes is the driver's part: the number of stages, steps and paths.
+        """
+        runner = EmbodiedRunner(cfg=cfg or self._cfg, **self._groups)
+        runner.init_workers()
+        return runner

@@ -1,0 +1,130 @@
+"""Weight sync from one actor to two rollout workers of the same node, against one memcpy of the same bytes.
+
+    python benchmarks/weight_sync_bench.py --mib 64 256
+
+Timed from the driver, as a training step sees it: the two group calls, the transfer, and both answers. The memcpy runs
+in the actor's process, into memory that exists already. The first transfer, which also maps the memory, is shown apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from common import Comparison, Report, interleaved, median, say, timed
+from torch import nn
+
+from rlinf_lite.data.layout import Layout
+from rlinf_lite.scheduler import Cluster, Worker, WorkerGroup, wait_all
+from rlinf_lite.weights import WeightReceiver, WeightSender
+
+TARGET = 1.5
+LAYERS = 16
+BUCKET_BYTES = 256 * 2**20
+TIMEOUT_S = 60.0
+LAYOUT = Layout(num_envs=2, num_env_workers=1, num_stages=1, rollout_nodes=(0, 0), actor_nodes=(0,))
+
+
+class Model(nn.Module):
+    """`mib` MiB of fp32 parameters in `LAYERS` tensors."""
+
+    def __init__(self, mib: int) -> None:
+        super().__init__()
+        size = mib * 2**20 // 4 // LAYERS
+        self.layers = nn.ParameterList(nn.Parameter(torch.zeros(size)) for _ in range(LAYERS))
+
+
+class Actor(Worker):
+    def init(self, mib: int) -> None:
+        self.model = Model(mib)
+        self.sender = WeightSender(self, "rollout", LAYOUT, BUCKET_BYTES, TIMEOUT_S)
+        self.source = np.ones(mib * 2**20, np.uint8)
+        self.target = np.zeros(mib * 2**20, np.uint8)
+
+    def change(self, version: int) -> None:
+        with torch.no_grad():
+            for layer in self.model.layers:
+                layer.fill_(version)
+
+    def send_weights(self, version: int) -> None:
+        self.sender.send(version, self.model)
+
+    def memcpy(self) -> float:
+        self.source += 1  # just written, as weights are after an update
+        return timed(lambda: np.copyto(self.target, self.source))
+
+
+class Rollout(Worker):
+    def init(self, mib: int) -> None:
+        self.model = Model(mib)
+        self.receiver = WeightReceiver(self, "actor", 0, self.model, TIMEOUT_S)
+
+    def receive_weights(self, version: int) -> None:
+        self.receiver.receive(version)
+
+    def values(self) -> list[float]:
+        """First and last value of every tensor."""
+        return [float(layer.detach()[i]) for layer in self.model.layers for i in (0, -1)]
+
+
+class Sync:
+    """Brings the receivers to the next version, again and again."""
+
+    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+        self.actor, self.rollout, self.version = actor, rollout, -1
+
+    def __call__(self) -> float:
+        self.version += 1
+        self.actor.change(self.version).wait()
+        start = time.perf_counter()
+        wait_all(self.rollout.receive_weights(self.version), self.actor.send_weights(self.version))
+        taken = time.perf_counter() - start
+        for rank, values in enumerate(self.rollout.values().wait()):
+            if any(value != self.version for value in values):
+                raise RuntimeError(f"rollout {rank} does not have version {self.version} after the sync: {values}")
+        return taken
+
+
+def measure(cluster: Cluster, mib: int, repeats: int, report: Report) -> None:
+    actor = Actor.create_group().launch(cluster, "0", name="actor")
+    rollout = Rollout.create_group().launch(cluster, "0:0-1", name="rollout")
+    try:
+        wait_all(actor.init(mib), rollout.init(mib))
+        say(f"{mib} MiB to 2 workers")
+        sync = Sync(actor, rollout)
+        first = sync() * 1e3
+        found = interleaved(
+            {"sync": lambda: sync() * 1e3, "memcpy": lambda: actor.memcpy().wait()[0] * 1e3},
+            repeats,
+            warmup=2,
+            unit="ms",
+        )
+    finally:
+        rollout.shutdown()
+        actor.shutdown()
+    ours, memcpy = median(found["sync"]), median(found["memcpy"])
+    what = f"weight sync, {mib} MiB to 2 workers"
+    note = f"the first transfer of a run took {first:.3g} ms"
+    report.comparisons.append(
+        Comparison(what, ours, "one memcpy", memcpy, "ms", ours / memcpy, TARGET, at_least=False, note=note)
+    )
+    report.measurements |= {f"{name} {mib} MiB, ms": values for name, values in found.items()}
+    report.measurements[f"first sync {mib} MiB, ms"] = [first]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    report = Report("weight_sync", vars(args))
+    with Cluster(num_nodes=1, num_gpus_per_node=1, accelerator="cpu") as cluster:
+        for mib in args.mib:
+            measure(cluster, mib, args.repeats, report)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
