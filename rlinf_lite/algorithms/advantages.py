@@ -24,7 +24,7 @@ _WITH_VALUES: set[str] = set()
 
 
 def register_advantage(name: str, needs_values: bool = False) -> Callable[[AdvantageFn], AdvantageFn]:
-    """Make an estimator available as `algorithm.adv_type: <name>`; `needs_values`: it reads `values`, so a critic trains."""
+    """Make an estimator available as `algorithm.adv_type: <name>`; with `needs_values` a critic trains for it."""
     if needs_values:
         _WITH_VALUES.add(name)
     return _ADVANTAGES.register(name)

@@ -20,26 +20,11 @@ class MissingExtraError(ImportError):
     """A backend was asked for whose package is not installed."""
 
 
-class Logger(Protocol):
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
 class Backend(Protocol):
     """One destination. `metrics` are flat floats, nan and inf included."""
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
-
-
-class NullLogger:
-    """A logger that keeps nothing."""
-
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class MetricLogger:

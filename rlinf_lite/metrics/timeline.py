@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from rlinf_lite.scheduler.spans import Span
 
 Interval = tuple[float, float]
 
 WAITING = ("wait", "recv")
 """A worker is not busy in spans whose names start like this."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """What a worker did from `start` to `end`, in seconds of `time.time()`."""
-
-    name: str
-    start: float
-    end: float
-    process: str
-    """Component and rank, for example `env 0`."""
-    thread: str = ""
-    """A further row of that worker, for what runs beside its main thread."""
 
 
 def write_chrome_trace(spans: Iterable[Span], path: str | Path) -> None:
@@ -41,16 +29,16 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, object]]:
     spans = sorted(spans, key=lambda span: (span.start, -span.end))
     origin = spans[0].start if spans else 0.0
     components = {name: pid for pid, name in enumerate(dict.fromkeys(_component(span) for span in spans), start=1)}
-    rows = sorted({(span.process, span.thread) for span in spans}, key=lambda row: (_rank(row[0]), row))
+    rows = sorted({span.process for span in spans}, key=lambda process: (_rank(process), process))
     tids = {row: tid for tid, row in enumerate(rows, start=1)}
 
     events: list[dict[str, object]] = []
     for component, pid in components.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": component}})
-    for process, thread in rows:
-        about = {"ph": "M", "pid": components[process.split(" ")[0]], "tid": tids[process, thread]}
-        events.append({**about, "name": "thread_name", "args": {"name": f"{process} {thread}".rstrip()}})
-        events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tids[process, thread]}})
+    for process in rows:
+        about = {"ph": "M", "pid": components[process.split(" ")[0]], "tid": tids[process]}
+        events.append({**about, "name": "thread_name", "args": {"name": process}})
+        events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tids[process]}})
     for span in spans:
         events.append(
             {
@@ -58,7 +46,7 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, object]]:
                 "name": span.name,
                 "cat": "waiting" if _is_waiting(span) else "busy",
                 "pid": components[_component(span)],
-                "tid": tids[span.process, span.thread],
+                "tid": tids[span.process],
                 "ts": round((span.start - origin) * 1e6, 1),
                 "dur": round((span.end - span.start) * 1e6, 1),
             }
@@ -99,15 +87,15 @@ def utilization(spans: Sequence[Span], phase: Interval, step: Interval) -> dict[
 
 def busy_intervals(spans: Iterable[Span]) -> dict[str, list[Interval]]:
     """Disjoint, sorted intervals in which each worker (`process`) is busy."""
-    working: dict[tuple[str, str], list[Interval]] = {}
-    waiting: dict[tuple[str, str], list[Interval]] = {}
+    working: dict[str, list[Interval]] = {}
+    waiting: dict[str, list[Interval]] = {}
     for span in spans:
         kind = waiting if _is_waiting(span) else working
-        kind.setdefault((span.process, span.thread), []).append((span.start, span.end))
-    workers: dict[str, list[Interval]] = {process: [] for process, _ in (*working, *waiting)}
-    for row, intervals in working.items():
-        workers[row[0]] += difference(union(intervals), union(waiting.get(row, [])))
-    return {process: union(intervals) for process, intervals in workers.items()}
+        kind.setdefault(span.process, []).append((span.start, span.end))
+    return {
+        process: difference(union(working.get(process, [])), union(waiting.get(process, [])))
+        for process in dict.fromkeys((*working, *waiting))
+    }
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

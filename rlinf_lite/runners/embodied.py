@@ -238,12 +238,13 @@ class EmbodiedRunner:
         self._wait(self.env.end_step(), what="the step to end")
 
     def _stop_cleanly(self) -> None:
-        """After Ctrl-C: let an update under way finish, stop everything else where it is, and save."""
+        """After Ctrl-C: let an update under way finish, stop everything else where it is, and save.
+
+        An update that takes longer than STOP_TIMEOUT_S raises CallTimeoutError: half of it cannot be saved.
+        """
         self.progress.message("stopping: saving a checkpoint of the last completed step (Ctrl-C again: stop at once)")
         if self._training is not None:
-            self._training.wait(
-                timeout_s=STOP_TIMEOUT_S
-            )  # a longer update cannot be stopped half-way: earlier files stay
+            self._training.wait(timeout_s=STOP_TIMEOUT_S)
             self._complete_step()
         groups = (self.env, self.rollout, self.actor)
         for group in groups:
@@ -276,12 +277,7 @@ class EmbodiedRunner:
         env_results, rollout_results = played
         num_env_steps = sum(result["num_env_steps"] for result in env_results)
         self.env_steps += num_env_steps
-        spans = [
-            Span(span.name, span.start, span.end, f"{name} {rank}")
-            for name, results in (("env", env_results), ("rollout", rollout_results), ("actor", trained))
-            for rank, result in enumerate(results)
-            for span in result["spans"]
-        ]
+        spans = [span for result in (*env_results, *rollout_results, *trained) for span in result["spans"]]
         metrics = {
             **env_metrics([record for result in env_results for record in result["episodes"]]),
             **metrics,

@@ -1,4 +1,4 @@
-"""Timed spans of a worker, for the timeline, and the row map between groups of different size."""
+"""Timed spans of a worker, for the timeline. Pure: needs neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Span:
-    """A named piece of work; times are `time.time()`."""
+    """What a process did from `start` to `end`, in seconds of `time.time()`."""
 
     name: str
     start: float
     end: float
+    process: str
+    """Group and rank, for example `env 0`."""
 
 
 class SpanRecorder:
-    def __init__(self) -> None:
+    def __init__(self, process: str) -> None:
+        self._process = process
         self._spans: list[Span] = []
 
     @contextmanager
@@ -27,7 +30,7 @@ class SpanRecorder:
         try:
             yield
         finally:
-            self._spans.append(Span(name, start, time.time()))
+            self._spans.append(Span(name, start, time.time(), self._process))
 
     def pop(self) -> list[Span]:
         spans, self._spans = self._spans, []

@@ -79,7 +79,7 @@ class Worker:
     def timer(self, name: str) -> AbstractContextManager[None]:
         """Record a span: `with self.timer("simulate"): ...`."""
         if self._spans is None:
-            self._spans = SpanRecorder()
+            self._spans = SpanRecorder(f"{self.name} {self.rank}")
         return self._spans.record(name)
 
     def pop_spans(self) -> list[Span]:

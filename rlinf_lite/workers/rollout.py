@@ -28,8 +28,8 @@ _PieceKey = tuple[int, int, int]  # env rank, stage, first row
 class MultiStepRolloutWorker(Worker):
     """Answers observations with action chunks, in order of arrival and one message at a time.
 
-    Messages are never merged into larger batches: which rows are computed together depends on the placement only, not on
-    timing, so that a run can be repeated bit for bit.
+    Messages are never merged into larger batches: which rows are computed together depends on the placement only, not
+    on timing, so that a run can be repeated bit for bit.
     """
 
     cfg: Config
@@ -60,7 +60,7 @@ class MultiStepRolloutWorker(Worker):
         self.version = version
 
     def generate(self) -> dict[str, Any]:
-        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories to the actors."""
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on."""
         builders = self._new_builders()
         unfinished = set(builders)
         while unfinished:

@@ -8,7 +8,7 @@ from rlinf_lite.config.schema import OptimConfig
 
 
 def lr_factor(cfg: OptimConfig, step: int, total_steps: int) -> float:
-    """Factor on the learning rate at `step` of `total_steps`: linear warm-up, then the schedule down to `min_lr_ratio`."""
+    """Factor on the learning rate at `step` of `total_steps`: linear warm-up, then down to `min_lr_ratio`."""
     if step < cfg.warmup_steps:
         return (step + 1) / (cfg.warmup_steps + 1)
     done = (step - cfg.warmup_steps) / max(total_steps - cfg.warmup_steps, 1)

@@ -5,14 +5,14 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, SupportsFloat
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf_lite.metrics import MetricLogger, NullLogger, combine_metrics, flatten_metrics
+from rlinf_lite.metrics import MetricLogger, flatten_metrics
 from rlinf_lite.metrics.logger import JsonlBackend
 
 
@@ -109,19 +109,3 @@ def test_a_value_that_is_no_number_is_named() -> None:
         flatten_metrics({"env": {"name": "PushCube"}})
     with pytest.raises(TypeError, match="metric loss is not a number"):
         flatten_metrics({"loss": torch.zeros(2)})
-
-
-def test_the_null_logger_takes_everything() -> None:
-    logger = NullLogger()
-    logger.log(1, {"anything": object()})
-    logger.close()
-
-
-def test_combine_metrics_weights_means_and_takes_maxima() -> None:
-    parts: list[tuple[dict[str, SupportsFloat], float]] = [
-        ({"kl": torch.tensor(1.0), "ratio_max": 2.0}, 3),
-        ({"kl": 5.0, "ratio_max": 1.5}, 1),
-        ({"kl": 1e9}, 0),  # a micro-batch without valid positions
-    ]
-    assert combine_metrics(parts) == {"kl": 2.0, "ratio_max": 2.0}
-    assert combine_metrics([]) == {}

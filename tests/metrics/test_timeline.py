@@ -77,13 +77,12 @@ def test_the_trace_has_a_named_row_per_worker(tmp_path: Path) -> None:
         Span("predict", 101.0, 101.5, "rollout 0"),
         Span("chunk_step", 100.0, 101.0, "env 10"),
         Span("recv_actions", 100.5, 101.25, "env 2"),
-        Span("write", 100.5, 100.75, "env 2", thread="sender"),
     ]
     write_chrome_trace(spans, tmp_path / "timeline" / "step_3.json")
     events = json.loads((tmp_path / "timeline" / "step_3.json").read_text())["traceEvents"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     groups = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert list(rows.values()) == ["rollout 0", "env 2", "env 2 sender", "env 10"]
+    assert list(rows.values()) == ["rollout 0", "env 2", "env 10"]
     drawn = {e["name"]: e for e in events if e["ph"] == "X"}
     step = drawn["recv_actions"]
     assert (step["ts"], step["dur"], step["cat"]) == (500_000, 750_000, "waiting")

@@ -40,7 +40,7 @@ def cluster():
 
 @pytest.fixture
 def start(cluster, tmp_path):
-    """`start(*overrides, config=...)` launches three groups and returns an initialised runner; they end with the test."""
+    """`start(*overrides, config=...)` launches three groups and returns an initialised runner; they end with it."""
     launched = []
 
     def start(*overrides, config="gym_pendulum_ppo_mlp", workers=WORKERS, small=SMALL_PENDULUM, root=tmp_path):

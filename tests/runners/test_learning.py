@@ -6,8 +6,8 @@ from tests.runners.conftest import read_metrics
 
 SHORT_REACH = [
     "env.train.num_envs=4",
-    "env.eval.num_envs=2",
-    "env.eval.num_episodes=2",
+    "env.eval.num_envs=4",
+    "env.eval.num_episodes=4",
     "runner.max_steps=2",
     "runner.val_check_interval=2",
     "runner.save_interval=-1",
@@ -30,7 +30,7 @@ def test_ppo_swings_the_pendulum_up(start):
 def test_real_steps_in_maniskill(start, config):
     result = start("rollout.num_chunks=8", "actor.global_batch_size=16", config=config, small=SHORT_REACH).run()
     lines = read_metrics(result.run_dir)
-    assert result.last_eval.total.num_episodes == 2 and result.last_eval.total.success_once is not None
+    assert result.last_eval.total.num_episodes == 4 and result.last_eval.total.success_once is not None
     assert lines[-1]["env/num_steps"] == 2 * 4 * 8
     assert all(line["train/actor/skipped_updates"] == 0 for line in lines if "train/actor/lr" in line)
 
