@@ -79,7 +79,7 @@ def find_shape(nodes: Sequence[Node], accelerator: str, num_gpus_per_node: int |
 def reserve(nodes: Sequence[Node], shape: ClusterShape, slot_resource: bool, limit_s: float) -> Any:
     """A placement group with one bundle per node, so that other jobs stay off our slots. Raises ClusterError."""
     import ray
-    from ray.util.placement_group import placement_group
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     slots = float(shape.slots_per_node)
     if shape.accelerator == "cuda":
@@ -95,6 +95,7 @@ def reserve(nodes: Sequence[Node], shape: ClusterShape, slot_resource: bool, lim
     try:
         ray.get(group.ready(), timeout=limit_s)
     except ray.exceptions.GetTimeoutError as error:
+        remove_placement_group(group)
         raise ClusterError(
             f"waited {limit_s:g} s to reserve {bundle} on each of {len(nodes)} nodes, but other jobs hold them "
             f"(free now: {ray.available_resources()})."

@@ -57,7 +57,12 @@ def test_order_is_kept_per_key(channel: Channel) -> None:
 
 def test_observations_from_worker_to_worker(channel: Channel, group: WorkerGroup, cluster: Cluster) -> None:
     image = torch.randint(0, 255, (4, 256, 256, 3), dtype=torch.uint8)
-    sent = {"images": {"base": image}, "half": torch.ones(70_000).bfloat16(), "text": ["pick"], "x": np.ones(3)}
+    sent: dict[str, Any] = {
+        "images": {"base": image},
+        "half": torch.ones(70_000).bfloat16(),
+        "text": ["pick"],
+        "x": np.ones(3),
+    }
     _, received = wait_all(group.execute_on(0).put_all([sent]), group.execute_on(1).get_all(1))
     assert torch.equal(received[0][0]["images"]["base"], image) and torch.equal(received[0][0]["half"], sent["half"])
     assert received[0][0]["text"] == ["pick"]

@@ -206,7 +206,7 @@ def test_a_handle_is_an_argument(cluster: Cluster, group: WorkerGroup) -> None:
 
 @pytest.mark.parametrize("size", [3, 200_000])
 def test_arguments_are_never_changed(group: WorkerGroup, size: int) -> None:
-    value = {"x": np.zeros(size), "y": [1]}
+    value: dict[str, Any] = {"x": np.zeros(size), "y": [1]}
     assert group.change(value).wait() == [size, size]
     assert value["y"] == [1] and not value["x"].any()
 

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from rlinf_lite.config import Config
+from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import (
     HybridComponentPlacement,
-    PlacementError,
     ProcessPlacement,
     parse_placement,
     resolve_placements,
