@@ -1,0 +1,235 @@
+"""The documentation holds: commands parse, links resolve, keys and files exist, examples run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import yaml
+
+from rlinf_lite.config import Config, load_config
+from rlinf_lite.config.explain import schema_keys
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+DEFAULT_CONFIG = "maniskill_pushcube_ppo_mlp"
+IDS = [str(page.relative_to(REPO)) for page in PAGES]
+
+FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```", re.M | re.S)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+KEY = re.compile(rf"(?:{'|'.join(Config.model_fields)})(?:\.[a-z_]+)+")
+OVERRIDE = re.compile(r"[~+]*[A-Za-z_][\w./@]*=.*", re.S)
+
+
+def blocks(page: Path, language: str) -> Iterator[tuple[str | None, str]]:
+    """The file that each fenced block stands for, if any, and its text."""
+    for match in FENCE.finditer(page.read_text()):
+        if match["language"] == language:
+            yield match["file"], match["body"]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command in a `bash` block, which is what the pages call runnable."""
+    for _, body in blocks(page, "bash"):
+        for line in body.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+ALL_COMMANDS = [(name, words) for name, page in zip(IDS, PAGES, strict=True) for words in commands(page)]
+
+
+def heading_anchors(page: Path) -> set[str]:
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def overrides_of(words: list[str]) -> tuple[str, list[str]]:
+    """Config name and overrides of an entry point's arguments."""
+    name, overrides, rest = DEFAULT_CONFIG, [], iter(words)
+    for word in rest:
+        if word == "--config-name":
+            name = next(rest)
+        elif not word.startswith("--"):
+            assert OVERRIDE.fullmatch(word), f"{word!r} is neither an option nor key=value"
+            overrides.append(word)
+    return name, overrides
+
+
+def import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def example(name: str, directory: Path) -> ModuleType:
+    """The module that some page shows as the file `name`."""
+    found = [body for page in PAGES for file, body in blocks(page, "python") if file == name]
+    assert len(found) == 1, f"{name} is shown {len(found)} times"
+    path = directory / name
+    path.write_text(found[0])
+    return import_file(path)
+
+
+@pytest.fixture
+def no_leftover_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+def test_there_are_commands() -> None:
+    assert len(ALL_COMMANDS) >= 15
+
+
+@pytest.mark.parametrize(("page", "words"), ALL_COMMANDS, ids=lambda value: " ".join(value)[:70] if value else "")
+def test_command_would_run(page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(REPO)
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    program, *arguments = words
+    if program == "make":
+        targets = [word for word in arguments if "=" not in word]
+        variables = dict(word.split("=", 1) for word in arguments if "=" in word)
+        for target in targets:
+            assert re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M), f"no target {target}"
+        assert set(variables) <= {"CONFIG", "ARGS", "TESTS", "EXTRAS", "PYTHON", "VENV"}
+        if targets != ["train"]:
+            return
+        name, overrides = overrides_of(
+            ["--config-name", variables.get("CONFIG", DEFAULT_CONFIG), *shlex.split(variables.get("ARGS", ""))]
+        )
+    else:
+        assert program == ".venv/bin/python", (
+            f"{program}: what is not a command of this project belongs in a text block"
+        )
+        script, *arguments = arguments
+        assert (REPO / script).is_file(), f"no file {script}"
+        if script != "examples/embodiment/train_embodied_agent.py":
+            return
+        name, overrides = overrides_of(arguments)
+    load_config(name, overrides)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in heading_anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_and_keys_exist(page: Path) -> None:
+    known, wrong = set(schema_keys()), []
+    for text in INLINE_CODE.findall(FENCE.sub("", page.read_text())):
+        word = text.split()[0].split("=")[0].rstrip(":")
+        is_path = re.fullmatch(r"(configs|examples|rlinf_lite|tests|benchmarks|docs|assets)/[\w./-]*", text)
+        if is_path and not (REPO / text).exists() and not (REPO / f"{text}.yaml").exists():
+            wrong.append(text)
+        under = "cluster.component_placement." if word.startswith("cluster.component_placement.") else None
+        if KEY.fullmatch(word) and word not in known and under is None:
+            wrong.append(text)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_yaml_is_a_valid_part_of_a_config(page: Path) -> None:
+    for _, body in blocks(page, "yaml"):
+        Config.model_validate(yaml.safe_load(body))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_compiles_and_what_asserts_holds(page: Path) -> None:
+    for _, body in blocks(page, "python"):
+        code = compile(body, str(page), "exec")
+        if "assert " in body:
+            exec(code, {"__name__": "__main__"})
+
+
+def test_every_config_is_in_the_table() -> None:
+    from rlinf_lite.config.compose import config_names
+
+    table = [line for line in (REPO / "README.md").read_text().splitlines() if line.startswith("| `")]
+    assert sorted(line.split("`")[1] for line in table) == sorted(name.split("/")[1] for name in config_names())
+
+
+def test_config_reference_is_up_to_date() -> None:
+    maker = import_file(REPO / "docs" / "make_config_reference.py")
+    assert (REPO / "docs" / "config_reference.md").read_text() == maker.reference(), (
+        "run: python docs/make_config_reference.py"
+    )
+
+
+def test_the_environment_of_the_readme_runs(tmp_path: Path, no_leftover_modules: None) -> None:
+    from rlinf_lite.envs import make_vec_env
+
+    example("my_env.py", tmp_path)
+    cfg = load_config("gym_pendulum_ppo_mlp", ["env.id=my_env:make_env", "env.train.max_episode_steps=30"])
+    env = make_vec_env(cfg.env, "train", 2)
+    env.reset(seeds=[1, 2])
+    episodes = [
+        record for _ in range(30) for record in env.chunk_step(np.zeros((2, 1, 2), np.float32)).episodes
+    ]  # it stays where it is, so the time limit ends it
+    assert [record.length for record in episodes] == [30, 30]
+    assert all(record.success_once is False for record in episodes)
+
+
+def test_the_policy_of_the_docs_scores_what_it_samples(tmp_path: Path, no_leftover_modules: None) -> None:
+    import torch
+
+    from rlinf_lite.envs import EnvSpec
+
+    policy_class = example("my_policy.py", tmp_path).ResidualPolicy
+    cfg = load_config("gym_pendulum_ppo_mlp", ["model.id=my_policy:ResidualPolicy", "model.num_action_chunks=2"])
+    spec = EnvSpec(2, 3, {}, [-1.0, -1.0], [1.0, 1.0], 10, False)
+    policy = policy_class.from_config(cfg.model, spec)
+    torch.nn.init.normal_(policy.linear.weight)
+    acted = policy.predict_action_batch({"state": np.ones((4, 3), np.float32)})
+    assert acted.actions.shape == (4, 2, 2)
+    torch.testing.assert_close(policy(acted.forward_inputs).logprobs, acted.logprobs, rtol=0, atol=1e-5)
+    policy.policy_id = "my_policy:ResidualPolicy"
+    policy.save_pretrained(tmp_path / "policy")
+    loaded = policy_class.from_pretrained(tmp_path / "policy")
+    assert torch.equal(loaded.linear.weight, policy.linear.weight)
+
+
+def test_the_estimator_of_the_docs_registers(tmp_path: Path, no_leftover_modules: None) -> None:
+    import torch
+
+    from rlinf_lite.algorithms import AdvantageInputs, compute_advantages
+
+    example("my_algorithm.py", tmp_path)
+    cfg = load_config("gym_pendulum_ppo_mlp", ["algorithm.adv_type=reward_to_go"])
+    inputs = AdvantageInputs(rewards=torch.tensor([[1.0, 2.0, 4.0]]), mask=torch.tensor([[1, 1, 0]]))
+    assert compute_advantages("reward_to_go", inputs, cfg.algorithm).advantages.tolist() == [[3.0, 2.0, 0.0]]
+
+
+def test_every_metric_of_a_run_is_documented() -> None:
+    """Names that code logs, from its source, against docs/metrics.md."""
+    page = (REPO / "docs" / "metrics.md").read_text()
+    logged = set()
+    for path in (REPO / "rlinf_lite").rglob("*.py"):
+        logged |= set(re.findall(r'f?"((?:env|eval|rollout|train|time|perf)/[a-z0-9_/]+)"', path.read_text()))
+    assert {name for name in logged if f"`{name}`" not in page} == set()
+    assert len(logged) >= 10
