@@ -6,7 +6,6 @@ A JSON holds `system`, `seed`, `env_steps_per_s` (training alone) and `curve`: r
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -22,6 +21,9 @@ from sb3_settings import sb3_arguments
 from rlinf_lite.config import load_config
 
 OURS, SB3 = "rlinf_lite", "stable_baselines3"
+Curve = list[tuple[float, float]]
+"""Env steps and the metric."""
+
 COLOURS = {OURS: "#1f5fa8", SB3: "#c8661b"}
 HERE = Path(__file__).parent
 
@@ -106,7 +108,7 @@ def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
         colour = COLOURS[system]
         for curve in by_seed.values():
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.0, alpha=0.4)
-        label = f"{system}, mean of {len(by_seed)} seeds"
+        label = f"{system}, mean of {len(by_seed)} seeds" if len(by_seed) > 1 else f"{system}, one seed"
         axes.plot(*zip(*mean_curve(list(by_seed.values())), strict=True), color=colour, linewidth=2.6, label=label)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
@@ -121,16 +123,21 @@ def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out)
     plt.close(figure)
-    rows = [
-        [system, str(seed), f"{curve[-1][0]:,}", f"{curve[-1][1]:.2f}", f"{_area(curve):.2f}"]
-        for system, by_seed in curves.items()
-        for seed, curve in sorted(by_seed.items())
-    ]
-    print_table(metric, ["system", "seed", "env steps", "at the end", "mean over the run"], rows)
+    print_summary(curves, metric)
     say(f"written: {out}")
 
 
-Curve = list[tuple[float, float]]
+def print_summary(curves: dict[str, dict[int, Curve]], metric: str) -> None:
+    """Ends, and means over the env steps that all curves cover."""
+    every = [curve for by_seed in curves.values() for curve in by_seed.values()]
+    first, last = max(curve[0][0] for curve in every), min(curve[-1][0] for curve in every)
+    rows = [
+        [system, str(seed), f"{curve[-1][0]:,}", f"{curve[-1][1]:.2f}", f"{_mean_between(curve, first, last):.2f}"]
+        for system, by_seed in curves.items()
+        for seed, curve in sorted(by_seed.items())
+    ]
+    common = f"mean from {first / 1000:.0f} k to {last / 1000:.0f} k"
+    print_table(metric, ["system", "seed", "env steps", "at the end", common], rows)
 
 
 def read_curves(directory: Path, metric: str) -> dict[str, dict[int, Curve]]:
@@ -159,9 +166,8 @@ def mean_curve(curves: list[Curve]) -> Curve:
     return [(steps, float(value)) for steps, value in zip(grid, np.mean(values, axis=0), strict=True)]
 
 
-def _area(curve: Curve) -> float:
-    """Mean over env steps, between the first and the last evaluation."""
-    if len(curve) == 1:
-        return curve[0][1]
-    pairs = itertools.pairwise(curve)
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs) / (curve[-1][0] - curve[0][0])
+def _mean_between(curve: Curve, first: float, last: float) -> float:
+    import numpy as np
+
+    grid = np.linspace(first, last, 1000)
+    return float(np.interp(grid, *np.array(curve).T).mean())
