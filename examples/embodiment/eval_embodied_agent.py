@@ -34,7 +34,7 @@ def main() -> int:
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
-    with Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster:
+    with Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
         groups = {
             name: worker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy(name), name=name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> dict[str, Any]:
+def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> Any:
     """The given rows of every entry; arrays of a slice are views."""
     return {name: _take(value, rows) for name, value in obs.items()}
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_lite.algorithms import AdvantageInputs
 from rlinf_lite.data.messages import StepResult
 
 
@@ -48,30 +47,6 @@ class Trajectories:
             else:
                 joined[f.name] = torch.cat(values)
         return Trajectories(**joined)
-
-    def advantage_inputs(self, reward_type: str, group_size: int, reward_scale: float) -> AdvantageInputs:
-        """Positions as the estimators want them: [B, T] per chunk, or [B, T*C] per action."""
-        group_ids = self.env_ids // group_size
-        rewards = self.rewards * reward_scale
-        if reward_type == "chunk_level":
-            return AdvantageInputs(
-                rewards=rewards.sum(-1),
-                mask=self.mask[..., 0].float(),
-                values=self.values[..., 0],
-                next_values=self.next_values,
-                dones=self.dones.any(-1),
-                group_ids=group_ids,
-            )
-        within = torch.where(self.dones, 0.0, torch.cat([self.values[..., 1:], self.next_values[..., None]], -1))
-        next_values = torch.where(self.dones, self.next_values[..., None], within)
-        return AdvantageInputs(
-            rewards=rewards.flatten(1),
-            mask=self.mask.flatten(1).float(),
-            values=self.values.flatten(1),
-            next_values=next_values.flatten(1),
-            dones=self.dones.flatten(1),
-            group_ids=group_ids,
-        )
 
 
 class TrajectoryBuilder:

@@ -3,7 +3,7 @@
 Importable without torch, ray or any simulator.
 """
 
-from rlinf_lite.envs.base import ChunkResult, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows, take_rows
+from rlinf_lite.envs.base import ChunkResult, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows
 from rlinf_lite.envs.check import check_env, ensure_valid_env
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import (
@@ -40,5 +40,4 @@ __all__ = [
     "make_vec_env",
     "put_rows",
     "register_env",
-    "take_rows",
 ]

@@ -116,19 +116,6 @@ def _bound(env: VecEnv, name: str, default: float) -> list[float]:
     return [default] * env.action_dim if bound is None else [float(value) for value in bound]
 
 
-def take_rows(obs: Obs, rows: Any) -> Obs:
-    """A copy of some rows of an observation; `rows` is an integer array or list."""
-    index = np.asarray(rows, dtype=np.int64)
-    taken: Obs = {}
-    if "images" in obs:
-        taken["images"] = {name: image[index] for name, image in obs["images"].items()}
-    if "state" in obs:
-        taken["state"] = obs["state"][index]
-    instruction = obs.get("instruction", [])
-    taken["instruction"] = [instruction[i] for i in index] if instruction else [""] * len(index)
-    return taken
-
-
 def put_rows(obs: Obs, rows: Any, part: Obs) -> None:
     """Writes `part` (one entry per row of `rows`) into `obs`, in place."""
     for name, image in part.get("images", {}).items():

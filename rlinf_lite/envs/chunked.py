@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lite.envs.base import ChunkResult, EpisodeRecord, FloatArray, IntArray, Obs, put_rows, take_rows
+from rlinf_lite.data.observations import take_rows
+from rlinf_lite.envs.base import ChunkResult, EpisodeRecord, FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs

@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows, take_rows
+from rlinf_lite.data.observations import take_rows
+from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, UnknownEnvError
 from rlinf_lite.envs.gymnasium_obs import ObsReader
 from rlinf_lite.envs.simulator import StepOutputs

@@ -32,7 +32,7 @@ from rlinf_lite.scheduler.placement import (
 from rlinf_lite.scheduler.scratch import ScratchDirs
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import NodeGroup
+    from rlinf_lite.config.schema import ClusterConfig, NodeGroup
     from rlinf_lite.scheduler.group import WorkerGroup
 
 
@@ -51,6 +51,11 @@ class Cluster:
     groups: dict[str, WorkerGroup]
 
     _current: Cluster | None = None
+
+    @classmethod
+    def from_config(cls, cfg: ClusterConfig) -> Cluster:
+        """The cluster that a config's `cluster` section describes."""
+        return cls(cfg.num_nodes, cfg.num_gpus_per_node, cfg.accelerator, cfg.node_groups, cfg.start_timeout_s)
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ from rlinf_lite.weights import WeightSender
 from rlinf_lite.workers import sharding
 from rlinf_lite.workers.metrics import MetricSums
 from rlinf_lite.workers.minibatches import micro_batches, minibatches
+from rlinf_lite.workers.positions import advantage_inputs
 from rlinf_lite.workers.precision import autocast
 from rlinf_lite.workers.schedule import lr_factor
 
@@ -122,8 +123,7 @@ class EmbodiedFSDPActor(Worker):
         algorithm = self.cfg.algorithm
         own = self._received()
         with self.timer("advantages"):
-            inputs = own.advantage_inputs(algorithm.reward_type, algorithm.group_size, algorithm.reward_scale)
-            inputs = self._gather_inputs(inputs)
+            inputs = self._gather_inputs(advantage_inputs(own, algorithm))
             outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages = outputs.advantages
             metrics = _advantage_metrics(inputs, advantages, outputs.returns)

@@ -3,8 +3,10 @@
 import numpy as np
 import torch
 
+from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.data.messages import StepResult
 from rlinf_lite.data.trajectory import Trajectories, TrajectoryBuilder
+from rlinf_lite.workers.positions import advantage_inputs
 
 T, C, B = 4, 2, 3
 
@@ -41,7 +43,7 @@ def test_next_values_follow_the_chain_and_bootstrap_only_where_needed():
 
 
 def test_chunk_level_positions():
-    inputs = build().advantage_inputs("chunk_level", group_size=2, reward_scale=0.5)
+    inputs = advantage_inputs(build(), AlgorithmConfig(group_size=2, reward_scale=0.5))
     assert inputs.rewards.tolist() == [[1, 0.5, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert inputs.dones.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     assert inputs.group_ids.tolist() == [2, 2, 3]
@@ -50,7 +52,7 @@ def test_chunk_level_positions():
 def test_action_level_positions():
     trajectories = build()
     trajectories.values = torch.cat([trajectories.values, trajectories.values + 0.5], -1)  # [B, T, C]
-    inputs = trajectories.advantage_inputs("action_level", group_size=1, reward_scale=1.0)
+    inputs = advantage_inputs(trajectories, AlgorithmConfig(reward_type="action_level"))
     assert inputs.next_values[0].tolist() == [0.5, 10, 77, 77, 20.5, 30, 30.5, 90]  # position 3 was not executed
     assert inputs.mask[0].tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
     assert inputs.next_values[1].tolist() == [1.5, 11, 11.5, 21, 21.5, 0, 31.5, 91]
