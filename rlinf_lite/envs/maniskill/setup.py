@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _INSTALL = (
     "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: "
-    "add 'deb http://deb.debian.org/debian bookworm-backports main' to /etc/apt/sources.list.d/backports.list, then "
-    "apt-get update && apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), or train from states: "
+    "add the suite bookworm-backports to your apt sources, then apt-get update && "
+    "apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), or train from states: "
     "env.maniskill.obs_mode=state."
 )
 
