@@ -106,6 +106,12 @@ def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
 
 
+def available_bytes() -> int:
+    """Memory that new processes could have."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
 def machine_record() -> dict[str, Any]:
     """The machine and the versions that a result was measured with."""
     return {

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common import Comparison, Report, interleaved, median, say
+from common import Comparison, Report, available_bytes, interleaved, median, say
 from learning_curves import collect_run, plot, train_both
 from sb3_settings import sb3_arguments
 from session import Session
@@ -37,7 +37,7 @@ CONFIG = "embodiment/maniskill_pushcube_ppo_mlp"
 HERE = Path(__file__).parent
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "dummy": ("dummy", {}),
-    "dummy, 1 thread": ("dummy", {"OMP_NUM_THREADS": "1"}),
+    "dummy-1-thread": ("dummy", {"OMP_NUM_THREADS": "1"}),
     "subproc": ("subproc", {}),
 }
 SUBPROC_BYTES = 400 * 2**20
@@ -167,7 +167,7 @@ def _fits(variant: str, overrides: Sequence[str]) -> bool:
     if VARIANTS[variant][0] != "subproc":
         return True
     needed = load_config(CONFIG, overrides).env.train.num_envs * SUBPROC_BYTES
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_bytes()
     if needed > available:
         say(f"Stable-Baselines3, {variant}: left out, needs {needed / 2**30:.0f} GiB of {available / 2**30:.0f} free")
     return needed <= available
@@ -175,7 +175,7 @@ def _fits(variant: str, overrides: Sequence[str]) -> bool:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the default config; both sides follow")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of our config; both sides follow")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="runner steps of each measurement")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))

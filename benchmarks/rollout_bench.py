@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--control-modes", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the default config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of the default config")
     args = parser.parse_intermixed_args()
     report = Report("rollout", vars(args))
     with tempfile.TemporaryDirectory() as scratch:
