@@ -14,7 +14,7 @@ from rlinf_lite.config import ConfigError, load_config
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint or a run directory")
-    parser.add_argument("--out", type=Path, help="where to write the JSON (default: eval.json beside the checkpoints)")
+    parser.add_argument("--out", type=Path, help="where to write the JSON (default: <run>/eval_<checkpoint>.json)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's config")
     arguments = parser.parse_intermixed_args()
 

@@ -6,17 +6,30 @@ python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushc
 
 import sys
 
-from rlinf_lite.config import parse_cli
+from rlinf_lite.config import Config, parse_cli
 
 
 def main() -> int:
-    cfg = parse_cli(sys.argv[1:], default_config="embodiment/maniskill_pushcube_ppo_mlp")
+    about = "Train a policy in a simulator by reinforcement learning."
+    cfg = parse_cli(sys.argv[1:], default_config="embodiment/maniskill_pushcube_ppo_mlp", description=about)
 
     # only now what takes time to import: mistakes in the config are reported at once
-    from rlinf_lite.runners import EmbodiedRunner
+    from rlinf_lite.runners import CheckpointError
+    from rlinf_lite.scheduler import PlacementError, SchedulerError
+
+    try:
+        return train(cfg)
+    except (CheckpointError, PlacementError, SchedulerError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+        return 1
+
+
+def train(cfg: Config) -> int:
+    from rlinf_lite.runners import EmbodiedRunner, check_resume
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
+    check_resume(cfg)
     with Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
         print(placement.describe())

@@ -20,20 +20,21 @@ AdvantageFn = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
 GROUP_STD_EPS = 1e-6
 
 _ADVANTAGES: Registry[AdvantageFn] = Registry("advantage estimator")
-_WITH_VALUES: set[str] = set()
 
 
 def register_advantage(name: str, needs_values: bool = False) -> Callable[[AdvantageFn], AdvantageFn]:
     """Make an estimator available as `algorithm.adv_type: <name>`; with `needs_values` a critic trains for it."""
-    if needs_values:
-        _WITH_VALUES.add(name)
-    return _ADVANTAGES.register(name)
+
+    def register(estimator: AdvantageFn) -> AdvantageFn:
+        estimator.__dict__["needs_values"] = needs_values
+        return _ADVANTAGES.register(name)(estimator)
+
+    return register
 
 
 def needs_values(name: str) -> bool:
-    """Whether the estimator registered as `name` reads values. Raises UnknownAlgorithmError."""
-    _ADVANTAGES.get(name)
-    return name in _WITH_VALUES
+    """Whether the estimator `name` reads values. Raises UnknownAlgorithmError."""
+    return bool(getattr(_ADVANTAGES.get(name), "needs_values", False))
 
 
 def advantage_names() -> list[str]:

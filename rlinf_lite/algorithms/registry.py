@@ -1,9 +1,10 @@
-"""Names of algorithms, and the nearest one to a name that is not there."""
+"""Algorithms by name or import path, and the nearest one to a name that is not there."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from rlinf_lite.config.names import did_you_mean
 
@@ -40,9 +41,19 @@ class Registry(Generic[F]):
         return add
 
     def get(self, name: str) -> F:
+        """The function registered as `name`, or the one at `pkg.module:function`. Raises UnknownAlgorithmError."""
+        if ":" in name:
+            return self._imported(name)
         if name not in self._entries:
             raise unknown_name(self._what, name, self._entries)
         return self._entries[name]
+
+    def _imported(self, path: str) -> F:
+        module_name, _, attribute = path.partition(":")
+        try:
+            return cast(F, getattr(importlib.import_module(module_name), attribute))
+        except (ImportError, AttributeError) as error:
+            raise UnknownAlgorithmError(f"{self._what} {path!r} cannot be imported: {error}") from error
 
     def names(self) -> list[str]:
         return sorted(self._entries)

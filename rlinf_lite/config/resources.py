@@ -22,14 +22,14 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 def _names(config: Config) -> Iterator[tuple[str, str]]:
     used = {
-        "algorithm.adv_type": (config.algorithm.adv_type, ""),
-        "algorithm.loss_type": (config.algorithm.loss_type, ""),
+        "algorithm.adv_type": (config.algorithm.adv_type, " Your own: pkg.module:function"),
+        "algorithm.loss_type": (config.algorithm.loss_type, " Your own: pkg.module:function"),
         "env.id": (config.env.id, " Your own: pkg.module:make_env"),
         "model.id": (config.model.id, " Your own: pkg.module:Class"),
     }
     for key, (name, own) in used.items():
         known = known_names(key)
-        if name in known or (own and _IMPORT_PATH.fullmatch(name)):
+        if name in known or _IMPORT_PATH.fullmatch(name):
             continue
         yield key, f"{key}: nothing is registered as {name!r}. {did_you_mean(name, known)}{own}"
 

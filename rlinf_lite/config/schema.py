@@ -100,9 +100,9 @@ class RunnerConfig(Section):
 
 class AlgorithmConfig(Section):
     adv_type: str = "gae"
-    """Advantage estimator: gae, grpo, reinforce_plus_plus, or a registered one."""
+    """Advantage estimator: gae, grpo, reinforce_plus_plus, or `pkg.module:function`."""
     loss_type: str = "ppo"
-    """Policy loss: ppo, or a registered one."""
+    """Policy loss: ppo, or `pkg.module:function`."""
     group_size: PositiveInt = 1
     """Episodes from the same initial state (grpo)."""
     gamma: UnitFloat = 0.99

@@ -67,6 +67,11 @@ class EvalSummary:
     def metrics(self) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is more than one task."""
+        return len(self.tasks) > 1
+
     def task_lines(self) -> list[str]:
         """One line per task, as in the headline."""
         return [f"{task.task_id}: {_headline(task)}" for task in self.tasks]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 CHECKSUMS = "checksums.json"
@@ -87,8 +88,9 @@ def newest_run(save_path: Path, run_name: str) -> Path | None:
     return runs[-1] if runs else None
 
 
+@cache
 def verify(checkpoint: Path) -> None:
-    """Compare every file with its checksum.
+    """Compare every file with its checksum, once per process.
 
     Raises:
         CheckpointError: naming the file that differs, and the checkpoint before this one.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,20 +53,34 @@ class RunResult:
     interrupted: bool
     run_dir: Path
     checkpoint: Path | None
-    first_eval: EvalSummary | None
-    last_eval: EvalSummary | None
+    total_steps: int
+    evals: list[EvalSummary]
+
+    @property
+    def first_eval(self) -> EvalSummary | None:
+        return self.evals[0] if self.evals else None
+
+    @property
+    def last_eval(self) -> EvalSummary | None:
+        return self.evals[-1] if self.evals else None
 
     def describe(self) -> str:
         """What was reached, and how to go on."""
-        lines = [f"{'stopped' if self.interrupted else 'finished'} after {self.completed_steps} steps"]
-        if self.first_eval is not None and self.last_eval is not None:
-            lines += [f"  before: {self.first_eval.headline()}", f"  after:  {self.last_eval.headline()}"]
-            lines += [f"    {row}" for row in self.last_eval.task_lines()] if len(self.last_eval.tasks) > 1 else []
-        lines.append(f"  metrics: {self.run_dir}/metrics.jsonl   curves: tensorboard --logdir {self.run_dir}")
+        verb = "stopped" if self.interrupted else "finished"
+        lines = [f"{verb} after {self.completed_steps} of {self.total_steps} steps"]
+        lines += [f"  before: {self.evals[0].headline()}"] if len(self.evals) > 1 else []
+        lines += [f"  reached: {self.evals[-1].headline()}"] if self.evals else []
+        lines += (
+            [f"    {row}" for row in self.evals[-1].task_lines()] if self.evals and self.evals[-1].has_tasks else []
+        )
+        lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
+        lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")
         if self.checkpoint is not None:
+            more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
             lines.append(f"  checkpoint: {self.checkpoint}")
-            lines.append(f"  go on: the same command with runner.resume={self.checkpoint} runner.max_steps=<more>")
-            lines.append(f"  measure: python examples/embodiment/eval_embodied_agent.py --checkpoint {self.checkpoint}")
+            lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
+            evaluate = "examples/embodiment/eval_embodied_agent.py --checkpoint"
+            lines.append(f"  measure: {sys.executable} {evaluate} {self.checkpoint}")
         return "\n".join(lines)
 
 
@@ -149,13 +164,10 @@ class EmbodiedRunner:
             except KeyboardInterrupt:
                 interrupted = True
                 self._stop_cleanly()
+        newest = self.store.steps()[-1:]
+        checkpoint = newest[0] if newest else None
         return RunResult(
-            self.completed_steps,
-            interrupted,
-            self.run_dir,
-            self.store.steps()[-1] if self.store.steps() else None,
-            self._evals[0] if self._evals else None,
-            self._evals[-1] if self._evals else None,
+            self.completed_steps, interrupted, self.run_dir, checkpoint, self.total_steps, list(self._evals)
         )
 
     def _run_step(self, step: int) -> None:
@@ -263,7 +275,8 @@ class EmbodiedRunner:
         directory.mkdir(exist_ok=True)
         path = directory / f"step_{self.completed_steps:06d}.json"
         path.write_text(summary.to_json(step=self.completed_steps, env_steps=self.env_steps))
-        self.logger.log(self.completed_steps, {**summary.metrics(), "time/eval": self._times["eval"]})
+        metrics = {**summary.metrics(), "env/num_steps": self.env_steps, "time/eval": self._times["eval"]}
+        self.logger.log(self.completed_steps, metrics)
         when = f"step {self.completed_steps}, {self.env_steps:,} env steps"
         self.progress.message(f"eval after {when}: {summary.headline()}")
 

@@ -34,6 +34,11 @@ def run_paths(cfg: Config) -> RunPaths:
     return RunPaths(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
 
 
+def check_resume(cfg: Config) -> None:
+    """Raise CheckpointError where the run cannot resume; for before anything is started."""
+    run_paths(cfg)
+
+
 def _resume_checkpoint(cfg: Config) -> Path | None:
     if cfg.runner.resume == "never":
         return None

@@ -261,7 +261,8 @@ class Cluster:
             join_ray(address, log_to_driver)
         except ConnectionError as error:
             raise ClusterError(
-                f"cluster.num_nodes: {self.num_nodes}: no Ray answers at {address} ({error}). Run `ray start --head` "
+                f"cluster.num_nodes: {self.num_nodes}: no Ray answers at {address}, or it has another token ({error}). "
+                "Run `ray start --head` "
                 "on one node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
             ) from error
         self._joined = True

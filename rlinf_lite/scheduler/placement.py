@@ -180,7 +180,7 @@ def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
         if part.first_rank is not None and part.first_rank != len(processes):
             raise PlacementError(
                 f"{prefix}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is "
-                f"{len(processes)}. Ranks start at 0 and leave no gap."
+                f"{len(processes)}. Ranks start at 0 and leave no gap: two processes are written `:0-1`."
             )
         for i in range(part.num_processes):
             begin = i * len(part.slots) // part.num_processes

@@ -214,15 +214,17 @@ def test_the_policy_of_the_docs_scores_what_it_samples(tmp_path: Path, no_leftov
     assert torch.equal(loaded.linear.weight, policy.linear.weight)
 
 
-def test_the_estimator_of_the_docs_registers(tmp_path: Path, no_leftover_modules: None) -> None:
+def test_the_estimator_of_the_docs_runs(tmp_path: Path, no_leftover_modules: None) -> None:
     import torch
 
     from rlinf_lite.algorithms import AdvantageInputs, compute_advantages
 
     example("my_algorithm.py", tmp_path)
-    cfg = load_config("gym_pendulum_ppo_mlp", ["algorithm.adv_type=reward_to_go"])
+    cfg = load_config("gym_pendulum_ppo_mlp", ["algorithm.adv_type=my_algorithm:reward_to_go"])
     inputs = AdvantageInputs(rewards=torch.tensor([[1.0, 2.0, 4.0]]), mask=torch.tensor([[1, 1, 0]]))
-    assert compute_advantages("reward_to_go", inputs, cfg.algorithm).advantages.tolist() == [[3.0, 2.0, 0.0]]
+    assert compute_advantages("my_algorithm:reward_to_go", inputs, cfg.algorithm).advantages.tolist() == [
+        [3.0, 2.0, 0.0]
+    ]
 
 
 def test_every_metric_of_a_run_is_documented() -> None:
