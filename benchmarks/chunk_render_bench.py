@@ -2,9 +2,10 @@
 
     python benchmarks/chunk_render_bench.py [--task PickCube-v1] [--chunk 4] [--num-envs 2] [--repeats 5]
 
-Two contestants play the same actions from the same seeds, in turn: chunks of C; and the same as C chunks of one step, so
-that every step is observed. The second also adds up the time that its observations take: chunks leave out (C - 1) / C of
-it. What they save, divided by that, is the share really saved. Needs a Vulkan device (docs/environments.md).
+Two contestants play the same actions from the same seeds, in turn: chunks of C; and the same as C chunks of one step,
+so that every step is observed. The second also adds up the time that its observations take: chunks leave out
+(C - 1) / C of it. What they save, divided by that, is the share really saved. Needs a Vulkan device
+(docs/environments.md).
 """
 
 from __future__ import annotations
