@@ -156,7 +156,7 @@ class ManiSkillConfig(Section):
     sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
     """auto: physx_cuda on an env worker that owns a GPU slot, else physx_cpu."""
     render_backend: Literal["auto", "cpu", "gpu", "none"] = "auto"
-    """auto: none for state observations without a Vulkan device; cpu is software Vulkan."""
+    """auto: none for state observations, else gpu or cpu (software Vulkan), whichever is there."""
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
     """Height and width of images."""
 

@@ -12,10 +12,14 @@ class Broken(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 
     def __init__(self, kwargs):
-        self._how, self._after, self._steps = kwargs["how"], kwargs.get("after", 20), 0
+        self._how, self._after, self._steps = kwargs["how"], kwargs.get("after", 40), 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if self._how == "shape":
+            return np.zeros(5, np.float32), {}
+        if self._how == "unseeded":
+            return np.random.default_rng().uniform(-1, 1, 3).astype(np.float32), {}
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
 
     def step(self, action):

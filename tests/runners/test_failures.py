@@ -45,6 +45,18 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(start):
     assert all(line["train/actor/skipped_updates"] == 0 for line in read_metrics(runner.run_dir)[:2])
 
 
+def test_an_environment_with_wrong_shapes_gets_sentences_before_training(start):
+    with pytest.raises(WorkerError) as error:
+        start(*broken("shape"))
+    assert type(error.value.__cause__).__name__ == "EnvContractError"
+    assert "observation_space promises shape (3,)" in str(error.value)
+
+
+def test_an_environment_that_ignores_its_seed_is_found_out(start):
+    with pytest.raises(WorkerError, match="seed"):
+        start(*broken("unseeded"))
+
+
 def run_example(*overrides, root):
     paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
     command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-name", "gym_pendulum_ppo_mlp"]
