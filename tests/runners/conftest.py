@@ -23,6 +23,7 @@ SMALL_PENDULUM = [
     "algorithm.update_epochs=2",
     "actor.global_batch_size=16",
     "actor.micro_batch_size=16",
+    "actor.optim.lr_scheduler=constant",  # else the learning rate depends on max_steps
     "runner.max_steps=3",
     "runner.val_check_interval=-1",
     "runner.save_interval=-1",
