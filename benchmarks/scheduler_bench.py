@@ -32,8 +32,8 @@ def observation(size_bytes: int, library: str) -> dict[str, Any]:
 
     num_rows = size_bytes // (2 * IMAGE_BYTES)
     images = np.random.default_rng(0).integers(0, 255, (max(num_rows, 1), 256, 256, 3), dtype=np.uint8)
-    arrays = {"base": images, "wrist": images[::-1].copy()} if num_rows else {}
-    state = np.zeros((16, 42), np.float32)
+    arrays: dict[str, Any] = {"base": images, "wrist": images[::-1].copy()} if num_rows else {}
+    state: Any = np.zeros((16, 42), np.float32)
     if library == "torch":
         import torch
 
@@ -41,10 +41,10 @@ def observation(size_bytes: int, library: str) -> dict[str, Any]:
     return {"images": arrays, "state": state, "instruction": ["push the cube to the goal"] * 16}
 
 
-def worker_class(base: type) -> type:
+def worker_class(base: Any) -> Any:
     """The worker that is measured, on either implementation's base class."""
 
-    class Echo(base):  # type: ignore[misc]
+    class Echo(base):
         def __init__(self) -> None:
             super().__init__()
             import torch
@@ -114,7 +114,7 @@ class Contest:
         self.module, self.calls, self.items = module, calls, items
         self.cluster = start_cluster(module)
         self.worker = worker_class(module.Worker)
-        self.bare = ray.remote(num_cpus=0)(Bare)
+        self.bare: Any = ray.remote(num_cpus=0)(Bare)
         self.num_launches = 0
 
     def open(self) -> None:
