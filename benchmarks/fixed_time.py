@@ -31,16 +31,17 @@ class FixedTimeSimulator:
 
     def __init__(self, num_envs: int, row_s: float) -> None:
         self.num_envs, self.row_s = num_envs, row_s
+        self._state = np.zeros((num_envs, 4), np.float32)
         self.action_low, self.action_high = -np.ones(2, np.float32), np.ones(2, np.float32)
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
-        pass
+        self._state[rows] = np.array(seeds, np.float32)[:, None] * 2.0**-31
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         time.sleep(self.row_s * len(rows))
 
     def observe(self, rows: IntArray) -> Obs:
-        return {"state": np.zeros((len(rows), 4), np.float32), "instruction": [""] * len(rows)}
+        return {"state": self._state[rows], "instruction": [""] * len(rows)}
 
     def close(self) -> None:
         pass

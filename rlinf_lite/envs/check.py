@@ -20,8 +20,8 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     """Everything that is wrong, one sentence each; an empty list is good news.
 
     Takes a VecEnv, a Simulator, a gymnasium environment, or a `make_env`, called for `num_envs` rows with `cfg`.
-    The quick check resets and steps once and looks at shapes, types and bounds; the full one also looks at seeding,
-    at actions beyond the bounds and at how episodes end. Both leave the environment to be reset.
+    The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also looks at whether
+    seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be reset.
     """
     problems: list[str] = []
     env = _attempt(problems, "making the environment", lambda: _as_vec_env(env_or_factory, cfg, num_envs))
@@ -40,8 +40,10 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     if result is not None:
         problems += chunk_problems(result, env, 1)
         problems += _changed_shapes(first, getattr(result, "obs", None))
-    if not quick and not problems:
+    if not problems:
         problems += _seeding_problems(env, seeds, middle)
+    if not quick and not problems:
+        problems += _variety_problems(env, seeds)
         problems += _bound_problems(env)
         problems += _ending_problems(env, middle)
     return problems
@@ -137,10 +139,6 @@ def _seeding_problems(env: VecEnv, seeds: Sequence[int], middle: Any) -> list[st
             "the same seeds gave other first observations the second time; draw everything random in reset from the "
             "seed (gymnasium: call super().reset(seed=seed) and use self.np_random), and reset all that a step changes."
         )
-    if not _differing(first, env.reset(seeds=[seed + 1000 for seed in seeds])):
-        problems.append(
-            "other seeds gave the same first observations; let reset use its seed to vary the initial state."
-        )
     same = env.reset(seeds=[seeds[0]] * env.num_envs)
     rows = [_row(same, row) for row in range(env.num_envs)]
     if any(_differing(rows[0], row) for row in rows[1:]):
@@ -149,6 +147,13 @@ def _seeding_problems(env: VecEnv, seeds: Sequence[int], middle: Any) -> list[st
             "its seed alone."
         )
     return problems
+
+
+def _variety_problems(env: VecEnv, seeds: Sequence[int]) -> list[str]:
+    first = env.reset(seeds=seeds)
+    if _differing(first, env.reset(seeds=[seed + 1000 for seed in seeds])):
+        return []
+    return ["other seeds gave the same first observations; let reset use its seed to vary the initial state."]
 
 
 def _bound_problems(env: VecEnv) -> list[str]:

@@ -18,8 +18,8 @@ from rlinf_lite.scheduler.context import PeerAddress, ProcessContext, set_contex
 from rlinf_lite.scheduler.errors import FailureRecord, RemoteFailure
 from rlinf_lite.scheduler.worker import Worker, WorkerIdentity
 
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-"""Spinning threads cost a factor of 20 as soon as another process wants their core; see LOG.md."""
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
+"""Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 _KEPT_DURATIONS = 4096
 
 

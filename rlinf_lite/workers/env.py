@@ -90,8 +90,7 @@ class EnvWorker(Worker):
         self.eval_layout = replace(layout, num_envs=self.cfg.env.eval.num_envs)
         self.stages = self._build_stages("train", layout)
         first = self.stages[0]
-        # one look at shapes per worker; seeding and resets once per run, where they are not our own adapter's
-        ensure_valid_env(first.env, self.cfg.env.id, quick=self.rank > 0 or self.cfg.env.id == "maniskill")
+        ensure_valid_env(first.env, self.cfg.env.id)
         first.obs = first.env.reset(self._first_seeds(first))
         spec = get_env_spec(first.env, first.obs)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)

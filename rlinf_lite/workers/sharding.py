@@ -62,7 +62,7 @@ def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in trained if id(p) in of_value], "base_lr": cfg.value_lr or cfg.lr},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay)
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True)
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
