@@ -20,8 +20,9 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     """Everything that is wrong, one sentence each; an empty list is good news.
 
     Takes a VecEnv, a Simulator, a gymnasium environment, or a `make_env`, called for `num_envs` rows with `cfg`.
-    The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also looks at whether
-    seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be reset.
+    The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
+    seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be
+    reset.
     """
     problems: list[str] = []
     env = _attempt(problems, "making the environment", lambda: _as_vec_env(env_or_factory, cfg, num_envs))
