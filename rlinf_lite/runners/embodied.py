@@ -214,7 +214,9 @@ class EmbodiedRunner:
             partial = self.store.begin(step)
             try:
                 self._wait(self.actor.save_checkpoint(str(partial)), what="checkpoint")
-                rows = [row for rows in self._wait(self.env.state_dict(), what="environment states")[0] for row in rows]
+                rows = [
+                    row for rows in self._wait(self.env.state_dict(step), what="environment states")[0] for row in rows
+                ]
                 self._write_run_state(rows, partial / "training_state")
                 path = self.store.commit(step, partial)
             except OSError as error:
@@ -247,7 +249,6 @@ class EmbodiedRunner:
     def _complete_step(self) -> None:
         self._training = None
         self.completed_steps += 1
-        self._wait(self.env.end_step(), what="the step to end")
 
     def _stop_cleanly(self) -> None:
         """After Ctrl-C: let an update under way finish, stop everything else where it is, and save.

@@ -78,7 +78,7 @@ class EnvWorker(Worker):
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.eval_stages = []
-        self._boundary: list[dict[str, Any]] | None = None
+        self._step_start: tuple[int, list[dict[str, Any]]] | None = None
 
     def init(self, layout: Layout) -> EnvSpec:
         """Build the training environments and say what they are like.
@@ -104,7 +104,7 @@ class EnvWorker(Worker):
         Returns the finished episodes, the number of env steps, and this worker's spans.
         """
         if self.cfg.env.train.auto_reset:
-            self._boundary = self._environment_states()
+            self._step_start = (step, self._environment_states())
         for stage in self.stages:
             if not self.cfg.env.train.auto_reset:
                 with self.timer("reset"):
@@ -143,15 +143,16 @@ class EnvWorker(Worker):
         self.pop_spans()
         return {"episodes": records}
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """State at the last step's boundary, one entry per environment, for an exact resume on any placement."""
+    def state_dict(self, completed_steps: int) -> list[dict[str, Any]]:
+        """State after `completed_steps`, one entry per environment, for an exact resume on any placement.
+
+        That is the present, or the start of the step that was under way when the run was interrupted.
+        """
         if not self.cfg.env.train.auto_reset:
             return []  # every step begins with a reset, whose seeds follow from the step
-        return self._boundary if self._boundary is not None else self._environment_states()
-
-    def end_step(self) -> None:
-        """The step is complete: what `state_dict` gives is from now on the present."""
-        self._boundary = None
+        if self._step_start is not None and self._step_start[0] == completed_steps:
+            return self._step_start[1]
+        return self._environment_states()
 
     def load_state_dict(self, rows: list[dict[str, Any]]) -> None:
         """Bring this worker's environments to where `state_dict` found them, by replay; `rows` may hold others' too."""
