@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-import numpy as np
 import torch
 from mani_skill.utils.common import flatten_state_dict
 from mani_skill.utils.registration import REGISTERED_ENVS
@@ -114,8 +113,3 @@ def split_obs(obs: Any, keep_state: bool) -> tuple[torch.Tensor | None, dict[str
         return obs["state"], images
     sensed = {"agent": obs["agent"], "extra": obs["extra"]}
     return flatten_state_dict(sensed, use_torch=True), images
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = tensor.cpu().numpy()
-    return array
