@@ -89,9 +89,22 @@ class Policy(nn.Module, ABC):
     def from_config_dict(cls, config: dict[str, Any]) -> Self:
         """Build from `config_dict()`, weights at random."""
 
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What `sft_loss` reads of `obs` (see `envs.Obs`): tensors on the CPU, batch first, images as uint8.
+
+        Called once per micro-batch on rows of demonstrations; weights are not read. Raises ValueError where `obs` does
+        not fit, for example an instruction longer than the context.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_inputs")
+
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Imitation loss on demonstrations."""
-        raise NotImplementedError(f"{type(self).__name__} has no sft_loss")
+        """Imitation loss on demonstrations: a scalar with gradients, the mean over the batch's executed actions.
+
+        `batch` is what `sft_inputs` returned, on the policy's device, and besides `actions` float32 [B, C, D] in the
+        environment's units, and `mask` bool [B, C], False where the episode had ended: those actions do not count.
+        Sharded weights are gathered around this call as around `forward`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_loss")
 
     def fsdp_units(self) -> list[nn.Module]:
         """Modules that are sharded one by one, inner before outer; the policy itself is sharded last."""
