@@ -1,0 +1,166 @@
+"""What an OpenVLA policy is made of and how it behaves; JSON, and importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+OPENVLA_PROMPT = "In: What action should the robot take to {instruction}?\nOut: "
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """A vision transformer. `num_layers` counts the published blocks; the last one is never used, so not built."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+
+
+@dataclass(frozen=True)
+class VLAConfig:
+    """Architecture, behaviour and statistics of one policy. Defaults are those of the published 7B OpenVLA."""
+
+    # architecture
+    dino: TowerConfig | None = TowerConfig(1024, 24, 16, 4096)
+    siglip: TowerConfig | None = TowerConfig(1152, 27, 16, 4304)
+    image_size: int = 224
+    patch_size: int = 14
+    num_registers: int = 4
+    text: dict[str, Any] = field(
+        default_factory=lambda: {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000}
+    )
+    """Arguments of the language model's transformers config class."""
+    pad_to_multiple_of: int = 64
+    """Rows at the end of the vocabulary that no token has; action tokens are the `n_action_bins` before them."""
+    n_action_bins: int = 256
+    value_hidden_sizes: tuple[int, ...] = (512, 128)
+    learned_slots: bool = False
+    """Each action slot has a learned embedding, where published checkpoints have zeros; parallel decoding only."""
+    sincos_positions: bool = False
+    """Image positions start as 2D sines and cosines instead of random numbers."""
+
+    # actions and observations
+    action_dim: int = 7
+    num_action_chunks: int = 8
+    cameras: tuple[str, ...] = ("image",)
+    """Names of the environment's cameras, in the order in which their patches enter the sequence."""
+    proprio_dim: int = 0
+    """State numbers that enter as one token through the proprio projector; 0: none."""
+    center_crop: bool = False
+    """Crop 90% of the image's area, as the checkpoint's training augmentation did on average."""
+
+    # prompt
+    prompt: str = OPENVLA_PROMPT
+    """`{instruction}` is replaced by the lower-case instruction."""
+    max_prompt_length: int = 64
+    """Tokens that a prompt is padded to, first (`<s>`) and last (the empty token) included."""
+    bos_token_id: int = 1
+    stop_token_id: int = 2
+    empty_token_id: int = 29871
+    """The token that every prompt ends in."""
+
+    # decoding
+    parallel_decoding: bool = True
+    """True: OpenVLA-OFT, all action tokens in one bidirectional pass. False: OpenVLA, one by one, causal."""
+    append_stop: bool = True
+    """Keep the embedded stop token after the action slots; parallel decoding only, differs between publishers."""
+    value_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    temperature: float = 1.0
+
+    # statistics
+    norm_type: Literal["bounds_q99", "bounds"] = "bounds_q99"
+    """What [-1, 1] maps onto: q01 and q99, or min and max."""
+    unnorm_key: str | None = None
+    """Entry of `norm_stats`; null where there is just one."""
+    norm_stats: dict[str, Any] = field(default_factory=dict)
+    """{dataset: {"action": {"q01", "q99", "min", "max", "mask"}, "proprio": {...}}}, as published."""
+
+    @property
+    def num_action_tokens(self) -> int:
+        return self.num_action_chunks * self.action_dim
+
+    @property
+    def vocab_end(self) -> int:
+        """One past the last action token's id: 32000 in Llama-2."""
+        return int(self.text["vocab_size"]) - self.pad_to_multiple_of
+
+    @property
+    def first_action_id(self) -> int:
+        """Id of the action token that stands for the largest value."""
+        return self.vocab_end - self.n_action_bins
+
+    @property
+    def pad_token_id(self) -> int:
+        return int(self.text.get("pad_token_id") or 0)
+
+    @property
+    def num_patches(self) -> int:
+        """Of one camera."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def vision_dim(self) -> int:
+        """Width of a patch: that of both towers together."""
+        return sum(tower.hidden_size for tower in (self.dino, self.siglip) if tower is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_dict` gives an equal config."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        """Raises TypeError for a key that is none of this class's."""
+        arguments = dict(config)
+        for name in ("dino", "siglip"):
+            if isinstance(arguments.get(name), dict):
+                arguments[name] = TowerConfig(**arguments[name])
+        for name in ("value_hidden_sizes", "cameras"):
+            if name in arguments:
+                arguments[name] = tuple(arguments[name])
+        return cls(**arguments)
+
+
+def preset(size: str) -> VLAConfig:
+    """The architecture that `model.size` names: tiny (0.9 M parameters), small (5 M) or 7b (OpenVLA's)."""
+    return _PRESETS[size]
+
+
+def _cpu_sized(hidden: int, layers: int, tower: TowerConfig) -> VLAConfig:
+    """Small enough for a CPU, with what makes it trainable from random weights."""
+    text = {
+        "model_type": "llama",
+        "vocab_size": 512 + 64,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "pad_token_id": 0,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.08,
+    }
+    return VLAConfig(
+        dino=None,
+        siglip=tower,
+        image_size=64,
+        patch_size=16,
+        text=text,
+        value_hidden_sizes=(hidden, hidden // 2),
+        learned_slots=True,
+        sincos_positions=True,
+        num_action_chunks=4,
+        prompt="{instruction}",
+        max_prompt_length=16,
+        empty_token_id=3,
+        append_stop=False,
+        norm_type="bounds",
+    )
+
+
+_PRESETS = {
+    "tiny": _cpu_sized(128, 3, TowerConfig(96, 2, 4, 384)),
+    "small": _cpu_sized(256, 4, TowerConfig(192, 5, 4, 768)),
+    "7b": VLAConfig(),
+}
