@@ -265,6 +265,13 @@ def _group_sizes(config: Config, plan: Plan) -> Iterator[str]:
         yield f"algorithm.filter_groups: {algorithm.adv_type} has no groups to drop. Set it to false"
 
 
+@_check("algorithm.adv_type", "algorithm.critic_warmup_steps")
+def _critic_to_warm_up(config: Config, plan: Plan) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.critic_warmup_steps and algorithm.adv_type in ("grpo", "reinforce_plus_plus"):
+        yield f"algorithm.critic_warmup_steps: {algorithm.adv_type} has no critic to warm up. Set it to 0"
+
+
 @_check("algorithm.adv_type", "algorithm.reward_type", "model.value_type")
 def _values_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
     reward, value = config.algorithm.reward_type, config.model.value_type

@@ -93,6 +93,8 @@ class RunnerConfig(Section):
     """never, auto (the newest checkpoint of the newest run of this name), or a path to a run or checkpoint."""
     timeline: bool = False
     """Write a Chrome trace of one step (the third, or the last where there are fewer)."""
+    report: bool = True
+    """Write report.html, one page about the run, at its end."""
     phase_timeout_s: PositiveFloat = 1800.0
     """Longest wait for any phase of a step or any message between workers."""
     logger: LoggerConfig = LoggerConfig()
@@ -122,6 +124,8 @@ class AlgorithmConfig(Section):
     """Clip range of the value loss around the old values; null: off."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
+    critic_warmup_steps: NonNegativeInt = 0
+    """First runner steps in which only the value head trains."""
     entropy_coef: Float = 0.0
     """Weight of the entropy bonus."""
     normalize_advantages: bool = True
@@ -183,6 +187,8 @@ class EvalSplitConfig(EnvSplitConfig):
     """Seed of the evaluation episodes."""
     mode: Literal["greedy", "sampled"] = "greedy"
     """Take the policy's mode, or sample from it."""
+    num_videos: NonNegativeInt = 8
+    """Episodes recorded per evaluation (the first ones, where observations have images): eval/*.gif and the report."""
 
 
 class EnvConfig(Section):

@@ -181,15 +181,17 @@ class EmbodiedFSDPActor(Worker):
     def _update_epochs(self, step: int, sums: MetricSums) -> None:
         cfg = self.cfg
         assert self.batch is not None
+        value_only = step < cfg.algorithm.critic_warmup_steps
         for epoch in range(cfg.algorithm.update_epochs):
             parts = minibatches(self.batch.valid, cfg.actor.global_batch_size, cfg.runner.seed, step, epoch)
             for index, minibatch in enumerate(parts):
-                approx_kl = self._update(minibatch, sums, f"step {step}, epoch {epoch}, minibatch {index}")
+                where = f"step {step}, epoch {epoch}, minibatch {index}"
+                approx_kl = self._update(minibatch, sums, where, value_only)
                 if cfg.algorithm.target_kl is not None and approx_kl > cfg.algorithm.target_kl:
                     sums.add_scalar("train/actor/stopped_early", 1.0)
                     return
 
-    def _update(self, minibatch: np.ndarray, sums: MetricSums, where: str) -> float:
+    def _update(self, minibatch: np.ndarray, sums: MetricSums, where: str, value_only: bool) -> float:
         """One optimizer update on the samples of `minibatch` (global indices). Returns its KL, over all ranks."""
         assert self.batch is not None
         cfg = self.cfg
@@ -201,6 +203,11 @@ class EmbodiedFSDPActor(Worker):
             self._backward(torch.from_numpy(part), denominator, update)
 
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if value_only:
+            of_value = {id(parameter) for parameter in self.policy.value_parameters()}
+            for parameter in parameters:
+                if id(parameter) not in of_value:
+                    parameter.grad = None
         norm = float(sharding.clip_grad_norm(parameters, cfg.actor.optim.clip_grad))
         if np.isfinite(norm):
             self.optimizer.step()

@@ -42,6 +42,11 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             GRPO,
+            ["algorithm.critic_warmup_steps=2"],
+            "algorithm.critic_warmup_steps: grpo has no critic to warm up. Set it to 0",
+        ),
+        (
+            GRPO,
             ["algorithm.group_size=16"],
             "algorithm.group_size: a stage holds 32 environments / 2 env workers / 2 stages = 8, which are no whole "
             "number of groups of 16 (8 / 16 = 0.5). Use 64 for env.train.num_envs, or another group_size",

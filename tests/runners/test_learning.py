@@ -1,6 +1,8 @@
 """Policies learn: PPO and GRPO raise what they are paid for, on the real path from simulator to update."""
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.runners.conftest import read_metrics
 
@@ -43,3 +45,12 @@ def test_grpo_steps_in_maniskill(start):
     line = next(line for line in read_metrics(result.run_dir) if "train/actor/lr" in line)
     assert line["env/num_episodes"] == 4 and "train/critic/value_loss" not in line
     assert line["rollout/advantages_mean"] == pytest.approx(0, abs=1e-5)
+
+
+def test_only_the_value_head_trains_while_the_critic_warms_up(start):
+    result = start("runner.max_steps=3", "runner.save_interval=1", "algorithm.critic_warmup_steps=2").run()
+    files = [result.run_dir / f"checkpoints/step_00000{k}/policy/model.safetensors" for k in (1, 2, 3)]
+    first, second, third = map(load_file, files)
+    assert any(not torch.equal(first[name], second[name]) for name in first if name.startswith("critic"))
+    assert all(torch.equal(first[name], second[name]) for name in first if not name.startswith("critic"))
+    assert any(not torch.equal(second[name], third[name]) for name in first if not name.startswith("critic"))
