@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 _POLICIES: dict[str, type[Policy]] = {}
+_BUILT_IN = {"mlp_gaussian": "rlinf_lite.models.mlp:MLPGaussianPolicy"}
 
 
 class UnknownPolicyError(ValueError):
@@ -34,7 +35,7 @@ def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
 
 def policy_names() -> list[str]:
     """All registered names."""
-    return sorted(_POLICIES)
+    return sorted({*_POLICIES, *_BUILT_IN})
 
 
 def policy_class(policy_id: str) -> type[Policy]:
@@ -45,11 +46,12 @@ def policy_class(policy_id: str) -> type[Policy]:
     """
     if policy_id in _POLICIES:
         return _POLICIES[policy_id]
-    if ":" not in policy_id:
-        near = difflib.get_close_matches(policy_id, _POLICIES, n=1)
+    path = _BUILT_IN.get(policy_id, policy_id)
+    if ":" not in path:
+        near = difflib.get_close_matches(policy_id, policy_names(), n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(policy_names())}."
         raise UnknownPolicyError(f"model.id: no policy is called {policy_id!r}. {hint} Your own: pkg.module:Class")
-    module_name, _, attribute = policy_id.partition(":")
+    module_name, _, attribute = path.partition(":")
     try:
         cls = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
