@@ -6,7 +6,6 @@ Hydra refuses a key that no file mentions, and files mention only what they chan
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_lite.config.errors import ConfigError
 from rlinf_lite.config.names import did_you_mean
+from rlinf_lite.shipped import shipped
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,8 @@ class Composed:
 
 
 def config_dir() -> Path:
-    """The directory of the configs that come with rlinf_lite: of the clone, or of the installed package."""
-    candidates = [
-        Path(__file__).resolve().parents[2] / "configs",
-        Path(sys.prefix) / "share" / "rlinf_lite" / "configs",
-    ]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    raise FileNotFoundError(f"no configs in {' or '.join(map(str, candidates))}. Reinstall rlinf_lite.")
+    """The directory of the configs that come with rlinf_lite."""
+    return shipped("configs")
 
 
 def config_names() -> list[str]:

@@ -21,10 +21,11 @@ _REGISTRIES = {
     "env.id": ("rlinf_lite.envs.registry", "env_names"),
     "model.id": ("rlinf_lite.models.registry", "policy_names"),
 }
+NAMED_KEYS = tuple(_BUILT_IN)
 
 
 def known_names(key: str) -> list[str]:
-    """What the key `algorithm.adv_type`, `algorithm.loss_type`, `env.id` or `model.id` may name."""
+    """What the key, one of NAMED_KEYS, may name."""
     module_name, function = _REGISTRIES[key]
     registered: Iterable[str] = getattr(sys.modules.get(module_name), function, tuple)()
     return sorted({*_BUILT_IN[key], *registered})

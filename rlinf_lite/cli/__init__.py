@@ -1,0 +1,47 @@
+"""`rlinf-lite`: the examples as commands that work from any directory, and what this machine and installation have."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+
+from rlinf_lite import __version__
+from rlinf_lite.shipped import shipped
+
+EXAMPLES = {
+    "train": "train_embodied_agent.py",
+    "eval": "eval_embodied_agent.py",
+    "sft": "train_sft.py",
+}
+_ABOUT = """commands, each with a --help of its own:
+  train    train a policy by reinforcement learning
+  eval     measure a saved policy on the evaluation episodes of its run
+  sft      collect demonstrations and train a policy on them
+  doctor   check this machine and name the fix for each failure
+  info     versions, extras, slots, configs, environments, policies
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. `train`, `eval` and `sft` are the scripts in examples/embodiment."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("command", choices=[*EXAMPLES, "doctor", "info"], metavar="command", help="see below")
+    parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
+    parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
+    command, arguments = parser.parse_args(words[:1]).command, words[1:]
+    if command == "doctor":
+        from rlinf_lite.cli.doctor import doctor
+
+        return doctor(arguments)
+    if command == "info":
+        from rlinf_lite.cli.info import info
+
+        return info(arguments)
+    sys.argv = [f"rlinf-lite {command}", *arguments]
+    runpy.run_path(str(shipped("examples") / "embodiment" / EXAMPLES[command]), run_name="__main__")
+    return 0
