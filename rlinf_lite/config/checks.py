@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.config import resources
 from rlinf_lite.config.names import COMPONENTS, did_you_mean
@@ -109,35 +109,37 @@ def _quotient(value: int, divisor: int) -> str:
     return f"{value} / {divisor} = {value / divisor:.4g}"
 
 
+def _largest_divisor(value: int, at_most: int) -> int:
+    return max(size for size in range(1, min(at_most, value) + 1) if value % size == 0)
+
+
 # who gets which environments
 
 
-@_check(_ENVS, "rollout.pipeline_stage_num")
-def _envs_split_into_stages(config: Config, plan: Plan) -> Iterator[str]:
-    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.num_env_workers
-    if workers and num_envs % (workers * stages):
-        yield (
-            f"{_ENVS}: {num_envs} environments do not divide over {workers} env workers x {stages} stages "
-            f"= {workers * stages} slices ({_quotient(num_envs, workers * stages)}). Use "
-            f"{_near_multiples(num_envs, workers * stages)}, or change rollout.pipeline_stage_num or the env placement"
-        )
+def _add_split_over_stages(split: Literal["train", "eval"]) -> None:
+    key = f"env.{split}.num_envs"
+
+    @_check(key, "rollout.pipeline_stage_num")
+    def envs_split_over_stages(config: Config, plan: Plan) -> Iterator[str]:
+        num_envs, stages = getattr(config.env, split).num_envs, config.rollout.pipeline_stage_num
+        workers = plan.size("env")
+        if workers and num_envs % (workers * stages):
+            yield (
+                f"{key}: {num_envs} environments do not divide over {workers} env workers x {stages} stages "
+                f"= {workers * stages} slices ({_quotient(num_envs, workers * stages)}). Use "
+                f"{_near_multiples(num_envs, workers * stages)}, or change rollout.pipeline_stage_num or the env "
+                "placement"
+            )
 
 
-@_check("env.eval.num_envs", "rollout.pipeline_stage_num")
-def _eval_envs_split_into_stages(config: Config, plan: Plan) -> Iterator[str]:
-    num_envs, stages, workers = config.env.eval.num_envs, config.rollout.pipeline_stage_num, plan.num_env_workers
-    if workers and num_envs % (workers * stages):
-        yield (
-            f"env.eval.num_envs: {num_envs} environments do not divide over {workers} env workers x {stages} stages "
-            f"= {workers * stages} slices ({_quotient(num_envs, workers * stages)}). Use "
-            f"{_near_multiples(num_envs, workers * stages)}"
-        )
+_add_split_over_stages("train")
+_add_split_over_stages("eval")
 
 
 @_check("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num")
 def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
     size, num_envs = config.algorithm.group_size, config.env.train.num_envs
-    stages, workers = config.rollout.pipeline_stage_num, plan.num_env_workers
+    stages, workers = config.rollout.pipeline_stage_num, plan.size("env")
     if workers and size > 1 and num_envs % (workers * stages * size):
         per_stage = num_envs / (workers * stages)
         yield (
@@ -150,7 +152,7 @@ def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
 
 @_check("algorithm.group_size", _ENVS)
 def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[str]:
-    size, num_envs, actors = config.algorithm.group_size, config.env.train.num_envs, plan.num_actors
+    size, num_envs, actors = config.algorithm.group_size, config.env.train.num_envs, plan.size("actor")
     if actors and num_envs % actors:
         yield (
             f"{_ENVS}: {num_envs} trajectories do not divide over {actors} actor ranks "
@@ -167,7 +169,7 @@ def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[str]
 
 @_check(_ENVS, "rollout.pipeline_stage_num")
 def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[str]:
-    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.num_rollout_workers
+    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.size("rollout")
     if workers and num_envs // stages < workers:
         yield (
             f"{_ENVS}: {num_envs} environments / {stages} stages = {num_envs / stages:g} rows at a time are fewer than "
@@ -182,7 +184,7 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[str]:
 def _samples_fill_global_batches(config: Config, plan: Plan) -> Iterator[str]:
     batch, num_envs, samples = config.actor.global_batch_size, config.env.train.num_envs, plan.num_samples
     if samples and samples % batch:
-        smaller = max(size for size in range(1, min(batch, samples) + 1) if samples % size == 0)
+        smaller = _largest_divisor(samples, batch)
         yield (
             f"actor.global_batch_size: a step collects {num_envs} environments x {plan.num_chunks} decisions "
             f"= {samples} samples, which are no whole number of batches of {batch} ({_quotient(samples, batch)}). "
@@ -192,7 +194,7 @@ def _samples_fill_global_batches(config: Config, plan: Plan) -> Iterator[str]:
 
 @_check("actor.global_batch_size", "actor.micro_batch_size")
 def _batches_split_over_ranks(config: Config, plan: Plan) -> Iterator[str]:
-    batch, micro, actors = config.actor.global_batch_size, config.actor.micro_batch_size, plan.num_actors
+    batch, micro, actors = config.actor.global_batch_size, config.actor.micro_batch_size, plan.size("actor")
     if not actors:
         return
     if batch % actors:
@@ -202,7 +204,7 @@ def _batches_split_over_ranks(config: Config, plan: Plan) -> Iterator[str]:
         )
     elif micro < batch // actors and (batch // actors) % micro:
         share = batch // actors
-        smaller = max(size for size in range(1, micro + 1) if share % size == 0)
+        smaller = _largest_divisor(share, micro)
         yield (
             f"actor.micro_batch_size: a rank's share of a batch is {batch} / {actors} = {share} samples, which are no "
             f"whole number of passes of {micro} ({_quotient(share, micro)}). Use {smaller}, or {share} for one pass"
@@ -304,9 +306,8 @@ def _dual_clip(config: Config, plan: Plan) -> Iterator[str]:
 @_check("actor.optim", "runner.max_steps", "runner.max_epochs")
 def _warmup_ends(config: Config, plan: Plan) -> Iterator[str]:
     warmup = config.actor.optim.warmup_steps
-    steps = config.runner.max_steps if config.runner.max_steps > 0 else config.runner.max_epochs
-    if warmup and warmup >= steps:
-        yield f"actor.optim.warmup_steps: {warmup} steps of warm-up in a run of {steps} never end. Use fewer"
+    if warmup and warmup >= plan.num_steps:
+        yield f"actor.optim.warmup_steps: {warmup} steps of warm-up in a run of {plan.num_steps} never end. Use fewer"
 
 
 # what runs where

@@ -32,13 +32,14 @@ def _indent(text: str) -> str:
 
 def _arithmetic(plan: Plan) -> Iterator[str]:
     config, actor = plan.config, plan.config.actor
-    workers, stages, ranks = plan.num_env_workers, config.rollout.pipeline_stage_num, plan.num_actors
+    workers, rollout_workers, ranks = (plan.size(name) for name in ("env", "rollout", "actor"))
+    stages = config.rollout.pipeline_stage_num
     assert workers and ranks and plan.num_chunks and plan.num_samples  # the checks have passed
     num_envs, chunk, epochs = config.env.train.num_envs, config.model.num_action_chunks, config.algorithm.update_epochs
     minibatches, share = plan.num_samples // actor.global_batch_size, actor.global_batch_size // ranks
     yield (
         f"environments  {num_envs} / {workers} env workers / {stages} stages = {num_envs // workers // stages} "
-        f"at a time per env worker; rollout workers: {plan.num_rollout_workers}"
+        f"at a time per env worker; rollout workers: {rollout_workers}"
     )
     yield (
         f"samples       {num_envs} environments x {plan.num_chunks} decisions = {plan.num_samples}; "
@@ -52,9 +53,8 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
         f"per update    {actor.global_batch_size} / {ranks} actor ranks = {share} samples a rank; "
         f"/ micro batch {actor.micro_batch_size} = {-(-share // actor.micro_batch_size)} forward and backward passes"
     )
-    steps = config.runner.max_steps if config.runner.max_steps > 0 else config.runner.max_epochs
-    env_steps, updates = steps * plan.num_samples * chunk, steps * minibatches * epochs
-    yield f"the run       {steps} steps = {env_steps} env steps, {updates} updates"
+    env_steps, updates = plan.num_steps * plan.num_samples * chunk, plan.num_steps * minibatches * epochs
+    yield f"the run       {plan.num_steps} steps = {env_steps} env steps, {updates} updates"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -63,16 +63,17 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"known once {plan.config.env.task} and {plan.config.model.id} are built"
         return
     parameters, sample_bytes = sizes
-    assert plan.num_samples and plan.num_actors and plan.num_rollout_workers
-    weights, share = 4 * parameters, 4 * parameters // plan.num_actors
+    num_actors, num_rollout_workers = plan.size("actor"), plan.size("rollout")
+    assert plan.num_samples and num_actors and num_rollout_workers
+    weights, share = 4 * parameters, 4 * parameters // num_actors
     samples = plan.num_samples * sample_bytes
     yield f"policy        {parameters} parameters; {sample_bytes} bytes per sample"
     yield (
         f"actor         weights {_bytes(share)} + gradients {_bytes(share)} + AdamW {_bytes(2 * share)} "
-        f"+ trajectories {_bytes(samples // plan.num_actors)} "
+        f"+ trajectories {_bytes(samples // num_actors)} "
         f"+ weight sync {_bytes(min(weights, plan.config.weight_sync.bucket_bytes))}"
     )
-    yield f"rollout       weights {_bytes(weights)} + trajectories {_bytes(samples // plan.num_rollout_workers)}"
+    yield f"rollout       weights {_bytes(weights)} + trajectories {_bytes(samples // num_rollout_workers)}"
     yield "env           the simulator's own; observations are sent on, not kept"
     yield "Activations, and what torch and the simulator take for themselves, come on top."
 

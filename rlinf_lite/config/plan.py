@@ -67,19 +67,14 @@ class Plan:
     placements: dict[str, Sequence[ProcessPlacement]]
 
     def size(self, component: str) -> int | None:
+        """Processes of a component."""
         return len(self.placements[component]) if component in self.placements else None
 
     @property
-    def num_env_workers(self) -> int | None:
-        return self.size("env")
-
-    @property
-    def num_rollout_workers(self) -> int | None:
-        return self.size("rollout")
-
-    @property
-    def num_actors(self) -> int | None:
-        return self.size("actor")
+    def num_steps(self) -> int:
+        """Runner steps of the run."""
+        runner = self.config.runner
+        return runner.max_steps if runner.max_steps > 0 else runner.max_epochs
 
     @cached_property
     def num_chunks(self) -> int | None:
