@@ -1,7 +1,8 @@
 """The loops that drive worker groups."""
 
+from rlinf_lite.runners.base import RunResult
 from rlinf_lite.runners.checkpoints import CheckpointError
-from rlinf_lite.runners.embodied import EmbodiedRunner, RunResult
+from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.run_paths import check_resume
 
 __all__ = ["CheckpointError", "EmbodiedRunner", "RunResult", "check_resume"]

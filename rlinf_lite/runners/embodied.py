@@ -8,169 +8,19 @@ actor.run_training()
 
 from __future__ import annotations
 
-import json
-import logging
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout
-from rlinf_lite.envs import EnvSpec
-from rlinf_lite.metrics import (
-    EvalSummary,
-    MetricLogger,
-    Progress,
-    Span,
-    env_metrics,
-    summarize_episodes,
-    utilization,
-    write_chrome_trace,
-)
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore
+from rlinf_lite.metrics import env_metrics, utilization, write_chrome_trace
+from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.env_state import load_env_states, save_env_states
-from rlinf_lite.runners.run_paths import run_paths
-from rlinf_lite.scheduler import Handle, WorkerGroup, wait_all
-
-log = logging.getLogger(__name__)
-
-STOP_TIMEOUT_S = 8.0
-"""Longest wait, after Ctrl-C, for an update that is under way."""
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
+class EmbodiedRunner(Runner):
+    """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
 
-    completed_steps: int
-    interrupted: bool
-    run_dir: Path
-    checkpoint: Path | None
-    total_steps: int
-    evals: list[EvalSummary]
-
-    @property
-    def first_eval(self) -> EvalSummary | None:
-        return self.evals[0] if self.evals else None
-
-    @property
-    def last_eval(self) -> EvalSummary | None:
-        return self.evals[-1] if self.evals else None
-
-    def describe(self) -> str:
-        """What was reached, and how to go on."""
-        verb = "stopped" if self.interrupted else "finished"
-        lines = [f"{verb} after {self.completed_steps} of {self.total_steps} steps"]
-        lines += [f"  before: {self.evals[0].headline()}"] if len(self.evals) > 1 else []
-        lines += [f"  reached: {self.evals[-1].headline()}"] if self.evals else []
-        lines += (
-            [f"    {row}" for row in self.evals[-1].task_lines()] if self.evals and self.evals[-1].has_tasks else []
-        )
-        lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
-        lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")
-        if self.checkpoint is not None:
-            more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
-            lines.append(f"  checkpoint: {self.checkpoint}")
-            lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
-            evaluate = "examples/embodiment/eval_embodied_agent.py --checkpoint"
-            lines.append(f"  measure: {sys.executable} {evaluate} {self.checkpoint}")
-        return "\n".join(lines)
-
-
-class EmbodiedRunner:
-    """Drives one training run. `init_workers` brings the groups up, `run` trains, `evaluate` measures."""
-
-    cfg: Config
-    layout: Layout
-    spec: EnvSpec
-
-    run_dir: Path
-    store: CheckpointStore
-    logger: MetricLogger
-    progress: Progress
-
-    total_steps: int
-    completed_steps: int
-    env_steps: int
-
-    def __init__(self, cfg: Config, actor: WorkerGroup, rollout: WorkerGroup, env: WorkerGroup) -> None:
-        self.cfg, self.actor, self.rollout, self.env = cfg, actor, rollout, env
-        self.total_steps = training_steps(cfg)
-        self.completed_steps = self.env_steps = 0
-        self._evals: list[EvalSummary] = []
-        self._times: dict[str, float] = {}
-        self._driver_spans: list[Span] = []
-        self._training: Handle | None = None
-        self._saved_step = self._evaluated_step = -1
-
-        paths = run_paths(cfg)
-        self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
-        self.store = CheckpointStore(paths.checkpoint_dir, cfg.runner.keep_checkpoints)
-
-    def init_workers(self) -> None:
-        """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
-        cfg = self.cfg
-        self.layout = Layout(
-            num_envs=cfg.env.train.num_envs,
-            num_env_workers=self.env.world_size,
-            num_stages=cfg.rollout.pipeline_stage_num,
-            rollout_nodes=tuple(member.node.rank for member in self.rollout.members),
-            actor_nodes=tuple(member.node.rank for member in self.actor.members),
-        )
-        self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
-        rollout = self.rollout.init(self.layout, self.spec)
-        actor = self.actor.init(self.layout, self.spec, self.total_steps)
-        num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
-        if self._resume_from is not None:
-            self._load(self._resume_from)
-        log.info("policy of %s parameters; %s", f"{num_parameters:,}", self.spec)
-
-    def run(self) -> RunResult:
-        """Train to the last step, or until Ctrl-C, which leaves a checkpoint of the last completed step."""
-        cfg = self.cfg.runner
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._write_config(self.run_dir)
-        self.logger = MetricLogger(
-            self.run_dir,
-            cfg.logger.backends,
-            project_name=cfg.logger.project_name,
-            config=self.cfg.model_dump(mode="json"),
-            resume_step=None if self._resume_from is None else self.completed_steps,
-        )
-        interrupted = False
-        with (
-            self.logger,
-            _interruptible(),
-            Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress,
-        ):
-            try:
-                while self.completed_steps < self.total_steps:
-                    if self._due(cfg.val_check_interval):
-                        self._evaluate_and_log()
-                    self._run_step(self.completed_steps)
-                    if self._due(cfg.save_interval):
-                        self.save_checkpoint()
-                if cfg.val_check_interval > 0:
-                    self._evaluate_and_log()
-                if cfg.save_interval > 0:
-                    self.save_checkpoint()
-            except KeyboardInterrupt:
-                interrupted = True
-                self._stop_cleanly()
-        newest = self.store.steps()[-1:]
-        checkpoint = newest[0] if newest else None
-        return RunResult(
-            self.completed_steps, interrupted, self.run_dir, checkpoint, self.total_steps, list(self._evals)
-        )
-
-    def _run_step(self, step: int) -> None:
+    def run_step(self, step: int) -> None:
         started = time.time()
         self._times, self._driver_spans = {}, []
         self.update_rollout_weights()
@@ -184,102 +34,21 @@ class EmbodiedRunner:
         self._times["step"] = time.time() - started
         self._log_step(started, metrics, played, trained)
 
-    def update_rollout_weights(self) -> None:
-        """Bring the rollout workers to the actor's weights."""
-        with self._phase("sync_weights"):
-            version = self.completed_steps
-            receiving = self.rollout.sync_model_from_actor(version)
-            self._wait(receiving, self.actor.sync_model_to_rollout(), what="weight sync")
-
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
         """Environments, policy and the actor's intake run against each other until the batch is complete."""
         with self._phase("generate_rollouts"):
             env, rollout = self.env.interact(step), self.rollout.generate()
             return self._wait(env, rollout, self.actor.recv_rollout_batch(), what="rollouts")[:2]
 
-    def evaluate(self) -> EvalSummary:
-        """Play the fixed set of seeded episodes with the actor's present weights."""
-        with self._phase("eval"):
-            self.update_rollout_weights()
-            results = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")[0]
-        episodes = [record for result in results for record in result["episodes"]]
-        return summarize_episodes(sorted(episodes, key=lambda record: record.env_id), self.cfg.env.eval.mode)
-
-    def save_checkpoint(self) -> Path | None:
-        """Write a checkpoint of the last completed step; a failed write leaves earlier ones untouched."""
-        step = self.completed_steps
-        if step == self._saved_step:
-            return None
-        with self._phase("checkpoint"):
-            partial = self.store.begin(step)
-            try:
-                self._wait(self.actor.save_checkpoint(str(partial)), what="checkpoint")
-                rows = [
-                    row for rows in self._wait(self.env.state_dict(step), what="environment states")[0] for row in rows
-                ]
-                self._write_run_state(rows, partial / "training_state")
-                path = self.store.commit(step, partial)
-            except OSError as error:
-                raise CheckpointError(f"cannot write the checkpoint {partial}: {error}") from error
-            finally:
-                self.store.discard(partial)
-        self._saved_step = step
-        self.progress.message(f"checkpoint {path}")
-        return path
-
-    def _write_run_state(self, env_rows: list[dict[str, Any]], directory: Path) -> None:
-        save_env_states(env_rows, directory)
-        state = {"completed_steps": self.completed_steps, "env_steps": self.env_steps, "run": self.run_dir.name}
-        (directory / "runner.json").write_text(json.dumps(state))
-        self._write_config(directory)
-
-    def _write_config(self, directory: Path) -> None:
-        text = yaml.safe_dump(self.cfg.model_dump(mode="json"), sort_keys=False)
-        (directory / "config.yaml").write_text(text)
+    def _save_state(self, directory: Path) -> None:
+        super()._save_state(directory)
+        found = self._wait(self.env.state_dict(self.completed_steps), what="environment states")[0]
+        save_env_states([row for rows in found for row in rows], directory)
 
     def _load(self, checkpoint: Path) -> None:
-        state = json.loads((checkpoint / "training_state" / "runner.json").read_text())
-        self.completed_steps, self.env_steps = state["completed_steps"], state["env_steps"]
-        self._saved_step = self.completed_steps
+        super()._load(checkpoint)
         rows = load_env_states(checkpoint / "training_state")
-        actor = self.actor.load_checkpoint(str(checkpoint), self.completed_steps)
-        self._wait(actor, self.env.load_state_dict(rows), what=f"{checkpoint} to load")
-        log.info("resumed from %s: %d steps are done", checkpoint, self.completed_steps)
-
-    def _complete_step(self) -> None:
-        self._training = None
-        self.completed_steps += 1
-
-    def _stop_cleanly(self) -> None:
-        """After Ctrl-C: let an update under way finish, stop everything else where it is, and save.
-
-        An update that takes longer than STOP_TIMEOUT_S raises CallTimeoutError: half of it cannot be saved.
-        """
-        self.progress.message("stopping: saving a checkpoint of the last completed step (Ctrl-C again: stop at once)")
-        if self._training is not None:
-            self._training.wait(timeout_s=STOP_TIMEOUT_S)
-            self._complete_step()
-        groups = (self.env, self.rollout, self.actor)
-        for group in groups:
-            group.abort("the run is being stopped")
-        for group in groups:
-            group.clear_abort()
-        self.save_checkpoint()
-
-    def _evaluate_and_log(self) -> None:
-        if self._evaluated_step == self.completed_steps:
-            return
-        summary = self.evaluate()
-        self._evaluated_step = self.completed_steps
-        self._evals.append(summary)
-        directory = self.run_dir / "eval"
-        directory.mkdir(exist_ok=True)
-        path = directory / f"step_{self.completed_steps:06d}.json"
-        path.write_text(summary.to_json(step=self.completed_steps, env_steps=self.env_steps))
-        metrics = {**summary.metrics(), "env/num_steps": self.env_steps, "time/eval": self._times["eval"]}
-        self.logger.log(self.completed_steps, metrics)
-        when = f"step {self.completed_steps}, {self.env_steps:,} env steps"
-        self.progress.message(f"eval after {when}: {summary.headline()}")
+        self._wait(self.env.load_state_dict(rows), what=f"environments to replay {checkpoint}")
 
     def _log_step(
         self,
@@ -310,40 +79,6 @@ class EmbodiedRunner:
             write_chrome_trace(spans + self._driver_spans, timeline)
             self.progress.message(f"timeline of step {step}: {timeline}")
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.time()
-        try:
-            yield
-        finally:
-            ended = time.time()
-            self._times[name] = self._times.get(name, 0.0) + ended - started
-            self._driver_spans.append(Span(name, started, ended, "driver"))
-
     def _window(self, phase: str) -> tuple[float, float]:
         span = next(span for span in self._driver_spans if span.name == phase)
         return span.start, span.end
-
-    def _wait(self, *handles: Handle, what: str) -> list[Any]:
-        return wait_all(*handles, timeout_s=self.cfg.runner.phase_timeout_s, what=what)
-
-    def _due(self, interval: int) -> bool:
-        return interval > 0 and self.completed_steps % interval == 0
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, also where the shell that started us ignores SIGINT."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, signal.default_int_handler) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)
-
-
-def training_steps(cfg: Config) -> int:
-    """Steps of a whole run; in an embodied run an epoch is one step."""
-    limit = cfg.runner.max_steps
-    return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)
