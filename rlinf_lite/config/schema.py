@@ -214,15 +214,58 @@ class MLPConfig(Section):
     """Initial log standard deviation, in normalised action units."""
 
 
+class LoraConfig(Section):
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: train all weights."""
+    alpha: PositiveInt | None = None
+    """Adapters are scaled by alpha / rank; null: rank."""
+    targets: list[str] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
+        *("fc1", "fc2", "fc3", "lm_head"),
+    ]
+    """Names of the linear layers that get an adapter."""
+    also_train: list[str] = []
+    """Modules that train in full besides the value head, for example proprio_projector."""
+    save_base: bool = True
+    """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
+
+
 class ModelConfig(Section):
     id: str = "mlp_gaussian"
     """A registered policy or `pkg.module:Class`."""
+    size: Literal["tiny", "small", "7b"] = "tiny"
+    """openvla from random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint brings its own."""
     num_action_chunks: PositiveInt = 1
     """C: actions per decision."""
     value_type: Literal["chunk_level", "action_level"] = "chunk_level"
     """One value per chunk, or per action."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature, used alike when acting and when training."""
+    parallel_decoding: bool | None = None
+    """openvla: all action tokens in one pass (OpenVLA-OFT), or one by one (OpenVLA). null: the checkpoint's; true."""
+    append_stop: bool | None = None
+    """openvla: keep the stop token behind the action slots. null: the checkpoint's."""
+    unnorm_key: str | None = None
+    """openvla: whose statistics normalise actions. null: the checkpoint's, where it has just one."""
+    norm_type: Literal["bounds_q99", "bounds"] | None = None
+    """openvla: actions span q01 to q99, or min to max. null: the checkpoint's."""
+    center_crop: bool | None = None
+    """openvla: crop images to 90% of their area. null: the checkpoint's; false."""
+    cameras: list[str] | None = None
+    """openvla: the environment's cameras, in order. null: the checkpoint's; all."""
+    use_proprio: bool | None = None
+    """openvla: the robot's state enters as a token. null: the checkpoint's; false."""
+    max_prompt_length: PositiveInt | None = None
+    """openvla: tokens that every prompt is padded to. null: the checkpoint's."""
+    attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """openvla: attention kernels."""
+    gradient_checkpointing: bool = False
+    """openvla: recompute each layer in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """openvla: torch.compile every layer."""
+    sft_label_sigma: NonNegativeFloat = 0.0
+    """openvla: labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
+    lora: LoraConfig = LoraConfig()
     mlp: MLPConfig = MLPConfig()
     kwargs: dict[str, Any] = {}
     """Arguments of a custom policy."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlinf_lite.models.sampling import normal_noise
+from rlinf_lite.models.sampling import normal_noise, uniform_noise
 
 
 class Gaussian(nn.Module):
@@ -39,3 +39,36 @@ class Gaussian(nn.Module):
     def entropy(self, mean: Tensor) -> Tensor:
         """Per-element differential entropy, [B, C, D]."""
         return self._scaled_log_std() + 0.5 * math.log(2 * math.pi * math.e) + torch.zeros_like(mean)
+
+
+class CategoricalTokens:
+    """One categorical distribution per action token, over the logits [..., K] of the bins.
+
+    Temperature divides the logits, for sampling and for scoring alike.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        self.temperature = temperature
+
+    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Bins int64 [...] where the cumulative distribution reaches `uniform` [...], numbers in (0, 1)."""
+        cumulative = self.log_distribution(logits).exp().cumsum(-1)
+        bins = (cumulative < uniform[..., None] * cumulative[..., -1:]).sum(-1)  # the sum may be just off 1
+        return bins.clamp(max=logits.shape[-1] - 1)
+
+    def noise(self, noise_keys: np.ndarray, num_tokens: int, device: torch.device) -> Tensor:
+        """Each row's own `uniform` for `sample`, float32 [B, num_tokens]."""
+        return torch.from_numpy(uniform_noise(noise_keys, num_tokens)).float().to(device)
+
+    def logprobs(self, logits: Tensor, bins: Tensor) -> Tensor:
+        """Log-probability of `bins` [...]."""
+        return self.log_distribution(logits).gather(-1, bins[..., None]).squeeze(-1)
+
+    def scores(self, logits: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of `bins` [...], and the entropy [...]."""
+        log_distribution = self.log_distribution(logits)
+        entropy = -(log_distribution.exp() * log_distribution).sum(-1)
+        return log_distribution.gather(-1, bins[..., None]).squeeze(-1), entropy
+
+    def log_distribution(self, logits: Tensor) -> Tensor:
+        return torch.log_softmax(logits.float() / self.temperature, dim=-1)

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 _POLICIES: dict[str, type[Policy]] = {}
-_BUILT_IN = {"mlp_gaussian": "rlinf_lite.models.mlp:MLPGaussianPolicy"}
+_BUILT_IN = {
+    "mlp_gaussian": "rlinf_lite.models.mlp:MLPGaussianPolicy",
+    "openvla": "rlinf_lite.models.vla.policy:OpenVLAPolicy",
+}
 
 
 class UnknownPolicyError(ValueError):

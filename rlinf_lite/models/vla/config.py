@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
 
 OPENVLA_PROMPT = "In: What action should the robot take to {instruction}?\nOut: "
 
@@ -120,6 +123,37 @@ class VLAConfig:
             if name in arguments:
                 arguments[name] = tuple(arguments[name])
         return cls(**arguments)
+
+
+def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
+    """`cfg` with what a run's `model` section says of it; null there keeps what is here.
+
+    Raises:
+        ValueError: where the weights of `cfg` cannot serve what the run wants.
+    """
+    if cfg.learned_slots and model.num_action_chunks != cfg.num_action_chunks:
+        raise ValueError(
+            f"model.num_action_chunks: is {model.num_action_chunks}, and the policy learned slots for "
+            f"{cfg.num_action_chunks} actions. Set it to {cfg.num_action_chunks}"
+        )
+    said = {
+        "parallel_decoding": model.parallel_decoding,
+        "append_stop": model.append_stop,
+        "unnorm_key": model.unnorm_key,
+        "norm_type": model.norm_type,
+        "center_crop": model.center_crop,
+        "cameras": None if model.cameras is None else tuple(model.cameras),
+        "max_prompt_length": model.max_prompt_length,
+        "proprio_dim": 0 if model.use_proprio is False else None,
+    }
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return replace(
+        cfg,
+        num_action_chunks=model.num_action_chunks,
+        value_type=model.value_type,
+        temperature=model.temperature,
+        **changes,
+    )
 
 
 def preset(size: str) -> VLAConfig:

@@ -1,0 +1,296 @@
+"""OpenVLA and OpenVLA-OFT: images and an instruction in, one categorical distribution per action token out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
+from rlinf_lite.models.heads import CategoricalTokens
+from rlinf_lite.models.registry import register_policy
+from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
+from rlinf_lite.models.vla.adapters import add_adapters
+from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
+from rlinf_lite.models.vla.images import preprocess_images
+from rlinf_lite.models.vla.prompts import PromptEncoder
+from rlinf_lite.models.vla.vision import Projector, VisionBackbone
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.envs import EnvSpec
+
+
+class ObservationError(ValueError):
+    """An observation that this policy cannot read: no such camera, or images of the wrong type or size."""
+
+
+@register_policy("openvla")
+class OpenVLAPolicy(Policy):
+    """Both publications in one class; `cfg.parallel_decoding` says which.
+
+    The sequence is `<s>`, the patches of every camera, the robot's state, the left-padded prompt, the action tokens.
+    The state that emits a token stands one position before it; the value is read off the one that emits the first.
+    """
+
+    def __init__(self, cfg: VLAConfig, attn_implementation: str = "sdpa", tokenizer: Any = None) -> None:
+        super().__init__()
+        self.cfg, self.prompts = cfg, PromptEncoder(tokenizer, cfg)
+        self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
+        self.sft_label_sigma = 0.0
+        self.codec, self.head = ActionCodec(cfg), CategoricalTokens(cfg.temperature)
+        has_statistics = cfg.proprio_dim and "proprio" in dataset_statistics(cfg)
+        self.proprio = Normalizer(cfg, "proprio", cfg.proprio_dim) if has_statistics else None
+
+        text = dict(cfg.text)
+        text_config = AutoConfig.for_model(text.pop("model_type"), **text)
+        self.vision_backbone = VisionBackbone(cfg, attn_implementation)
+        self.language_model = AutoModelForCausalLM.from_config(text_config, attn_implementation=attn_implementation)
+        width = text_config.hidden_size
+        fused = cfg.dino is not None and cfg.siglip is not None
+        self.projector = Projector(cfg.vision_dim, width, fused)
+        self.proprio_projector = Projector(cfg.proprio_dim, width, fused=False) if cfg.proprio_dim else None
+        num_values = 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks
+        self.value_head = _value_head([width, *cfg.value_hidden_sizes], num_values)
+        self.slot_embeddings: nn.Parameter | None = None
+        if cfg.learned_slots and cfg.parallel_decoding:
+            std = text_config.initializer_range
+            self.slot_embeddings = nn.Parameter(torch.randn(cfg.num_action_tokens, width) * std)
+
+    # acting
+
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        inputs = self._to_device(self.sft_inputs(obs))
+        num_rows = len(inputs["input_ids"])
+        uniform = None
+        if mode != "greedy":
+            keys = row_noise_keys(obs, num_rows)
+            uniform = self.head.noise(keys, self.cfg.num_action_tokens, inputs["input_ids"].device)
+        if self.cfg.parallel_decoding:
+            first, logits, bins = self._decode_at_once(inputs, uniform)
+        else:
+            first, logits, bins = self._decode_one_by_one(inputs, uniform)
+        bins = bins.view(num_rows, self.num_action_chunks, self.action_dim)
+        logprobs = self.head.logprobs(logits.view(*bins.shape, -1), bins)
+        training = mode == "train"
+        values = self._values(first) if training else logprobs.new_zeros(num_rows, 1)
+        return ActionOutput(
+            self.codec.decode(bins), logprobs, values, {**inputs, "action_bins": bins} if training else {}
+        )
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        inputs = self._to_device(self.sft_inputs(obs))
+        if self.cfg.parallel_decoding:
+            return self._values(self._parallel_states(inputs)[:, 0])
+        x, mask = self._prompt(inputs)
+        return self._values(self._language_states(x, mask)[:, -1])
+
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Images [B, cameras, H, W, 3] as they came, the padded prompts and the normalised state, on the CPU."""
+        images = [self._camera(obs, name) for name in self.cfg.cameras]
+        if any(image.shape != images[0].shape for image in images):
+            sizes = {name: image.shape[1:3] for name, image in zip(self.cfg.cameras, images, strict=True)}
+            raise ObservationError(f"cameras differ in size: {sizes}. Give all cameras of the environment one size")
+        input_ids, attention_mask = self.prompts.encode(obs["instruction"])
+        inputs = {
+            "images": torch.from_numpy(np.stack(images, axis=1)),
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+        }
+        if self.proprio_projector is not None:
+            state = torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))
+            inputs["proprio"] = state if self.proprio is None else self.proprio.normalize(state)
+        return inputs
+
+    def _camera(self, obs: Mapping[str, Any], name: str) -> np.ndarray:
+        images = obs.get("images", {})
+        if name not in images:
+            raise ObservationError(f"model.cameras: there is no {name!r}; the environment has {', '.join(images)}")
+        image = np.asarray(images[name])
+        if image.dtype != np.uint8:
+            raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
+        return image
+
+    def _to_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = self.projector.fc1.weight.device
+        return {name: value.to(device) for name, value in inputs.items()}
+
+    def _decode_at_once(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(the state that emits the first token, logits, bins) of all action tokens."""
+        states = self._parallel_states(inputs)
+        logits = self._logits(states)
+        return states[:, 0], logits, self._choose(logits, uniform)
+
+    def _decode_one_by_one(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        x, mask = self._prompt(inputs)
+        cache = DynamicCache(config=self.language_model.config)
+        states, logits, bins = [], [], []
+        for i in range(self.cfg.num_action_tokens):
+            states.append(self._language_states(x, mask, cache)[:, -1:])
+            logits.append(self._logits(states[-1]))
+            bins.append(self._choose(logits[-1], None if uniform is None else uniform[:, i : i + 1]))
+            x = self._embed(bins[-1] + self.cfg.first_action_id)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        return states[0][:, 0], torch.cat(logits, dim=1), torch.cat(bins, dim=1)
+
+    def _choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
+        return logits.argmax(-1) if uniform is None else self.head.sample(logits, uniform)
+
+    # training
+
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        bins = forward_inputs["action_bins"]
+        states = self._action_states(forward_inputs, bins)
+        logprobs, entropy = self.head.scores(self._logits(states).view(*bins.shape, -1), bins)
+        return PolicyOutput(logprobs, entropy, self._values(states[:, 0]))
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Cross-entropy against the bin of each action, or against a Gaussian over bins where `sft_label_sigma` > 0."""
+        actions = batch["actions"]
+        bins = self.codec.encode(actions)
+        logits = self._logits(self._action_states(batch, bins)).view(*bins.shape, -1)
+        if self.sft_label_sigma > 0:
+            labels = self.codec.soft_labels(actions, self.sft_label_sigma)
+            losses = -(labels * self.head.log_distribution(logits)).sum(-1)
+        else:
+            losses = -self.head.logprobs(logits, bins)
+        mask = batch["mask"]
+        return (losses.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+
+    def _action_states(self, inputs: dict[str, Tensor], bins: Tensor) -> Tensor:
+        """The states [B, C * D, width] that emit the action tokens, given the tokens."""
+        if self.cfg.parallel_decoding:
+            return self._parallel_states(inputs)
+        x, mask = self._prompt(inputs)
+        tokens = self._embed(bins.flatten(1)[:, :-1] + self.cfg.first_action_id)
+        mask = torch.cat([mask, mask.new_ones(tokens.shape[:2])], dim=1)
+        return self._language_states(torch.cat([x, tokens], dim=1), mask)[:, -self.cfg.num_action_tokens :]
+
+    # the network
+
+    def _parallel_states(self, inputs: dict[str, Tensor]) -> Tensor:
+        """As `_action_states`: a bidirectional pass over slots that know of no action."""
+        x, mask = self._prompt(inputs)
+        batch, num_slots = len(x), self.cfg.num_action_tokens
+        if self.slot_embeddings is None:
+            slots = x.new_zeros(batch, num_slots, x.shape[2])
+        else:
+            slots = self.slot_embeddings.to(x.dtype).expand(batch, -1, -1)
+        parts = [x, slots]
+        if self.cfg.append_stop:
+            parts.append(self._embed(inputs["input_ids"].new_full((batch, 1), self.cfg.stop_token_id)))
+        x = torch.cat(parts, dim=1)
+        mask = torch.cat([mask, mask.new_ones(batch, x.shape[1] - mask.shape[1])], dim=1)
+        first = x.shape[1] - num_slots - self.cfg.append_stop - 1
+        return self._language_states(x, mask, causal=False)[:, first : first + num_slots]
+
+    def _prompt(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, L, width] and mask [B, L] of everything before the action tokens."""
+        embedded, mask = self._embed(inputs["input_ids"]), inputs["attention_mask"]
+        pixels = preprocess_images(inputs["images"], self.cfg).to(embedded.dtype)
+        seen = [self.projector(self.vision_backbone(pixels))]
+        if self.proprio_projector is not None:
+            seen.append(self.proprio_projector(inputs["proprio"].to(embedded.dtype))[:, None])
+        x = torch.cat([embedded[:, :1], *seen, embedded[:, 1:]], dim=1)
+        ones = mask.new_ones(len(mask), x.shape[1] - mask.shape[1])
+        return x, torch.cat([mask[:, :1], ones, mask[:, 1:]], dim=1)
+
+    def _language_states(
+        self, x: Tensor, mask: Tensor, cache: DynamicCache | None = None, causal: bool = True
+    ) -> Tensor:
+        """Final states of the positions of `x`, the last of those that `mask` covers."""
+        positions = (mask.cumsum(1) - 1)[:, -x.shape[1] :]
+        return self.language_model.model(
+            inputs_embeds=x,
+            attention_mask=mask,
+            position_ids=positions,
+            is_causal=causal,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self.language_model.get_input_embeddings()(ids)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Logits of the action bins; through the module, since adapters and sharding hang on it."""
+        first = self.cfg.first_action_id
+        return self.language_model.lm_head(states)[..., first : first + self.cfg.n_action_bins].float()
+
+    def _values(self, states: Tensor) -> Tensor:
+        return self.value_head(states).float()
+
+    # what the framework asks
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.value_head.parameters())
+
+    def fsdp_units(self) -> list[nn.Module]:
+        return [*self.vision_backbone.layers(), *self.language_model.model.layers]
+
+    def check_env_spec(self, spec: EnvSpec) -> None:
+        unknown = [name for name in self.cfg.cameras if name not in spec.cameras]
+        if unknown:
+            has = ", ".join(spec.cameras) or "none"
+            raise ValueError(f"model.cameras: the policy looks through {', '.join(unknown)}; the environment has {has}")
+        if self.cfg.proprio_dim and spec.state_dim != self.cfg.proprio_dim:
+            raise ValueError(
+                f"model.use_proprio: the policy reads {self.cfg.proprio_dim} state numbers, the environment gives "
+                f"{spec.state_dim}"
+            )
+
+    @classmethod
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
+        statistics: dict[str, Any] = {"action": {"min": spec.action_low, "max": spec.action_high}}
+        fresh = replace(
+            preset(cfg.size),
+            action_dim=spec.action_dim,
+            num_action_chunks=cfg.num_action_chunks,
+            cameras=tuple(spec.cameras),
+            proprio_dim=spec.state_dim or 0 if cfg.use_proprio else 0,
+            norm_stats={"env": statistics},
+            norm_type="bounds",
+        )
+        policy = cls(with_run_settings(fresh, cfg), cfg.attn_implementation)
+        policy.check_env_spec(spec)
+        return policy.prepare(cfg)
+
+    def prepare(self, cfg: ModelConfig) -> Self:
+        """Apply what a run says besides the policy's config: adapters, checkpointing, compilation, SFT labels."""
+        self.sft_label_sigma = cfg.sft_label_sigma
+        if cfg.lora.rank:
+            add_adapters(self, cfg.lora)
+        if cfg.gradient_checkpointing:
+            for model in (self.vision_backbone.dino, self.vision_backbone.siglip, self.language_model):
+                if model is not None:
+                    model.gradient_checkpointing_enable({"use_reentrant": False})
+        if cfg.compile:
+            for unit in self.fsdp_units():
+                unit.compile(fullgraph=True)
+        return self
+
+    def config_dict(self) -> dict[str, Any]:
+        return self.cfg.to_dict()
+
+    @classmethod
+    def from_config_dict(cls, config: dict[str, Any]) -> Self:
+        return cls(VLAConfig.from_dict({name: value for name, value in config.items() if name != "policy_id"}))
+
+
+def _value_head(widths: list[int], num_values: int) -> nn.Sequential:
+    """An MLP whose outputs start near 0; `widths` without the output's."""
+    layers: list[nn.Module] = []
+    for num_in, num_out in itertools.pairwise(widths):
+        linear = nn.Linear(num_in, num_out)
+        nn.init.kaiming_normal_(linear.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.GELU()]
+    last = nn.Linear(widths[-1], num_values, bias=False)
+    nn.init.normal_(last.weight, std=0.02)
+    return nn.Sequential(*layers, last)

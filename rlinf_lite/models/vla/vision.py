@@ -1,0 +1,110 @@
+"""Images to language-model tokens: DINOv2 and SigLIP side by side, and the projector.
+
+Published policies read the second-to-last block of each tower, without the final norm; so the last block and the norms
+are not built. SigLIP runs the exact GELU here, as it did where the weights were trained (transformers' default is an
+approximation).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, SiglipVisionConfig, SiglipVisionModel
+
+from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
+
+
+class VisionBackbone(nn.Module):
+    """The towers of a policy, at least one of the two."""
+
+    def __init__(self, cfg: VLAConfig, attn_implementation: str) -> None:
+        super().__init__()
+        self.num_towers = (cfg.dino is not None) + (cfg.siglip is not None)
+        self.num_prefix_tokens = 1 + cfg.num_registers
+        self.dino = None if cfg.dino is None else _dino(cfg, cfg.dino, attn_implementation)
+        self.siglip = None if cfg.siglip is None else _siglip(cfg, cfg.siglip, attn_implementation)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S]: per camera 3 channels a tower."""
+        batch, channels, size, _ = pixel_values.shape
+        images = pixel_values.reshape(batch * channels // (3 * self.num_towers), -1, size, size)
+        patches = []
+        if self.dino is not None:
+            patches.append(self.dino(images[:, :3]).last_hidden_state[:, self.num_prefix_tokens :])
+        if self.siglip is not None:
+            patches.append(self.siglip(images[:, -3:]).last_hidden_state)
+        fused = torch.cat(patches, dim=-1)
+        return fused.reshape(batch, -1, fused.shape[-1])
+
+    def layers(self) -> list[nn.Module]:
+        """The blocks of both towers."""
+        found: list[nn.Module] = []
+        if self.dino is not None:
+            found += self.dino.encoder.layer
+        if self.siglip is not None:
+            found += self.siglip.encoder.layers
+        return found
+
+
+class Projector(nn.Module):
+    """An MLP from patches (or the robot's state) to the language model's width; three layers after fused towers."""
+
+    def __init__(self, num_in: int, num_out: int, fused: bool) -> None:
+        super().__init__()
+        hidden = 4 * num_in if fused else num_out
+        self.fc1, self.fc2 = nn.Linear(num_in, hidden), nn.Linear(hidden, num_out)
+        self.fc3 = nn.Linear(num_out, num_out) if fused else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc2(F.gelu(self.fc1(x)))
+        return x if self.fc3 is None else self.fc3(F.gelu(x))
+
+
+def _dino(cfg: VLAConfig, tower: TowerConfig, attn_implementation: str) -> Dinov2WithRegistersModel:
+    config = Dinov2WithRegistersConfig(
+        hidden_size=tower.hidden_size,
+        num_hidden_layers=tower.num_layers - 1,
+        num_attention_heads=tower.num_heads,
+        mlp_ratio=tower.mlp_size // tower.hidden_size,
+        image_size=cfg.image_size,
+        patch_size=cfg.patch_size,
+        num_register_tokens=cfg.num_registers,
+        layer_norm_eps=1e-6,
+        hidden_act="gelu",
+    )
+    model = Dinov2WithRegistersModel._from_config(config, attn_implementation=attn_implementation)
+    model.layernorm = nn.Identity()
+    model.embeddings.mask_token.requires_grad_(False)
+    if cfg.sincos_positions:
+        model.embeddings.position_embeddings.data[0, 1:] = _sincos_positions(cfg, tower.hidden_size)
+    return model
+
+
+def _siglip(cfg: VLAConfig, tower: TowerConfig, attn_implementation: str) -> SiglipVisionModel:
+    config = SiglipVisionConfig(
+        hidden_size=tower.hidden_size,
+        num_hidden_layers=tower.num_layers - 1,
+        num_attention_heads=tower.num_heads,
+        intermediate_size=tower.mlp_size,
+        image_size=cfg.image_size,
+        patch_size=cfg.patch_size,
+        layer_norm_eps=1e-6,
+        hidden_act="gelu",
+        vision_use_head=False,
+    )
+    model = SiglipVisionModel._from_config(config, attn_implementation=attn_implementation)
+    model.post_layernorm = nn.Identity()
+    if cfg.sincos_positions:
+        model.embeddings.position_embedding.weight.data[:] = _sincos_positions(cfg, tower.hidden_size)
+    return model
+
+
+def _sincos_positions(cfg: VLAConfig, width: int) -> Tensor:
+    """[P, width]: sines and cosines of the row, then of the column, at width / 4 frequencies each."""
+    side = cfg.image_size // cfg.patch_size
+    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
+    return torch.cat([rows, columns], dim=2).reshape(side * side, width)
