@@ -21,6 +21,7 @@ from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
 from rlinf_lite.models.vla.images import preprocess_images
 from rlinf_lite.models.vla.prompts import PromptEncoder
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
+from rlinf_lite.shipped import shipped
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
@@ -39,9 +40,9 @@ class OpenVLAPolicy(Policy):
     The state that emits a token stands one position before it; the value is read off the one that emits the first.
     """
 
-    def __init__(self, cfg: VLAConfig, attn_implementation: str = "sdpa", tokenizer: Any = None) -> None:
+    def __init__(self, cfg: VLAConfig, prompts: PromptEncoder, attn_implementation: str = "sdpa") -> None:
         super().__init__()
-        self.cfg, self.prompts = cfg, PromptEncoder(tokenizer, cfg)
+        self.cfg, self.prompts = cfg, prompts
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
         self.sft_label_sigma = 0.0
         self.codec, self.head = ActionCodec(cfg), CategoricalTokens(cfg.temperature)
@@ -247,17 +248,23 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
-        statistics: dict[str, Any] = {"action": {"min": spec.action_low, "max": spec.action_high}}
+        statistics = {"min": spec.action_low, "max": spec.action_high}
+        tiny = preset("tiny")  # whose tokenizer is the one that is shipped
         fresh = replace(
             preset(cfg.size),
+            prompt=tiny.prompt,
+            empty_token_id=tiny.empty_token_id,
             action_dim=spec.action_dim,
             num_action_chunks=cfg.num_action_chunks,
             cameras=tuple(spec.cameras),
             proprio_dim=spec.state_dim or 0 if cfg.use_proprio else 0,
-            norm_stats={"env": statistics},
+            norm_stats={"env": {"action": statistics}},
             norm_type="bounds",
         )
-        policy = cls(with_run_settings(fresh, cfg), cfg.attn_implementation)
+        config = with_run_settings(fresh, cfg)
+        policy = cls(
+            config, PromptEncoder.from_directory(shipped("assets") / "tiny_tokenizer", config), cfg.attn_implementation
+        )
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
@@ -280,7 +287,8 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_config_dict(cls, config: dict[str, Any]) -> Self:
-        return cls(VLAConfig.from_dict({name: value for name, value in config.items() if name != "policy_id"}))
+        cfg = VLAConfig.from_dict({name: value for name, value in config.items() if name != "policy_id"})
+        return cls(cfg, PromptEncoder.from_directory(shipped("assets") / "tiny_tokenizer", cfg))
 
 
 def _value_head(widths: list[int], num_values: int) -> nn.Sequential:
