@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_lite.models.base import NOISE_KEY, ActionOutput, CheckpointFormatError, Mode, Policy, PolicyOutput
+    from rlinf_lite.models.check import check_policy
     from rlinf_lite.models.mlp import MLPGaussianPolicy
     from rlinf_lite.models.registry import UnknownPolicyError, build_policy, load_policy, policy_class, register_policy
 
 _MODULES = {
     "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
+    "check": ["check_policy"],
     "mlp": ["MLPGaussianPolicy"],
     "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],
 }
@@ -30,6 +32,7 @@ __all__ = [
     "PolicyOutput",
     "UnknownPolicyError",
     "build_policy",
+    "check_policy",
     "load_policy",
     "policy_class",
     "register_policy",

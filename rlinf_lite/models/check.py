@@ -1,0 +1,251 @@
+"""`check_policy`: does a policy keep the contract? In sentences that say what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.data.observations import take_rows
+from rlinf_lite.models.base import NOISE_KEY, ActionOutput, Policy, PolicyOutput
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.envs import EnvSpec
+
+_ROWS = 5
+_TOLERANCE = 1e-5  # between acting and training, fp32
+_LOOSE = 1e-4  # between batches of different sizes, which sum in another order
+
+
+def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig | None = None) -> list[str]:
+    """Everything that is wrong, one sentence each; an empty list is good news.
+
+    Takes a class, built by `from_config(cfg, spec)`, or a policy for environments of `spec`. It acts on random
+    observations, scores what it did, and is saved and loaded. On the CPU, in fp32; weights stay as they are.
+    """
+    from rlinf_lite.config.schema import ModelConfig
+
+    problems: list[str] = []
+    cfg = cfg or ModelConfig()
+    if isinstance(policy, type):
+        built: Policy | None = _attempt(problems, "from_config", partial(policy.from_config, cfg, spec))
+        if built is None:
+            return problems
+        policy = built
+    if not hasattr(policy, "policy_id"):  # as `model.id: pkg.module:Class` sets it
+        policy.policy_id = f"{type(policy).__module__}:{type(policy).__qualname__}"
+    checks = {
+        "acting and scoring": _contract_problems,
+        "sampling": _noise_problems,
+        "saving and loading": _file_problems,
+        "sft_loss": _imitation_problems,
+    }
+    for what, check in checks.items():
+        if not problems:
+            _attempt(problems, what, partial(problems.extend, check(policy, spec, cfg)))
+    return problems
+
+
+def random_obs(spec: EnvSpec, seed: int = 0) -> dict[str, Any]:
+    """An observation of some rows, with noise keys, as an environment of `spec` could give it."""
+    rng = np.random.default_rng(seed)
+    obs: dict[str, Any] = {
+        "instruction": ["push the red block" if spec.has_instruction else ""] * _ROWS,
+        NOISE_KEY: rng.integers(0, 2**62, _ROWS).astype(np.uint64),
+    }
+    if spec.cameras:
+        obs["images"] = {
+            name: rng.integers(0, 256, (_ROWS, *size, 3), dtype=np.uint8) for name, size in spec.cameras.items()
+        }
+    if spec.state_dim is not None:
+        obs["state"] = rng.normal(size=(_ROWS, spec.state_dim)).astype(np.float32)
+    return obs
+
+
+def _contract_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
+    """Shapes and types; what acting and training say of the same actions."""
+    policy.check_env_spec(spec)
+    for name, wanted in (("num_action_chunks", cfg.num_action_chunks), ("action_dim", spec.action_dim)):
+        if getattr(policy, name, None) != wanted:
+            yield f"{name} is {getattr(policy, name, None)!r}; this run needs {wanted}, set it in __init__."
+            return
+    obs = random_obs(spec)
+    policy.eval()  # as the rollout worker does
+    with torch.inference_mode():
+        acted = policy.predict_action_batch(obs)
+        values = policy.predict_values(obs)
+    problems = list(_output_problems(acted, ActionOutput, "predict_action_batch", spec, cfg))
+    yield from problems
+    if problems:
+        return
+    inputs = {name: tensor.clone() for name, tensor in acted.forward_inputs.items()}  # leave inference mode
+    scored = policy.train()(inputs)  # as the actor does
+    problems = list(_output_problems(scored, PolicyOutput, "forward", spec, cfg))
+    yield from problems
+    if problems:
+        return
+    yield from _disagreements(policy, inputs, acted, scored)
+    if values.shape != acted.values.shape or _gap(values, acted.values) > _LOOSE:
+        yield "predict_values differs from the values of predict_action_batch on the same observation."
+    yield from _gradient_problems(policy, scored)
+
+
+def _output_problems(output: Any, kind: type, where: str, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
+    if not isinstance(output, kind):
+        yield f"{where} returns {_kind(output)}; return a rlinf_lite.models.{kind.__name__}."
+        return
+    per_action = (_ROWS, cfg.num_action_chunks, spec.action_dim)
+    shapes = {
+        "logprobs": per_action,
+        "values": (_ROWS, 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks),
+        **({"actions": per_action} if kind is ActionOutput else {"entropy": per_action}),
+    }
+    for name, shape in shapes.items():
+        tensor = getattr(output, name)
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tuple(tensor.shape) != shape:
+            yield f"{name} from {where} is {_kind(tensor)}; return floats of shape {shape}."
+        elif not torch.isfinite(tensor).all():
+            yield f"{name} from {where} is not finite on random observations; look for a division or logarithm of 0."
+    if isinstance(output, ActionOutput):
+        yield from _acting_problems(output, spec)
+
+
+def _acting_problems(acted: ActionOutput, spec: EnvSpec) -> Iterator[str]:
+    if isinstance(acted.actions, Tensor) and acted.actions.shape[-1] == spec.action_dim:
+        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        if ((acted.actions < low - _TOLERANCE) | (acted.actions > high + _TOLERANCE)).any():
+            yield "actions leave the environment's bounds; map and clip them to spec.action_low and spec.action_high."
+    inputs = acted.forward_inputs
+    wrong = [
+        f"{name} ({_kind(x)})" for name, x in inputs.items() if not isinstance(x, Tensor) or x.shape[:1] != (_ROWS,)
+    ]
+    if wrong or not inputs:
+        yield (
+            f"forward_inputs holds {', '.join(wrong) or 'nothing'} in mode train; it needs tensors with one row per "
+            "environment, from which forward scores the same actions again."
+        )
+
+
+def _disagreements(
+    policy: Policy, inputs: dict[str, Tensor], acted: ActionOutput, scored: PolicyOutput
+) -> Iterator[str]:
+    """At equal weights acting and training must agree, whatever the batch."""
+    gap = _gap(acted.logprobs, scored.logprobs)
+    if gap > _TOLERANCE:
+        with torch.no_grad():
+            in_eval = _gap(acted.logprobs, policy.eval()(inputs).logprobs)
+            policy.train()
+        if in_eval <= _TOLERANCE:
+            yield (
+                f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch in train mode and equal "
+                "in eval mode; leave out dropout and batch normalisation."
+            )
+        else:
+            yield (
+                f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch at equal weights; put "
+                "the very sample that was scored into forward_inputs (before clipping and squashing), and use the "
+                "same temperature in both."
+            )
+        return
+    if _gap(acted.values, scored.values) > _LOOSE:
+        yield "forward's values differ from those of predict_action_batch at equal weights; compute them alike."
+    with torch.no_grad():
+        alone = policy({name: tensor[:2] for name, tensor in inputs.items()}).logprobs
+    if _gap(alone, scored.logprobs[:2]) > _LOOSE:
+        yield "forward scores a row differently when fewer rows are in the batch; a row must depend on itself alone."
+
+
+def _gradient_problems(policy: Policy, scored: PolicyOutput) -> Iterator[str]:
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    loss = scored.logprobs.sum() + scored.entropy.sum() + scored.values.sum()
+    if not loss.requires_grad:
+        yield "forward's outputs have no gradients; leave out no_grad and detach there."
+        return
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    if unused:
+        yield (
+            f"{', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}: no gradient comes from "
+            "log-probabilities, entropy and values; drop these parameters, or set requires_grad to False."
+        )
+
+
+def _noise_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
+    """Sampling is a function of the row's observation and noise key, and of nothing else."""
+    policy.eval()
+    obs = random_obs(spec)
+
+    def actions(obs: Mapping[str, Any], mode: Any = "train") -> Tensor:
+        with torch.inference_mode():
+            return policy.predict_action_batch(obs, mode).actions
+
+    first = actions(obs)
+    advice = f"take all noise from obs[{NOISE_KEY!r}] (rlinf_lite.models.sampling: normal_noise, uniform_noise)."
+    if not torch.equal(first, actions(obs)):
+        yield f"the same observation and noise keys gave other actions the second time; {advice}"
+        return
+    if _gap(actions(take_rows(obs, slice(2, 4))), first[2:4]) > _LOOSE:
+        yield f"a row acts differently when other rows share its batch; {advice}"
+    other_keys = {**obs, NOISE_KEY: random_obs(spec, seed=1)[NOISE_KEY]}
+    if torch.equal(actions(other_keys), first):
+        yield f"other noise keys gave the same actions, so that nothing is explored; {advice}"
+    if not torch.equal(actions(obs, "greedy"), actions(other_keys, "greedy")):
+        yield "greedy actions depend on the noise keys; take the mode of the distribution there."
+
+
+def _file_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
+    """What is saved is what is loaded."""
+    config = policy.config_dict()
+    if json.loads(json.dumps(config)) != config:
+        yield "config_dict changes on its way through JSON; return lists, dicts with text keys, numbers and text."
+    with tempfile.TemporaryDirectory() as directory:
+        policy.save_pretrained(directory)
+        loaded = type(policy).from_pretrained(directory)
+    if loaded.config_dict() != config:
+        yield "config_dict changed between save_pretrained and from_pretrained; let from_config_dict read all of it."
+    obs = random_obs(spec)
+    with torch.inference_mode():
+        before, after = (one.eval().predict_action_batch(obs) for one in (policy, loaded))
+    if not torch.equal(before.actions, after.actions) or not torch.equal(before.logprobs, after.logprobs):
+        yield (
+            "a saved and loaded policy acts differently; register every tensor that matters as a parameter or buffer, "
+            "or keep it in config_dict."
+        )
+
+
+def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
+    """Only where the policy can be trained on demonstrations."""
+    if type(policy).sft_loss is Policy.sft_loss:
+        return
+    low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+    actions = low + (high - low) * torch.rand(_ROWS, cfg.num_action_chunks, spec.action_dim)
+    mask = torch.ones(_ROWS, cfg.num_action_chunks, dtype=torch.bool)
+    loss = policy.train().sft_loss({**policy.sft_inputs(random_obs(spec)), "actions": actions, "mask": mask})
+    if loss.shape != () or not torch.isfinite(loss) or not loss.requires_grad:
+        yield f"sft_loss gives {_kind(loss)}; return a finite scalar with gradients."
+
+
+def _attempt(problems: list[str], what: str, call: Callable[[], Any]) -> Any:
+    """The call's result, or None with a sentence added."""
+    try:
+        return call()
+    except Exception as error:
+        problems.append(f"{what} raised {type(error).__name__}: {error}")
+    return None
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    return float((one.detach().float() - other.detach().float()).abs().max())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,166 @@
+"""check_policy passes what is good and names each of a set of mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from examples.embodiment.custom_policy import SquashedGaussianPolicy
+from rlinf_lite.config.schema import ModelConfig
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import MLPGaussianPolicy, PolicyOutput, check_policy
+
+SPEC = EnvSpec(2, 3, {}, [-2.0, 0.0], [2.0, 1.0], 10, False)
+TWO_CAMERAS = replace(SPEC, state_dim=None, cameras={"left": (40, 32), "right": (40, 32)})
+CHUNKS = ModelConfig(num_action_chunks=3, value_type="action_level", temperature=1.3)
+
+
+@pytest.mark.parametrize("policy", [MLPGaussianPolicy, SquashedGaussianPolicy])
+def test_good_policies_pass(policy: Any) -> None:
+    assert check_policy(policy, SPEC) == []
+    assert check_policy(policy, SPEC, CHUNKS) == []
+    assert check_policy(policy.from_config(CHUNKS, SPEC), SPEC, CHUNKS) == []
+
+
+def test_a_policy_on_images_passes() -> None:
+    assert check_policy(SquashedGaussianPolicy, TWO_CAMERAS) == []
+
+
+def test_the_example_checks_itself(repo: Path) -> None:
+    script = repo / "examples/embodiment/custom_policy.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "SquashedGaussianPolicy keeps the contract\n"), done.stderr
+
+
+class Good(MLPGaussianPolicy):
+    pass
+
+
+class ForgetsTemperature(Good):
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        scored = super().forward(forward_inputs)
+        return replace(scored, logprobs=scored.logprobs * 1.1)
+
+
+class Dropout(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dropout = nn.Dropout(0.5)
+
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(self.dropout(state))
+
+
+class MixesRows(Good):
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(state - state.mean(0))
+
+
+class SumsActions(Good):
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        scored = super().forward(forward_inputs)
+        return replace(scored, logprobs=scored.logprobs.sum(-1))
+
+
+class Detached(Good):
+    @torch.no_grad()
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        return super().forward(forward_inputs)
+
+
+class UnusedLayer(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.spare = nn.Linear(2, 2)
+
+
+class OtherValues(Good):
+    def predict_values(self, obs: Any) -> Tensor:
+        return super().predict_values(obs) + 1
+
+
+class NormalisedActions(Good):
+    def predict_action_batch(self, obs: Any, mode: Any = "train") -> Any:
+        acted = super().predict_action_batch(obs, mode)
+        return replace(acted, actions=acted.actions * 9)
+
+
+class GlobalNoise(Good):
+    def predict_action_batch(self, obs: Any, mode: Any = "train") -> Any:
+        return super().predict_action_batch({name: x for name, x in obs.items() if name != "noise_key"}, mode)
+
+
+class NeverExplores(Good):
+    def predict_action_batch(self, obs: Any, mode: Any = "train") -> Any:
+        return super().predict_action_batch({**obs, "noise_key": obs["noise_key"] * 0}, mode)
+
+
+class HiddenState(Good):
+    """Its scale is neither a parameter nor in the config."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.factor = torch.rand(())
+
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(state) + self.factor
+
+
+class TupleConfig(Good):
+    def config_dict(self) -> dict[str, Any]:
+        return {**super().config_dict(), "hidden_sizes": (256, 256, 256)}
+
+
+class NoInputs(Good):
+    def predict_action_batch(self, obs: Any, mode: Any = "train") -> Any:
+        return replace(super().predict_action_batch(obs, mode), forward_inputs={})
+
+
+class PlainTuple(Good):
+    def forward(self, forward_inputs: dict[str, Tensor]) -> Any:
+        scored = super().forward(forward_inputs)
+        return scored.logprobs, scored.values
+
+
+class NeedsImages(Good):
+    def predict_values(self, obs: Any) -> Tensor:
+        return torch.tensor(obs["images"])
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the very sample"),
+        (Dropout, "in train mode and equal in eval mode; leave out dropout"),
+        (MixesRows, "a row must depend on itself alone"),
+        (SumsActions, "logprobs from forward is float32 of shape (5, 1); return floats of shape (5, 1, 2)"),
+        (Detached, "forward's outputs have no gradients"),
+        (UnusedLayer, "spare.weight, spare.bias: no gradient comes from"),
+        (OtherValues, "predict_values differs from the values of predict_action_batch"),
+        (NormalisedActions, "actions leave the environment's bounds"),
+        (GlobalNoise, "gave other actions the second time; take all noise from obs['noise_key']"),
+        (NeverExplores, "other noise keys gave the same actions"),
+        (HiddenState, "a saved and loaded policy acts differently; register every tensor"),
+        (TupleConfig, "config_dict changes on its way through JSON"),
+        (NoInputs, "forward_inputs holds nothing in mode train"),
+        (PlainTuple, "forward returns a builtins.tuple; return a rlinf_lite.models.PolicyOutput"),
+        (NeedsImages, "acting and scoring raised KeyError: 'images'"),
+    ],
+)
+def test_each_mistake_is_named(broken: Any, sentence: str) -> None:
+    problems = check_policy(broken, SPEC)
+    assert any(sentence in problem for problem in problems), problems
+
+
+def test_sizes_that_do_not_fit_the_run_are_named() -> None:
+    [problem] = check_policy(MLPGaussianPolicy.from_config(ModelConfig(), SPEC), SPEC, CHUNKS)
+    assert problem == "num_action_chunks is 1; this run needs 3, set it in __init__."
+    [problem] = check_policy(MLPGaussianPolicy, TWO_CAMERAS)
+    assert problem.startswith("from_config raised ValueError: model.id: mlp_gaussian acts on state")
