@@ -59,7 +59,8 @@ class VLAConfig:
     """`{instruction}` is replaced by the lower-case instruction."""
     max_prompt_length: int = 64
     """Tokens that a prompt is padded to, first (`<s>`) and last (the empty token) included."""
-    bos_token_id: int = 1
+    bos_token_id: int | None = 1
+    """The token that every prompt starts with; null: the tokenizer adds none (Qwen2)."""
     stop_token_id: int = 2
     empty_token_id: int = 29871
     """The token that every prompt ends in."""
