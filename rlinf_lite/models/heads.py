@@ -50,25 +50,29 @@ class CategoricalTokens:
     def __init__(self, temperature: float = 1.0) -> None:
         self.temperature = temperature
 
-    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """Bins int64 [...] where the cumulative distribution reaches `uniform` [...], numbers in (0, 1)."""
-        cumulative = self.log_distribution(logits).exp().cumsum(-1)
-        bins = (cumulative < uniform[..., None] * cumulative[..., -1:]).sum(-1)  # the sum may be just off 1
-        return bins.clamp(max=logits.shape[-1] - 1)
-
     def noise(self, noise_keys: np.ndarray, num_tokens: int, device: torch.device) -> Tensor:
         """Each row's own `uniform` for `sample`, float32 [B, num_tokens]."""
         return torch.from_numpy(uniform_noise(noise_keys, num_tokens)).float().to(device)
 
+    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Bins int64 [...] where the cumulative distribution reaches `uniform` [...], numbers in (0, 1)."""
+        cumulative = torch.softmax(self._tempered(logits), dim=-1).cumsum(-1)
+        bins = (cumulative < uniform[..., None] * cumulative[..., -1:]).sum(-1)  # the sum may be just off 1
+        return bins.clamp(max=logits.shape[-1] - 1)
+
     def logprobs(self, logits: Tensor, bins: Tensor) -> Tensor:
         """Log-probability of `bins` [...]."""
-        return self.log_distribution(logits).gather(-1, bins[..., None]).squeeze(-1)
+        logits = self._tempered(logits)
+        return logits.gather(-1, bins[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
-    def scores(self, logits: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `bins` [...], and the entropy [...]."""
-        log_distribution = self.log_distribution(logits)
-        entropy = -(log_distribution.exp() * log_distribution).sum(-1)
-        return log_distribution.gather(-1, bins[..., None]).squeeze(-1), entropy
+    def entropy(self, logits: Tensor) -> Tensor:
+        """[...]."""
+        log_distribution = torch.log_softmax(self._tempered(logits), dim=-1)
+        return -(log_distribution.exp() * log_distribution).sum(-1)
 
-    def log_distribution(self, logits: Tensor) -> Tensor:
-        return torch.log_softmax(logits.float() / self.temperature, dim=-1)
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """[...], against distributions over the bins, `labels` [..., K]."""
+        return -(labels * torch.log_softmax(self._tempered(logits), dim=-1)).sum(-1)
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        return logits.float() / self.temperature

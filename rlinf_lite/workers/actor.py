@@ -79,6 +79,7 @@ class EmbodiedFSDPActor(Worker):
 
     trajectories: Trajectories | None
     batch: _Batch | None
+    on_policy: bool  # the weights are still those that acted
     bad_updates_in_a_row: int
 
     def __init__(self, cfg: Config) -> None:
@@ -145,6 +146,7 @@ class EmbodiedFSDPActor(Worker):
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         sums = MetricSums()
+        self.on_policy = True
         with self.timer("train"):
             self._update_epochs(step, sums)
         metrics = sums.result(self._sum_over_ranks)
@@ -211,6 +213,7 @@ class EmbodiedFSDPActor(Worker):
         norm = float(sharding.clip_grad_norm(parameters, cfg.actor.optim.clip_grad))
         if np.isfinite(norm):
             self.optimizer.step()
+            self.on_policy = False
             self.bad_updates_in_a_row = 0
             sums.merge(update)
             sums.add_scalar("train/actor/grad_norm", norm)
@@ -239,6 +242,10 @@ class EmbodiedFSDPActor(Worker):
             return expand_to_level(x.to(self.device), level, *shape)
 
         executed = mask[..., None]
+        if self.on_policy:  # the ratios should all be 1
+            drift = torch.where(executed, output.logprobs.detach() - old_logprobs, 0.0).abs()
+            num_elements = mask.sum() * shape[1]
+            sums.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
         with_values = needs_values(algorithm.adv_type)
         inputs = LossInputs(
             logprobs=sum_to_level(torch.where(executed, output.logprobs, 0.0), level),

@@ -23,7 +23,8 @@ class MetricSums:
         names = list(metrics)
         values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
         for name, value in zip(names, values, strict=True):
-            full = f"train/critic/{name}" if name in _CRITIC else f"train/actor/{name}"
+            section = "" if "/" in name else "train/critic/" if name in _CRITIC else "train/actor/"
+            full = section + name
             if name.endswith("_max"):
                 self._maxima[full] = max(value, self._maxima.get(full, value))
             else:

@@ -6,6 +6,7 @@ whole, as safetensors and JSON, so that they load into any number of ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models import Policy
 
+_ENTRY_POINTS = ("predict_action_batch", "predict_values", "sft_loss")  # besides forward
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -49,8 +51,12 @@ def shard(policy: Policy, world_size: int, device: str, precision: str) -> None:
     mesh = init_device_mesh(torch.device(device).type, (world_size,))
     dtype = torch.bfloat16 if precision == "bf16" else None
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    for unit in [*policy.fsdp_units(), policy]:
+    for unit in policy.fsdp_units():
         fully_shard(unit, mesh=mesh, mp_policy=mixed)
+    # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
+    fully_shard(policy, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
+    for name in _ENTRY_POINTS:
+        register_fsdp_forward_method(policy, name)
 
 
 def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:

@@ -148,8 +148,8 @@ class OpenVLAPolicy(Policy):
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         bins = forward_inputs["action_bins"]
         states = self._action_states(forward_inputs, bins)
-        logprobs, entropy = self.head.scores(self._logits(states).view(*bins.shape, -1), bins)
-        return PolicyOutput(logprobs, entropy, self._values(states[:, 0]))
+        logits = self._logits(states).view(*bins.shape, -1)
+        return PolicyOutput(self.head.logprobs(logits, bins), self.head.entropy(logits), self._values(states[:, 0]))
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Cross-entropy against the bin of each action, or against a Gaussian over bins where `sft_label_sigma` > 0."""
@@ -157,8 +157,7 @@ class OpenVLAPolicy(Policy):
         bins = self.codec.encode(actions)
         logits = self._logits(self._action_states(batch, bins)).view(*bins.shape, -1)
         if self.sft_label_sigma > 0:
-            labels = self.codec.soft_labels(actions, self.sft_label_sigma)
-            losses = -(labels * self.head.log_distribution(logits)).sum(-1)
+            losses = self.head.cross_entropy(logits, self.codec.soft_labels(actions, self.sft_label_sigma))
         else:
             losses = -self.head.logprobs(logits, bins)
         mask = batch["mask"]
