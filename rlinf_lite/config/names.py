@@ -11,7 +11,7 @@ COMPONENTS = ("actor", "rollout", "env")
 _BUILT_IN = {
     "algorithm.adv_type": ("gae", "grpo", "reinforce_plus_plus"),
     "algorithm.loss_type": ("ppo",),
-    "env.id": ("maniskill", "gymnasium"),
+    "env.id": ("maniskill", "tabletop", "gymnasium"),
     "model.id": ("mlp_gaussian",),
 }
 # Where names are registered. A registry that is not imported yet holds no names but the built-in ones.

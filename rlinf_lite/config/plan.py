@@ -34,6 +34,10 @@ TASKS = {
     ("maniskill", "StackCube-v1"): Task(50, 48, 8),
     ("maniskill", "PegInsertionSide-v1"): Task(100, 43, 8),
     ("gymnasium", "Pendulum-v1"): Task(200, 3, 1),
+    ("tabletop", "pick"): Task(24, 16, 3),
+    ("tabletop", "push"): Task(40, 16, 3),
+    ("tabletop", "place"): Task(32, 16, 3),
+    ("tabletop", "all"): Task(40, 16, 3),
 }
 
 

@@ -25,6 +25,7 @@ PositiveFloat = Annotated[Float, Field(gt=0)]
 NonNegativeFloat = Annotated[Float, Field(ge=0)]
 UnitFloat = Annotated[Float, Field(ge=0, le=1)]
 Decay = Annotated[Float, Field(ge=0, lt=1)]
+NumBlocks = Annotated[Int, Field(ge=1, le=3)]
 Interval = Annotated[Int, Field(ge=-1)]  # a number of steps; -1 or 0: never
 
 
@@ -165,6 +166,21 @@ class ManiSkillConfig(Section):
     """Height and width of images."""
 
 
+class TabletopConfig(Section):
+    obs_mode: Literal["rgb", "state", "rgb+state"] = "rgb"
+    """What the policy sees. rgb: pictures, and the robot's own state; state: everything, as numbers."""
+    reward_mode: Literal["sparse", "dense"] = "sparse"
+    """sparse: 1 at success; dense: the way covered by each step, as well."""
+    num_blocks: tuple[NumBlocks, NumBlocks] = (3, 3)
+    """Fewest and most blocks on the table, drawn per episode (a push has at most 2, a place at least 2)."""
+    num_wordings: Annotated[Int, Field(ge=1, le=4)] = 4
+    """Ways in which an instruction may be put."""
+    eval_pairs: Literal["train", "held_out", "all"] = "train"
+    """Colours that evaluation names. Training never names one colour of each family; held_out: only that one."""
+    shuffle_instructions: bool = False
+    """Give every episode the instruction of another one, to see what language is worth."""
+
+
 class EnvSplitConfig(Section):
     num_envs: PositiveInt = 16
     """Environments over all env workers and stages."""
@@ -193,12 +209,13 @@ class EvalSplitConfig(EnvSplitConfig):
 
 class EnvConfig(Section):
     id: str = "maniskill"
-    """A registered environment (maniskill, gymnasium, ...) or `pkg.module:make_env`."""
+    """A registered environment (maniskill, tabletop, gymnasium, ...) or `pkg.module:make_env`."""
     task: str = "PushCube-v1"
     """Task of that simulator."""
     kwargs: dict[str, Any] = {}
     """Further arguments of the task, for gymnasium.make or a custom make_env."""
     maniskill: ManiSkillConfig = ManiSkillConfig()
+    tabletop: TabletopConfig = TabletopConfig()
     num_threads: PositiveInt = 1
     """torch threads of an env worker."""
     train: EnvSplitConfig = EnvSplitConfig()

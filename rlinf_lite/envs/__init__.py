@@ -3,7 +3,7 @@
 Importable without torch, ray or any simulator.
 """
 
-from rlinf_lite.envs.base import ChunkResult, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows
+from rlinf_lite.envs.base import ChunkResult, Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, get_env_spec, put_rows
 from rlinf_lite.envs.check import check_env, ensure_valid_env
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import (
@@ -20,6 +20,7 @@ from rlinf_lite.envs.simulator import Simulator, StepOutputs
 __all__ = [
     "ChunkResult",
     "ChunkedEnv",
+    "Demonstrator",
     "EnvContractError",
     "EnvError",
     "EnvSpec",

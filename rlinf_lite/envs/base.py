@@ -84,6 +84,18 @@ class VecEnv(Protocol):
         ...
 
 
+@runtime_checkable
+class Demonstrator(Protocol):
+    """Optional part of a VecEnv or Simulator: a scripted expert, for demonstrations."""
+
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The expert's next `num_actions` actions [B, C, D] from the present state, open loop; nothing is stepped.
+
+        Zeros in rows that have nothing left to do. Raises EnvContractError where there is no expert.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Sizes that a policy is built from."""

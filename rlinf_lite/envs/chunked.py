@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lite.data.observations import take_rows
-from rlinf_lite.envs.base import ChunkResult, EpisodeRecord, FloatArray, IntArray, Obs, put_rows
+from rlinf_lite.envs.base import ChunkResult, Demonstrator, EpisodeRecord, FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
@@ -55,6 +55,7 @@ class ChunkedEnv:
         self.auto_reset = auto_reset
         self.ignore_terminations = ignore_terminations
         self.num_envs = simulator.num_envs
+        self._task_ids: Sequence[str] | None = getattr(simulator, "task_ids", None)
         self.max_episode_steps = int(limit)
         self.action_low = np.asarray(simulator.action_low, np.float32)
         self.action_high = np.asarray(simulator.action_high, np.float32)
@@ -123,6 +124,16 @@ class ChunkedEnv:
             self._finish(np.sort(np.concatenate(ended)), result)
         result.obs = self._pending()
         return result
+
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The simulator's expert's next actions [B, C, D], zeros in frozen rows; see `Demonstrator`."""
+        if not isinstance(self.simulator, Demonstrator):
+            raise EnvContractError(
+                [f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."]
+            )
+        actions = self.simulator.expert_actions(num_actions)
+        actions[self._ended] = 0
+        return actions
 
     def state_dict(self) -> list[dict[str, Any]]:
         """One dict per row: numbers, and the actions of the current episode as float32 [L, D].
@@ -232,7 +243,7 @@ class ChunkedEnv:
         once, at_end = int(self._success_once[row]), int(self._success_at_end[row])
         return EpisodeRecord(
             env_id=row,
-            task_id=self.simulator.task_id,
+            task_id=self._task_ids[row] if self._task_ids else self.simulator.task_id,
             seed=self._seeds[row],
             length=int(self._length[row]),
             return_=float(self._return[row]),

@@ -25,6 +25,7 @@ _registered: dict[str, MakeEnv] = {}
 _built_in = {
     "gymnasium": "rlinf_lite.envs.gymnasium_env:make_env",
     "maniskill": "rlinf_lite.envs.maniskill:make_env",
+    "tabletop": "rlinf_lite.envs.tabletop:make_env",
 }
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK = (1 << 64) - 1
 
 
@@ -23,3 +28,13 @@ def episode_seed(first_seed: int, episode_index: int) -> int:
     if episode_index == 0:
         return first_seed
     return _mix(_mix(first_seed & _MASK) + episode_index) >> 33
+
+
+def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1) per seed [B, count]: splitmix64's sequence, for all seeds at once."""
+    first = np.array([_mix(seed & _MASK) for seed in seeds], np.uint64)
+    value = first[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    value ^= value >> np.uint64(31)
+    return (value >> np.uint64(11)) * 2.0**-53

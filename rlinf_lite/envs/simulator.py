@@ -37,6 +37,9 @@ class Simulator(Protocol):
     A simulator may step rows it was not asked to step (one batched simulation does); what it then reports for them
     is ignored. The first reset is always of all rows. Stepping a row past its termination must be possible
     (ignore_terminations). A row's state after `reset` is a function of its seed alone.
+
+    Optional: `task_ids`, a list of B strings that `reset` keeps up to date, where rows play different tasks; and
+    `expert_actions` (see `Demonstrator`).
     """
 
     num_envs: int

@@ -1,0 +1,48 @@
+"""Colours and sentences: what the tabletop's instructions are made of."""
+
+from __future__ import annotations
+
+FAMILIES = ("pick", "push", "place")
+PICK, PUSH, PLACE = range(3)
+COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+SIDES = {-1: "left", 1: "right"}
+HELD_OUT = {"pick": "purple", "push": "cyan", "place": "yellow"}
+"""The block colour that each family never names in training; it is on the table there, as any other."""
+WORDINGS = {
+    "pick": ("pick up the {a} block", "grasp the {a} block", "take the {a} block", "lift the {a} block"),
+    "push": (
+        "push the {a} block onto the {b} square",
+        "slide the {a} block to the {b} square",
+        "move the {a} block onto the {b} square",
+        "shove the {a} block over to the {b} square",
+    ),
+    "place": (
+        "put the {a} block {side} of the {b} block",
+        "place the {a} block to the {side} of the {b} block",
+        "set the {a} block down {side} of the {b} block",
+        "move the {a} block to the {side} of the {b} block",
+    ),
+}
+NUM_WORDINGS = 4
+
+
+def sentence(family: int, wording: int, colour: int, other: int, side: int) -> str:
+    """An instruction; `other` is the colour of the square or block that it refers to, `side` -1 (left) or 1 (right)."""
+    template = WORDINGS[FAMILIES[family]][wording]
+    return template.format(a=COLOURS[colour], b=COLOURS[other], side=SIDES.get(side, ""))
+
+
+def all_sentences() -> list[str]:
+    """Every instruction that there is."""
+    sixes = range(len(COLOURS))
+    return sorted(
+        {
+            sentence(family, wording, colour, other, side)
+            for family in range(len(FAMILIES))
+            for wording in range(NUM_WORDINGS)
+            for colour in sixes
+            for other in sixes
+            for side in SIDES
+            if colour != other
+        }
+    )

@@ -1,0 +1,101 @@
+"""`TabletopSimulator`: the table as a `Simulator`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf_lite.config.schema import TabletopConfig
+from rlinf_lite.envs.base import FloatArray, IntArray, Obs
+from rlinf_lite.envs.simulator import StepOutputs
+from rlinf_lite.envs.tabletop.episodes import Rules, draw
+from rlinf_lite.envs.tabletop.expert import expert_action
+from rlinf_lite.envs.tabletop.language import FAMILIES
+from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, Scene, advance, goals, remaining
+from rlinf_lite.envs.tabletop.render import render
+
+MAX_EPISODE_STEPS = {"pick": 24, "push": 40, "place": 32, "all": 40}
+CAMERA = "top"
+
+
+class TabletopSimulator:
+    """B tables, all stepped at once. What `task` is: a family, or "all" of them, one drawn per episode."""
+
+    def __init__(self, num_envs: int, task: str, cfg: TabletopConfig, pairs: str) -> None:
+        self.num_envs = num_envs
+        self.task_id = task
+        self.task_ids = [""] * num_envs
+        self.max_episode_steps: int | None = MAX_EPISODE_STEPS[task]
+        self.action_low, self.action_high = -np.ones(3, np.float32), np.ones(3, np.float32)
+        self._cfg = cfg
+        self._rules = Rules(
+            families=tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),),
+            pairs=pairs,
+            num_blocks=cfg.num_blocks,
+            num_wordings=cfg.num_wordings,
+            shuffle_instructions=cfg.shuffle_instructions,
+        )
+        self._scene = Scene.empty(num_envs)
+        self._sentences = [""] * num_envs
+
+    def reset(self, rows: IntArray, seeds: list[int]) -> None:
+        drawn = draw(seeds, self._rules)
+        self._scene.put(rows, drawn.scene)
+        for row, text, task_id in zip(rows.tolist(), drawn.sentences, drawn.task_ids, strict=True):
+            self._sentences[row], self.task_ids[row] = text, task_id
+
+    def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        """Sparse reward: 1 at the step that succeeds. Dense: the way covered in that step, as well."""
+        scene, undecided = self._scene, self._scene.outcome == 0
+        before = remaining(scene) if self._cfg.reward_mode == "dense" else None
+        advance(scene, actions)
+        succeeded = scene.outcome > 0
+        out.reward[:] = undecided & succeeded
+        if before is not None:
+            out.reward += before - remaining(scene)
+        out.terminated[:] = scene.outcome != 0
+        out.success[:] = succeeded
+
+    def observe(self, rows: IntArray) -> Obs:
+        obs: Obs = {"instruction": [self._sentences[row] for row in rows.tolist()]}
+        obs["state"] = self._proprio(rows) if self._cfg.obs_mode == "rgb" else self._state(rows)
+        if self._cfg.obs_mode != "state":
+            obs["images"] = {CAMERA: render(self._scene, rows)}
+        return obs
+
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The scripted expert's next actions [B, C, 3] from here, without stepping; zeros once decided."""
+        scene = self._scene.moving_copy()
+        actions = np.empty((self.num_envs, num_actions, 3), np.float32)
+        for step in range(num_actions):
+            actions[:, step] = expert_action(scene)
+            advance(scene, actions[:, step])
+        return actions
+
+    def close(self) -> None:
+        pass
+
+    def _proprio(self, rows: IntArray) -> FloatArray:
+        """What the robot senses of itself [B, 4]: x, y, gripper closed, holding something."""
+        scene = self._scene
+        gripper = np.stack([scene.closed[rows], scene.held[rows] >= 0], axis=1)
+        return np.concatenate([scene.effector[rows], gripper], axis=1, dtype=np.float32)
+
+    def _state(self, rows: IntArray) -> FloatArray:
+        """Everything that matters [B, 16].
+
+        Proprioception 4, family one-hot 3, side 1, named block 2, its goal 2, other blocks 4 (0 where absent); all
+        positions seen from the effector.
+        """
+        scene = self._scene
+        effector = scene.effector[rows]
+        blocks = scene.blocks[rows] - effector[:, None]
+        blocks[scene.block_colours[rows] < 0] = 0
+        parts = [
+            self._proprio(rows),
+            np.eye(len(FAMILIES), dtype=np.float32)[scene.family[rows]],
+            scene.side[rows, None],
+            blocks[:, 0],
+            goals(scene)[rows] - effector,
+            blocks[:, 1:].reshape(-1, 2 * (NUM_BLOCKS - 1)),
+        ]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
