@@ -1,4 +1,4 @@
-"""Messages between env and rollout workers."""
+"""Messages between workers, and from workers to the driver."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ class ActionMessage:
     stage: int
     start: int
     actions: np.ndarray
+
+
+@dataclass
+class EpisodeVideo:
+    """env -> driver: what the policy saw of one evaluation episode, at its start and at the ends of its chunks."""
+
+    episode: int
+    caption: str
+    """The instruction, or the task where there is none."""
+    success: bool | None
+    """Success at any step; None where the environment has no notion of success."""
+    length: int
+    """Env steps."""
+    frames: np.ndarray
+    """uint8 [T, H, W, 3] of the first camera."""

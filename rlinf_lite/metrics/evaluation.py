@@ -72,9 +72,12 @@ class EvalSummary:
         """Whether there is more than one task."""
         return len(self.tasks) > 1
 
-    def task_lines(self) -> list[str]:
-        """One line per task, as in the headline."""
-        return [f"{task.task_id}: {_headline(task)}" for task in self.tasks]
+    def task_lines(self, before: EvalSummary | None = None) -> list[str]:
+        """One line per task, as in the headline; with an earlier evaluation `before` to after."""
+        earlier = {} if before is None or before is self else {task.task_id: task for task in before.tasks}
+        was = {task_id: f"{_headline(task)} -> " for task_id, task in earlier.items()}
+        width = max(len(task.task_id) for task in self.tasks) + 1
+        return [f"{task.task_id + ':':<{width}} {was.get(task.task_id, '')}{_headline(task)}" for task in self.tasks]
 
     def to_json(self, **when: int) -> str:
         """Headline, all tasks and episodes; `when` (step=..., env_steps=...) comes first."""

@@ -15,12 +15,16 @@ WAITING = ("wait", "recv")
 """A worker is not busy in spans whose names start like this."""
 
 
-def write_chrome_trace(spans: Iterable[Span], path: str | Path) -> None:
-    """Write a trace that chrome://tracing and https://ui.perfetto.dev open: components as groups, workers as rows."""
+def write_chrome_trace(spans: Iterable[Span], path: str | Path, **about: int) -> None:
+    """Write a trace that chrome://tracing and https://ui.perfetto.dev open: components as groups, workers as rows.
+
+    `about` (step=...) goes into the trace's metadata.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps({"traceEvents": chrome_events(spans), "displayTimeUnit": "ms"}))
+    content = {"traceEvents": chrome_events(spans), "displayTimeUnit": "ms", "otherData": about}
+    unfinished.write_text(json.dumps(content))
     os.replace(unfinished, path)
 
 

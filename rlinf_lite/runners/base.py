@@ -20,6 +20,9 @@ from rlinf_lite.config import Config
 from rlinf_lite.data.layout import Layout
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, summarize_episodes
+from rlinf_lite.metrics.report import write_report
+from rlinf_lite.metrics.report.versions import write_versions
+from rlinf_lite.metrics.video import write_gif
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore
 from rlinf_lite.runners.run_paths import run_paths
 from rlinf_lite.scheduler import Handle, WorkerGroup, wait_all
@@ -40,6 +43,7 @@ class RunResult:
     checkpoint: Path | None
     total_steps: int
     evals: list[EvalSummary]
+    report: Path | None
 
     @property
     def first_eval(self) -> EvalSummary | None:
@@ -53,11 +57,12 @@ class RunResult:
         """What was reached, and how to go on."""
         verb = "stopped" if self.interrupted else "finished"
         lines = [f"{verb} after {self.completed_steps} of {self.total_steps} steps"]
-        lines += [f"  before: {self.evals[0].headline()}"] if len(self.evals) > 1 else []
-        lines += [f"  reached: {self.evals[-1].headline()}"] if self.evals else []
-        lines += (
-            [f"    {row}" for row in self.evals[-1].task_lines()] if self.evals and self.evals[-1].has_tasks else []
-        )
+        first, last = self.first_eval, self.last_eval
+        if first is not None and last is not None:
+            lines += [f"  before: {first.headline()}"] if first is not last else []
+            lines.append(f"  reached: {last.headline()}")
+            lines += [f"    {row}" for row in last.task_lines(first)] if last.has_tasks else []
+        lines += [f"  report: {self.report}"] if self.report is not None else []
         lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
         lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")
         if self.checkpoint is not None:
@@ -125,6 +130,7 @@ class Runner(ABC):
         cfg = self.cfg.runner
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._write_config(self.run_dir)
+        write_versions(self.run_dir)
         self.logger = MetricLogger(
             self.run_dir,
             cfg.logger.backends,
@@ -155,8 +161,9 @@ class Runner(ABC):
                 self._stop_cleanly()
         newest = self.store.steps()[-1:]
         checkpoint = newest[0] if newest else None
+        report = self._write_report() if cfg.report else None
         return RunResult(
-            self.completed_steps, interrupted, self.run_dir, checkpoint, self.total_steps, list(self._evals)
+            self.completed_steps, interrupted, self.run_dir, checkpoint, self.total_steps, list(self._evals), report
         )
 
     def prepare(self) -> None:  # noqa: B027 (most runs have nothing to do)
@@ -173,12 +180,18 @@ class Runner(ABC):
             receiving = self.rollout.sync_model_from_actor(version)
             self._wait(receiving, self.actor.sync_model_to_rollout(), what="weight sync")
 
-    def evaluate(self) -> EvalSummary:
-        """Play the fixed set of seeded episodes with the actor's present weights."""
+    def evaluate(self, videos: Path | None = None) -> EvalSummary:
+        """Play the fixed set of seeded episodes with the actor's present weights.
+
+        `videos` is where a GIF of the first episodes goes, if observations have images.
+        """
         with self._phase("eval"):
             self.update_rollout_weights()
             results = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")[0]
         episodes = [record for result in results for record in result["episodes"]]
+        recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
+        if videos is not None and recorded:
+            write_gif(recorded, videos)
         return summarize_episodes(sorted(episodes, key=lambda record: record.env_id), self.cfg.env.eval.mode)
 
     def save_checkpoint(self) -> Path | None:
@@ -240,17 +253,24 @@ class Runner(ABC):
     def _evaluate_and_log(self) -> None:
         if self._evaluated_step == self.completed_steps:
             return
-        summary = self.evaluate()
+        path = self.run_dir / "eval" / f"step_{self.completed_steps:06d}.json"
+        path.parent.mkdir(exist_ok=True)
+        summary = self.evaluate(path.with_suffix(".gif"))
         self._evaluated_step = self.completed_steps
         self._evals.append(summary)
-        directory = self.run_dir / "eval"
-        directory.mkdir(exist_ok=True)
-        path = directory / f"step_{self.completed_steps:06d}.json"
         path.write_text(summary.to_json(step=self.completed_steps, env_steps=self.env_steps))
         metrics = {**summary.metrics(), "env/num_steps": self.env_steps, "time/eval": self._times["eval"]}
         self.logger.log(self.completed_steps, metrics)
         when = f"step {self.completed_steps}, {self.env_steps:,} env steps"
         self.progress.message(f"eval after {when}: {summary.headline()}")
+
+    def _write_report(self) -> Path | None:
+        """A page that cannot be written must not turn a finished run into a failed one."""
+        try:
+            return write_report(self.run_dir)
+        except Exception:
+            log.exception("no report; try again with: python -m rlinf_lite.metrics.report %s", self.run_dir)
+            return None
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -76,7 +76,8 @@ class EmbodiedRunner(Runner):
         self.progress.update(step, metrics)
         timeline = self.run_dir / "timeline.json"
         if self.cfg.runner.timeline and step in (3, self.total_steps) and not timeline.exists():
-            write_chrome_trace(spans + self._driver_spans, timeline)
+            of_step = (span for span in spans + self._driver_spans if span.start >= started)
+            write_chrome_trace(of_step, timeline, step=step)
             self.progress.message(f"timeline of step {step}: {timeline}")
 
     def _window(self, phase: str) -> tuple[float, float]:

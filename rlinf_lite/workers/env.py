@@ -26,6 +26,7 @@ from rlinf_lite.envs import (
     make_vec_env,
 )
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.workers.recording import EpisodeRecorder
 
 log = logging.getLogger(__name__)
 
@@ -121,17 +122,23 @@ class EnvWorker(Worker):
         return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans()}
 
     def evaluate(self) -> dict[str, Any]:
-        """Play the evaluation's seeded episodes, one wave after the other; returns one record per episode."""
+        """Play the evaluation's seeded episodes, one wave after the other.
+
+        Returns one record per episode, and videos of the first `env.eval.num_videos`.
+        """
         cfg = self.cfg.env.eval
         if not self.eval_stages:
             self.eval_stages = self._build_stages("eval", self.eval_layout)
         records: list[EpisodeRecord] = []
+        num_decisions = -(-self.eval_stages[0].env.max_episode_steps // self.cfg.model.num_action_chunks)
+        recorder = EpisodeRecorder(min(cfg.num_videos, cfg.num_episodes), num_decisions)
         for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
             for stage in self.eval_stages:
                 episodes = first_episode + stage.env_ids
                 stage.obs = stage.env.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
                 stage.t, stage.done = 0, False
                 self._send_obs(stage, episodes, 0)
+                recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
                 episodes = first_episode + stage.env_ids
                 found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
@@ -140,8 +147,9 @@ class EnvWorker(Worker):
                 last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
+                recorder.add(episodes, stage.t, result)
         self.pop_spans()
-        return {"episodes": records}
+        return {"episodes": records, "videos": recorder.videos}
 
     def state_dict(self, completed_steps: int) -> list[dict[str, Any]]:
         """State after `completed_steps`, one entry per environment, for an exact resume on any placement.

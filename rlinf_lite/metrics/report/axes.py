@@ -1,0 +1,80 @@
+"""Scales, ticks and numbers of the report's drawings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values [low, high] to pixels [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover [low, high]."""
+    step = _nice_step((high - low) / count if high > low else abs(high) or 1.0)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, max(last, first + 1) + 1)]
+
+
+def inner_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Those of `nice_ticks` that lie inside [low, high]."""
+    return [tick for tick in nice_ticks(low, high, count) if low - 1e-9 <= tick <= high * (1 + 1e-9)]
+
+
+def _nice_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+
+
+def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
+    """Labels with one common number of decimals, in thousands or millions where they are that large."""
+    largest = max(abs(tick) for tick in ticks)
+    if percent:
+        return [f"{100 * tick:.0f}%" for tick in ticks]
+    if largest < 2e-3:
+        return [compact(tick) for tick in ticks]
+    unit, suffix = _magnitude(largest)
+    apart = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=largest) / unit
+    decimals = next((d for d in range(4) if abs(round(apart, d) - apart) < 1e-6 * apart), 4)
+    return [f"{tick / unit:.{decimals}f}{suffix if tick else ''}".replace("-", "−") for tick in ticks]
+
+
+def compact(value: float) -> str:
+    """Three significant digits: 12.3 k, 0.0123, 1.5e-5."""
+    if value == 0:
+        return "0"
+    unit, suffix = _magnitude(abs(value))
+    if unit > 1:
+        return f"{value / unit:.3g}{suffix}".replace("-", "−")
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e−{abs(int(exponent))}".replace("-", "−")
+    return f"{value:.3g}".replace("-", "−") if abs(value) < 1000 else f"{value:,.0f}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def duration(seconds: float) -> str:
+    """12 ms, 12.3 s, 4 min 05 s, 3 h 12 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _magnitude(largest: float) -> tuple[float, str]:
+    return (1e6, " M") if largest >= 1e6 else (1e3, " k") if largest >= 1e4 else (1.0, "")

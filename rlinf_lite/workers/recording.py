@@ -1,0 +1,64 @@
+"""Records evaluation episodes as the policy saw them: no frame is rendered for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf_lite.data.messages import EpisodeVideo
+from rlinf_lite.envs import ChunkResult, EpisodeRecord, Obs
+
+MAX_SIDE = 160
+"""Larger images are thinned to at most this many pixels a side."""
+MAX_FRAMES = 60
+"""Longer episodes are thinned to about this many frames."""
+
+
+class EpisodeRecorder:
+    """Keeps the first camera of the episodes numbered below `num_videos`; of environments without images, nothing.
+
+    `num_decisions` is the longest episode's number of chunks.
+    """
+
+    videos: list[EpisodeVideo]
+
+    def __init__(self, num_videos: int, num_decisions: int) -> None:
+        self.videos = []
+        self._num_videos = num_videos
+        self._every = -(-num_decisions // MAX_FRAMES)
+        self._running: dict[int, list[np.ndarray]] = {}
+        self._captions: dict[int, str] = {}
+
+    def begin(self, episodes: np.ndarray, obs: Obs) -> None:
+        """Row i of `obs` is the first observation of episode `episodes[i]`."""
+        if not obs.get("images"):
+            return
+        for row in np.flatnonzero(episodes < self._num_videos).tolist():
+            episode = int(episodes[row])
+            self._running[episode] = [_frame(obs, row)]
+            self._captions[episode] = obs["instruction"][row] if obs.get("instruction") else ""
+
+    def add(self, episodes: np.ndarray, decision: int, result: ChunkResult) -> None:
+        """What came of chunk `decision` (from 1) in every row."""
+        ended = {record.env_id: record for record in result.episodes}
+        final_rows, final_obs = result.final_obs or (np.empty(0, np.int64), Obs())
+        for row, episode in enumerate(episodes.tolist()):
+            frames = self._running.get(episode)
+            if frames is None:
+                continue
+            if row in ended:
+                frames.append(_frame(final_obs, int(np.flatnonzero(final_rows == row)[0])))
+                self._finish(episode, ended[row])
+            elif decision % self._every == 0:
+                frames.append(_frame(result.obs, row))
+
+    def _finish(self, episode: int, record: EpisodeRecord) -> None:
+        caption = self._captions[episode] or record.task_id
+        frames = np.stack(self._running.pop(episode))
+        self.videos.append(EpisodeVideo(episode, caption, record.success_once, record.length, frames))
+
+
+def _frame(obs: Obs, row: int) -> np.ndarray:
+    """A copy: environments may write their next images over this one."""
+    image = next(iter(obs["images"].values()))[row]
+    every = -(-max(image.shape[:2]) // MAX_SIDE)
+    return image[::every, ::every].copy()
