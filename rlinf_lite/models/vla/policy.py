@@ -67,16 +67,14 @@ class OpenVLAPolicy(Policy):
     # acting
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        inputs = self._to_device(self.sft_inputs(obs))
+        inputs = self._inputs(obs)
         num_rows = len(inputs["input_ids"])
         uniform = None
         if mode != "greedy":
             keys = row_noise_keys(obs, num_rows)
             uniform = self.head.noise(keys, self.cfg.num_action_tokens, inputs["input_ids"].device)
-        if self.cfg.parallel_decoding:
-            first, logits, bins = self._decode_at_once(inputs, uniform)
-        else:
-            first, logits, bins = self._decode_one_by_one(inputs, uniform)
+        decode = self._decode_at_once if self.cfg.parallel_decoding else self._decode_one_by_one
+        first, logits, bins = decode(inputs, uniform)
         bins = bins.view(num_rows, self.num_action_chunks, self.action_dim)
         logprobs = self.head.logprobs(logits.view(*bins.shape, -1), bins)
         training = mode == "train"
@@ -86,7 +84,7 @@ class OpenVLAPolicy(Policy):
         )
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
-        inputs = self._to_device(self.sft_inputs(obs))
+        inputs = self._inputs(obs)
         if self.cfg.parallel_decoding:
             return self._values(self._parallel_states(inputs)[:, 0])
         x, mask = self._prompt(inputs)
@@ -118,9 +116,9 @@ class OpenVLAPolicy(Policy):
             raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
         return image
 
-    def _to_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         device = self.projector.fc1.weight.device
-        return {name: value.to(device) for name, value in inputs.items()}
+        return {name: value.to(device) for name, value in self.sft_inputs(obs).items()}
 
     def _decode_at_once(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(the state that emits the first token, logits, bins) of all action tokens."""
@@ -129,6 +127,9 @@ class OpenVLAPolicy(Policy):
         return states[:, 0], logits, self._choose(logits, uniform)
 
     def _decode_one_by_one(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_decode_at_once`, each token given those before it."""
+        training = self.language_model.training
+        self.language_model.eval()  # in training mode, layers that checkpoint would drop the cache
         x, mask = self._prompt(inputs)
         cache = DynamicCache(config=self.language_model.config)
         states, logits, bins = [], [], []
@@ -138,6 +139,7 @@ class OpenVLAPolicy(Policy):
             bins.append(self._choose(logits[-1], None if uniform is None else uniform[:, i : i + 1]))
             x = self._embed(bins[-1] + self.cfg.first_action_id)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        self.language_model.train(training)
         return states[0][:, 0], torch.cat(logits, dim=1), torch.cat(bins, dim=1)
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
@@ -275,7 +277,7 @@ class OpenVLAPolicy(Policy):
         if cfg.gradient_checkpointing:
             for model in (self.vision_backbone.dino, self.vision_backbone.siglip, self.language_model):
                 if model is not None:
-                    model.gradient_checkpointing_enable({"use_reentrant": False})
+                    model.activation_checkpointing_enable({"use_reentrant": False})
         if cfg.compile:
             for unit in self.fsdp_units():
                 unit.compile(fullgraph=True)
