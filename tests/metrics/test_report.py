@@ -133,6 +133,15 @@ def test_curves_over_env_steps_with_evaluations_marked(tmp_path):
     assert "2,000 env steps\ntraining 20.0%" in charts[0]
 
 
+def test_curves_over_steps_where_training_takes_no_env_steps(tmp_path):
+    run = write_run(tmp_path / "run")
+    steps = [{"step": n, "time": 100.0 + n, "time/step": 0.1, "train/actor/sft_loss": 1 / n} for n in (1, 2, 3)]
+    lines = [write_eval(run, 0, 10), *steps, write_eval(run, 3, 60)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page(run)
+    assert "Imitation loss" in text and "2 steps\nimitation loss 0.5" in text and "3 steps\nevaluation" in text
+
+
 def test_long_runs_are_thinned(tmp_path):
     short, long = (page(write_run(tmp_path / f"run{n}", num_steps=n)) for n in (400, 8000))
     assert len(long) < 1.2 * len(short)

@@ -27,7 +27,7 @@ CHARTS = (
         "Success", {"env/success_once": "training"}, "of episodes", True, (0, 1), ("success_once", "success_interval")
     ),
     _Spec("Return", {"env/return": "training"}, "per episode", evaluated=("return_mean", "return_interval")),
-    _Spec("Imitation loss", {"train/sft/loss": "training", "train/sft/val_loss": "held out"}),
+    _Spec("Imitation loss", {"train/actor/sft_loss": "imitation loss"}),
     _Spec("Policy loss", {"train/actor/policy_loss": "policy loss"}),
     _Spec("KL divergence", {"train/actor/approx_kl_k3": "KL"}, "nats, old to new policy"),
     _Spec("Clipped positions", {"train/actor/clip_fraction": "clipped"}, "of all", True, (0, 1)),
@@ -37,6 +37,7 @@ CHARTS = (
     _Spec("Gradient norm", {"train/actor/grad_norm": "gradient norm"}, "before clipping"),
     _Spec("Learning rate", {"train/actor/lr": "learning rate"}, bounds=(0, None)),
     _Spec("Throughput", {"perf/env_steps_per_s": "throughput"}, "env steps / s", bounds=(0, None)),
+    _Spec("Throughput", {"perf/samples_per_s": "throughput"}, "samples / s", bounds=(0, None)),
     _Spec(
         "Pipeline",
         {
@@ -52,8 +53,9 @@ CHARTS = (
 
 
 def charts(run: RunFiles) -> Iterator[Chart]:
-    """The charts of those metrics that the run logged, over env steps (over steps, where it counts none)."""
-    x_key, x_name = ("env/num_steps", "env steps") if run.env_steps else ("step", "steps")
+    """The charts of those metrics that the run logged, over env steps (over steps, where training takes none)."""
+    played = not run.steps or "env/num_steps" in run.steps[-1]
+    x_key, x_name = ("env/num_steps", "env steps") if played else ("step", "steps")
     marks = tuple(_when(content, x_key) for content in run.evals)
     for spec in CHARTS:
         series = [
@@ -68,7 +70,8 @@ def charts(run: RunFiles) -> Iterator[Chart]:
 
 def _points(run: RunFiles, metric: str, x_key: str) -> list[Point]:
     """Of a step logged more than once, the last."""
-    return sorted({line[x_key]: line[metric] for line in run.lines if line.get(metric) is not None}.items())
+    found = {line[x_key]: line[metric] for line in run.lines if x_key in line and line.get(metric) is not None}
+    return sorted(found.items())
 
 
 def _evaluations(run: RunFiles, spec: _Spec, x_key: str) -> list[Series]:

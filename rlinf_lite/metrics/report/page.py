@@ -51,10 +51,11 @@ def render_page(run: RunFiles) -> str:
 
 def _about(run: RunFiles) -> str:
     env, model, algorithm = run.section("env"), run.section("model"), run.section("algorithm")
+    learns = f"{algorithm.get('adv_type')} + {algorithm.get('loss_type')}" if algorithm else ""
     parts = [
         f"{env.get('task', '')} ({env.get('id', '')})" if env else "",
         str(model.get("id", "")),
-        f"{algorithm.get('adv_type')} + {algorithm.get('loss_type')}" if algorithm else "",
+        "imitation" if run.section("runner").get("task_type") == "sft" else learns,
         time.strftime("%-d %B %Y, %H:%M", time.localtime(run.lines[-1]["time"])) if run.lines else "",
     ]
     return " &middot; ".join(escape(part) for part in parts if part)
@@ -67,6 +68,7 @@ def _facts(run: RunFiles) -> str:
     facts = [("Steps", steps), ("Env steps", f"{run.env_steps:,}"), ("Time", duration(run.seconds))]
     for name, metric, shown in (
         ("Env steps / s", "perf/env_steps_per_s", compact),
+        ("Samples / s", "perf/samples_per_s", compact),
         ("Overlap", "perf/overlap_frac", percent),
         ("Env idle", "perf/env_idle_frac", percent),
         ("Rollout idle", "perf/rollout_idle_frac", percent),
@@ -96,7 +98,7 @@ def _time_bar(run: RunFiles) -> str:
 def _pipeline(run: RunFiles) -> str:
     tasks = read_tasks(run.trace) if run.trace else []
     if not tasks:
-        return "<p class=note>No timeline: set <code>runner.timeline=true</code> to record one step.</p>"
+        return "<p class=note>No timeline: <code>runner.timeline=true</code> records one step.</p>"
     step = (run.trace or {}).get("otherData", {}).get("step")
     line = next((line for line in run.steps if line["step"] == step), None)
     what = "One step" if step is None else f"Step {step}"
