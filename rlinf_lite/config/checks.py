@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.config import resources
 from rlinf_lite.config.names import COMPONENTS, did_you_mean
-from rlinf_lite.config.plan import Plan, episode_steps, place, slots
+from rlinf_lite.config.plan import TASKS, Plan, episode_steps, place, slots
 from rlinf_lite.config.schema import Config
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.placement import ProcessPlacement
 
 Check = Callable[[Config, Plan], Iterator[str]]
-_CHECKS: list[tuple[tuple[str, ...], Check]] = []
+_CHECKS: list[tuple[tuple[str, ...], str | None, Check]] = []
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _WHOLE_EPISODE_ESTIMATORS = ("grpo", "reinforce_plus_plus")
 
@@ -24,9 +26,11 @@ _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
 _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
 
-def _check(*keys: str) -> Callable[[Check], Check]:
+def _check(*keys: str, task_type: str | None = None) -> Callable[[Check], Check]:
+    """A check of all runs, or of those of one `runner.task_type`."""
+
     def add(function: Check) -> Check:
-        _CHECKS.append((keys, function))
+        _CHECKS.append((keys, task_type, function))
         return function
 
     return add
@@ -39,8 +43,8 @@ def find_problems(config: Config, suspects: set[str]) -> list[str]:
     if not _touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
         placements, problems = _placements(config, suspects)
     plan = Plan(config, placements)
-    for keys, function in _CHECKS:
-        if not _touches(keys, suspects):
+    for keys, task_type, function in _CHECKS:
+        if task_type in (None, config.runner.task_type) and not _touches(keys, suspects):
             problems += function(config, plan)
     problems += [text for key, text in resources.find_problems(config) if not _touches((key,), suspects)]
     return problems
@@ -136,7 +140,7 @@ _add_split_over_stages("train")
 _add_split_over_stages("eval")
 
 
-@_check("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num")
+@_check("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num", task_type="embodied")
 def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
     size, num_envs = config.algorithm.group_size, config.env.train.num_envs
     stages, workers = config.rollout.pipeline_stage_num, plan.size("env")
@@ -150,7 +154,7 @@ def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[str]:
         )
 
 
-@_check("algorithm.group_size", _ENVS)
+@_check("algorithm.group_size", _ENVS, task_type="embodied")
 def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[str]:
     size, num_envs, actors = config.algorithm.group_size, config.env.train.num_envs, plan.size("actor")
     if actors and num_envs % actors:
@@ -180,7 +184,7 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[str]:
 # samples, minibatches, updates
 
 
-@_check("actor.global_batch_size", _ENVS, *_T)
+@_check("actor.global_batch_size", _ENVS, *_T, task_type="embodied")
 def _samples_fill_global_batches(config: Config, plan: Plan) -> Iterator[str]:
     batch, num_envs, samples = config.actor.global_batch_size, config.env.train.num_envs, plan.num_samples
     if samples and samples % batch:
@@ -222,14 +226,14 @@ def _chunks_fit_episodes(config: Config, plan: Plan) -> Iterator[str]:
             f"model.num_action_chunks: a chunk of {chunk} actions is longer than an episode of {limit} env steps. "
             f"Use {limit} or less"
         )
-    if plan.num_chunks is None:
+    if plan.num_chunks is None and config.runner.task_type == "embodied":
         yield (
             f"rollout.num_chunks: null means one whole episode, and how long {config.env.task} lasts is not known "
             "before its simulator starts. Set it, or env.train.max_episode_steps"
         )
 
 
-@_check("algorithm.adv_type", "env.train.auto_reset", *_T)
+@_check("algorithm.adv_type", "env.train.auto_reset", *_T, task_type="embodied")
 def _whole_episodes(config: Config, plan: Plan) -> Iterator[str]:
     adv_type, limit = config.algorithm.adv_type, episode_steps(config, config.env.train)
     if adv_type not in _WHOLE_EPISODE_ESTIMATORS:
@@ -255,7 +259,7 @@ def _eval_plays_each_episode_once(config: Config, plan: Plan) -> Iterator[str]:
 # algorithm
 
 
-@_check("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups")
+@_check("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups", task_type="embodied")
 def _group_sizes(config: Config, plan: Plan) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.adv_type == "grpo" and algorithm.group_size < 2:
@@ -267,14 +271,14 @@ def _group_sizes(config: Config, plan: Plan) -> Iterator[str]:
         yield f"algorithm.filter_groups: {algorithm.adv_type} has no groups to drop. Set it to false"
 
 
-@_check("algorithm.adv_type", "algorithm.critic_warmup_steps")
+@_check("algorithm.adv_type", "algorithm.critic_warmup_steps", task_type="embodied")
 def _critic_to_warm_up(config: Config, plan: Plan) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.critic_warmup_steps and algorithm.adv_type in ("grpo", "reinforce_plus_plus"):
         yield f"algorithm.critic_warmup_steps: {algorithm.adv_type} has no critic to warm up. Set it to 0"
 
 
-@_check("algorithm.adv_type", "algorithm.reward_type", "model.value_type")
+@_check("algorithm.adv_type", "algorithm.reward_type", "model.value_type", task_type="embodied")
 def _values_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
     reward, value = config.algorithm.reward_type, config.model.value_type
     if config.algorithm.adv_type == "gae" and reward != value:
@@ -284,7 +288,7 @@ def _values_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
         )
 
 
-@_check("algorithm.reward_type", "algorithm.logprob_type", "algorithm.entropy_type")
+@_check("algorithm.reward_type", "algorithm.logprob_type", "algorithm.entropy_type", task_type="embodied")
 def _levels_match_rewards(config: Config, plan: Plan) -> Iterator[str]:
     algorithm = config.algorithm
     for key in ("logprob_type", "entropy_type"):
@@ -320,7 +324,68 @@ def _gpu_simulation_has_gpus(config: Config, plan: Plan) -> Iterator[str]:
         yield "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu"
 
 
-@_check("env.id", "env.maniskill", "model.id")
+@_check("env.id", "env.maniskill", "env.tabletop", "model.id")
 def _mlp_has_state(config: Config, plan: Plan) -> Iterator[str]:
-    if config.model.id == "mlp_gaussian" and config.env.id == "maniskill" and config.env.maniskill.obs_mode == "rgb":
+    env = config.env
+    if config.model.id != "mlp_gaussian":
+        return
+    if env.id == "maniskill" and env.maniskill.obs_mode == "rgb":
         yield "env.maniskill.obs_mode: rgb has no state, which is what mlp_gaussian reads. Use state"
+    if env.id == "tabletop" and env.tabletop.obs_mode == "rgb":
+        yield "env.tabletop.obs_mode: rgb has no blocks in its state, which is what mlp_gaussian reads. Use state"
+
+
+@_check("env.id", "env.task")
+def _tabletop_has_the_task(config: Config, plan: Plan) -> Iterator[str]:
+    tasks = [task for env_id, task in TASKS if env_id == "tabletop"]
+    if config.env.id == "tabletop" and config.env.task not in tasks:
+        yield f"env.task: tabletop has no task {config.env.task!r}. {did_you_mean(config.env.task, tasks)}"
+
+
+@_check("env.tabletop.num_blocks")
+def _fewest_and_most_blocks(config: Config, plan: Plan) -> Iterator[str]:
+    fewest, most = config.env.tabletop.num_blocks
+    if fewest > most:
+        yield f"env.tabletop.num_blocks: fewest {fewest} is more than most {most}. Use [{most}, {fewest}]"
+
+
+# supervised training
+
+
+@_check("runner.max_steps", task_type="sft")
+def _sft_has_a_length(config: Config, plan: Plan) -> Iterator[str]:
+    if config.runner.max_steps < 1:
+        yield (
+            f"runner.max_steps: is {config.runner.max_steps}, and an sft run needs its number of optimizer updates. "
+            "Set it, for example to 1000"
+        )
+
+
+@_check("data", "env.id", task_type="sft")
+def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[str]:
+    data = config.data
+    there = data.demos_dir is not None and (Path(data.demos_dir) / "meta.json").is_file()
+    if config.env.id in ("maniskill", "gymnasium") and data.teacher_dir is None and not there:
+        yield (
+            f"data.teacher_dir: {config.env.id} has no expert of its own. Name a trained policy, or in data.demos_dir "
+            "demonstrations that are there already"
+        )
+
+
+@_check("data.teacher_dir", "env.id", "env.maniskill", "model.num_action_chunks", task_type="sft")
+def _teacher_fits(config: Config, plan: Plan) -> Iterator[str]:
+    teacher, chunk = config.data.teacher_dir, config.model.num_action_chunks
+    if teacher is None or not Path(teacher).is_dir():
+        return
+    file = resources.policy_directory(teacher) / "config.json"
+    if not file.is_file():
+        yield f"data.teacher_dir: {teacher} holds no policy (no {file}). Name a checkpoint or a policy directory"
+        return
+    of_teacher = json.loads(file.read_text()).get("num_action_chunks", 1)
+    if chunk % of_teacher:
+        yield (
+            f"model.num_action_chunks: a chunk of {chunk} is no whole number of the teacher's chunks of {of_teacher} "
+            f"({_quotient(chunk, of_teacher)}). Use {_near_multiples(chunk, of_teacher)}"
+        )
+    if config.env.id == "maniskill" and config.env.maniskill.obs_mode == "rgb":
+        yield "env.maniskill.obs_mode: rgb has no state, which data.teacher_dir acts on. Use rgb+state"

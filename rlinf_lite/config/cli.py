@@ -16,8 +16,8 @@ from rlinf_lite.config.loading import load_config
 from rlinf_lite.config.schema import Config
 
 
-def parse_cli(argv: Sequence[str], default_config: str, description: str = "") -> Config:
-    """The config that a command line asks for.
+def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Config:
+    """The config that a command line asks for; its `runner.task_type` must be the entry point's.
 
     Exits with 0 after `--help` and `--dry-run`, and with 2 after listing what is wrong with the config.
     """
@@ -33,6 +33,8 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "") -
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
         config = load_config(name, overrides)
+        if config.runner.task_type != task_type:
+            raise ConfigError(name, [_other_entry_point(config.runner.task_type, task_type)])
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -42,6 +44,14 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "") -
         print(describe(config))
         sys.exit(0)
     return config
+
+
+def _other_entry_point(wanted: str, task_type: str) -> str:
+    entry_point = {"embodied": "train_embodied_agent.py", "sft": "train_sft.py"}[wanted]
+    return (
+        f"runner.task_type: is {wanted}, which examples/embodiment/{entry_point} runs. "
+        f"Start that one, or set it to {task_type}"
+    )
 
 
 def _parser(default_config: str, description: str) -> argparse.ArgumentParser:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import yaml
 
-from rlinf_lite.config.plan import TASKS, Plan, complete_plan
+from rlinf_lite.config.memory import estimate
+from rlinf_lite.config.plan import Plan, complete_plan, slots
 from rlinf_lite.config.schema import Config
 
 
@@ -20,7 +20,7 @@ def describe(config: Config) -> str:
     sections = {
         "config": resolved,
         "placement": HybridComponentPlacement(config).describe(),
-        "one step": "\n".join(_arithmetic(plan)),
+        "one step": "\n".join(_sft_arithmetic(plan) if config.runner.task_type == "sft" else _arithmetic(plan)),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
     return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in sections.items())
@@ -28,6 +28,19 @@ def describe(config: Config) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _sft_arithmetic(plan: Plan) -> Iterator[str]:
+    config, actor, ranks = plan.config, plan.config.actor, plan.size("actor")
+    assert ranks  # the checks have passed
+    share, data = actor.global_batch_size // ranks, config.data
+    yield f"demonstrations {data.num_episodes} episodes, by {data.teacher_dir or 'the expert of ' + config.env.id}"
+    yield (
+        f"per step       one update: {actor.global_batch_size} chunks of {config.model.num_action_chunks} actions "
+        f"/ {ranks} actor ranks = {share} a rank; / micro batch {actor.micro_batch_size} "
+        f"= {-(-share // actor.micro_batch_size)} forward and backward passes"
+    )
+    yield f"the run        {plan.num_steps} steps = {plan.num_steps * actor.global_batch_size} chunks"
 
 
 def _arithmetic(plan: Plan) -> Iterator[str]:
@@ -58,50 +71,36 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    sizes = _sizes(plan.config)
-    if sizes is None:
+    found = estimate(plan)
+    if found is None:
         yield f"known once {plan.config.env.task} and {plan.config.model.id} are built"
         return
-    parameters, sample_bytes = sizes
-    num_actors, num_rollout_workers = plan.size("actor"), plan.size("rollout")
-    assert plan.num_samples and num_actors and num_rollout_workers
-    weights, share = 4 * parameters, 4 * parameters // num_actors
-    samples = plan.num_samples * sample_bytes
-    yield f"policy        {parameters} parameters; {sample_bytes} bytes per sample"
+    accelerator, _ = slots(plan.config.cluster)
+    sizes = found.sizes
     yield (
-        f"actor         weights {_bytes(share)} + gradients {_bytes(share)} + AdamW {_bytes(2 * share)} "
-        f"+ trajectories {_bytes(samples // num_actors)} "
-        f"+ weight sync {_bytes(min(weights, plan.config.weight_sync.bucket_bytes))}"
+        f"policy        {sizes.parameters} parameters, {sizes.trained} of them train; "
+        f"{sizes.sample_bytes} bytes per sample"
     )
-    yield f"rollout       weights {_bytes(weights)} + trajectories {_bytes(samples // num_rollout_workers)}"
-    yield "env           the simulator's own; observations are sent on, not kept"
-    yield "Activations, and what torch and the simulator take for themselves, come on top."
+    for name, rank in found.ranks.items():
+        places = {"GPU: ": rank.device, "host: ": rank.host}
+        if accelerator == "cpu":
+            places = {"": {**rank.device, **rank.host}}
+        parts = [
+            place + " + ".join(f"{part} {byte_text(count)}" for part, count in content.items())
+            for place, content in places.items()
+            if content
+        ]
+        yield f"{name:<13} {'; '.join(parts)}"
+    if accelerator == "cuda":
+        slot, count = max(found.slot_bytes.items(), key=lambda item: item[1])
+        yield f"slots         {byte_text(count)} on slot {slot}, the fullest"
+    shared = f"of it up to {byte_text(found.shared_bytes)} in /dev/shm"
+    yield f"host          {byte_text(found.node_host_bytes)} on the fullest node, {shared}"
+    yield "On top: the simulator's own, and per process what torch, CUDA and Ray take (see docs/memory.md)."
 
 
-def _sizes(config: Config) -> tuple[int, int] | None:
-    """Parameters of the policy and bytes of a sample, where both follow from the config."""
-    task, known_controller = TASKS.get((config.env.id, config.env.task)), "pd_joint_delta_pos"
-    if config.model.id != "mlp_gaussian" or task is None or config.env.kwargs:
-        return None
-    if config.env.id == "maniskill" and (
-        config.env.maniskill.control_mode != known_controller or config.env.maniskill.obs_mode != "state"
-    ):
-        return None
-    chunk = config.model.num_action_chunks
-    num_values = 1 if config.model.value_type == "chunk_level" else chunk
-    hidden = [task.state_dim, *config.model.mlp.hidden_sizes]
-    actions = chunk * task.action_dim
-    parameters = _parameters([*hidden, actions]) + _parameters([*hidden, num_values]) + actions
-    # float32: state, sampled actions and their log-probabilities, rewards, values, next value; bool: dones, mask
-    sample_bytes = 4 * (task.state_dim + 2 * actions + chunk + num_values + 1) + 2 * chunk
-    return parameters, sample_bytes
-
-
-def _parameters(widths: list[int]) -> int:
-    return sum((num_in + 1) * num_out for num_in, num_out in itertools.pairwise(widths))
-
-
-def _bytes(count: int) -> str:
+def byte_text(count: int) -> str:
+    """`1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

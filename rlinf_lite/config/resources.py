@@ -20,6 +20,12 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from _paths(config)
 
 
+def policy_directory(path: str | Path) -> Path:
+    """Where `config.json` and weights are: `path`, or for a checkpoint step directory its `policy/`."""
+    directory = Path(path)
+    return directory / "policy" if (directory / "policy").is_dir() else directory
+
+
 def _names(config: Config) -> Iterator[tuple[str, str]]:
     used = {
         "algorithm.adv_type": (config.algorithm.adv_type, " Your own: pkg.module:function"),
@@ -50,6 +56,7 @@ def _paths(config: Config) -> Iterator[tuple[str, str]]:
     for key, path in (
         ("rollout.model_dir", config.rollout.model_dir),
         ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
+        ("data.teacher_dir", config.data.teacher_dir),
     ):
         if path is not None and not Path(path).is_dir():
             yield (

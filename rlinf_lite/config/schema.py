@@ -76,14 +76,16 @@ class LoggerConfig(Section):
 
 
 class RunnerConfig(Section):
+    task_type: Literal["embodied", "sft"] = "embodied"
+    """Reinforcement learning in simulators, or supervised training on demonstrations (see `data`)."""
     run_name: str | None = None
     """Name of the run; null: the config's name. A start time is appended to make the run directory."""
     seed: Int = 0
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
-    """Upper limit of training; in an embodied run an epoch is one step."""
+    """Upper limit of reinforcement learning; in an embodied run an epoch is one step."""
     max_steps: Interval = -1
-    """Runner steps to train; -1: until max_epochs."""
+    """Runner steps to train, in an sft run optimizer updates; -1: until max_epochs."""
     val_check_interval: Interval = -1
     """Evaluate every so many steps, before the first and after the last; -1: never."""
     save_interval: Interval = -1
@@ -288,6 +290,21 @@ class ModelConfig(Section):
     """Arguments of a custom policy."""
 
 
+class DataConfig(Section):
+    demos_dir: str | None = None
+    """Where demonstrations are, or are written to, seen by all nodes; null: demos/ in the run's directory."""
+    num_episodes: PositiveInt = 400
+    """Episodes that the expert plays; those that succeed become demonstrations."""
+    keep_failures: bool = False
+    """Keep the episodes without success as well."""
+    action_noise: NonNegativeFloat = 0.0
+    """Standard deviation of noise on the expert's actions, where 1 is half the action range; labels stay clean."""
+    teacher_dir: str | None = None
+    """A trained policy that acts on the state as the expert; null: the environment's own expert."""
+    seed: Int = 0
+    """Seed of the demonstrations: initial states and noise."""
+
+
 class RolloutConfig(Section):
     model_dir: str | None = None
     """Pretrained policy to start from (a directory that `from_pretrained` reads); null: random weights."""
@@ -356,5 +373,6 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
     model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     control: ControlConfig = ControlConfig()

@@ -72,6 +72,8 @@ HEADLINES = (
     Headline("perf/overlap_frac", "overlap", percent),
     Headline("perf/rollout_idle_frac", "rollout idle", percent),
     Headline("perf/env_idle_frac", "env idle", percent),
+    Headline("train/actor/sft_loss", "sft loss", number, "loss {}"),
+    Headline("perf/samples_per_s", "samples/s", number, "{} samples/s"),
     Headline("train/actor/policy_loss", "policy loss", number, "loss {}"),
     Headline("train/actor/approx_kl", "kl", number, "kl {}"),
     Headline("train/actor/clip_fraction", "clipped", percent),

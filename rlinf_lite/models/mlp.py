@@ -112,6 +112,17 @@ class MLPGaussianPolicy(Policy):
         mean = self._mean(state)
         return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), self.critic(state).float())
 
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {"state": torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))}
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Squared error of the mean in normalised actions; standard deviations keep their values for exploration."""
+        actions = batch["actions"].float()
+        offset, scale = self._offset.to(actions.device), self._scale.to(actions.device)
+        error = self._mean(batch["state"]) - ((actions - offset) / scale).clamp(-1.0, 1.0)
+        mask = batch["mask"]
+        return (error.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+
     def _mean(self, state: Tensor) -> Tensor:
         return self.actor(state).float().view(-1, self.num_action_chunks, self.action_dim)
 

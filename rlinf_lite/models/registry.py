@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.models.base import Policy, read_policy_config
 
 if TYPE_CHECKING:
@@ -86,12 +87,9 @@ def build_policy(cfg: Config, spec: EnvSpec) -> Policy:
 
 
 def pretrained_dir(cfg: Config) -> Path | None:
-    """The directory whose policy a run starts from; a checkpoint step directory stands for its `policy/`."""
+    """The directory whose policy a run starts from."""
     path = cfg.actor.checkpoint_load_path or cfg.rollout.model_dir
-    if path is None:
-        return None
-    directory = Path(path)
-    return directory / "policy" if (directory / "policy").is_dir() else directory
+    return None if path is None else policy_directory(path)
 
 
 def load_policy(directory: str | Path) -> Policy:

@@ -302,6 +302,8 @@ def _interruptible() -> Iterator[None]:
 
 
 def training_steps(cfg: Config) -> int:
-    """Steps of a whole run; in an embodied run an epoch is one step."""
+    """Steps of a whole run; in an embodied run an epoch is one step, in an sft run max_steps is all that counts."""
     limit = cfg.runner.max_steps
+    if cfg.runner.task_type == "sft":
+        return limit
     return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)

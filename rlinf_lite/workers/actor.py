@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from rlinf_lite.algorithms import (
     whiten,
 )
 from rlinf_lite.config import Config
+from rlinf_lite.data.demonstrations import Demonstrations, batch_indices
 from rlinf_lite.data.layout import Layout
 from rlinf_lite.data.trajectory import Trajectories
 from rlinf_lite.envs import EnvSpec
@@ -81,6 +84,7 @@ class EmbodiedFSDPActor(Worker):
     batch: _Batch | None
     on_policy: bool  # the weights are still those that acted
     bad_updates_in_a_row: int
+    demonstrations: Demonstrations  # of an sft run
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -140,21 +144,30 @@ class EmbodiedFSDPActor(Worker):
     def run_training(self, step: int) -> dict[str, Any]:
         """Update `update_epochs` times over the batch. Returns `train/*` metrics, the same on every rank, and spans."""
         assert self.batch is not None, "run_training before compute_advantages_and_returns"
-        cfg = self.cfg
-        torch.set_num_threads(self.num_threads)
-        factor = lr_factor(cfg.actor.optim, step, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
-        sums = MetricSums()
         self.on_policy = True
-        with self.timer("train"):
+        sums = MetricSums()
+        with self._step(step), self.timer("train"):
             self._update_epochs(step, sums)
-        metrics = sums.result(self._sum_over_ranks)
-        metrics["train/actor/lr"] = self.optimizer.param_groups[0]["lr"]
         self.trajectories, self.batch = None, None
-        self.version += 1
-        torch.set_num_threads(1)
-        return {"metrics": metrics, "spans": self.pop_spans(), "peak_memory_bytes": self._peak_memory_bytes()}
+        return self._result(sums)
+
+    def open_demonstrations(self, directory: str) -> None:
+        """Get ready to train on the demonstrations in `directory`."""
+        self.demonstrations = Demonstrations(Path(directory))
+
+    def run_sft(self, step: int) -> dict[str, Any]:
+        """Update once, on the batch of `step`, which every rank reads its own part of. Returns as `run_training`."""
+        cfg, found = self.cfg, self.demonstrations
+        batch = batch_indices(len(found), cfg.actor.global_batch_size, cfg.runner.seed, step)
+        num_actions = int(found.mask(batch).sum())
+        own = np.array_split(batch, self.world_size)[self.rank]
+        sums, update = MetricSums(), MetricSums()
+        with self._step(step), self.timer("train"):
+            for part in np.array_split(own, -(-len(own) // cfg.actor.micro_batch_size)):
+                self._backward_sft(part, num_actions, update)
+            if not self._apply_gradients(update, sums):
+                self._count_bad_update(f"step {step}", f"episodes {np.unique(found.episodes(batch)).tolist()}")
+        return self._result(sums)
 
     def save_checkpoint(self, directory: str) -> None:
         """Write `policy/` and this group's part of `training_state/` below `directory`; all ranks call."""
@@ -175,6 +188,22 @@ class EmbodiedFSDPActor(Worker):
         if rng_file.exists():  # a resumed run may have more ranks
             torch.set_rng_state(load_file(rng_file)["torch"])
         self.version = version
+
+    @contextmanager
+    def _step(self, step: int) -> Iterator[None]:
+        """Around the updates of one step: its learning rate, the threads for training, the next version."""
+        torch.set_num_threads(self.num_threads)
+        factor = lr_factor(self.cfg.actor.optim, step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        yield
+        self.version += 1
+        torch.set_num_threads(1)
+
+    def _result(self, sums: MetricSums) -> dict[str, Any]:
+        metrics = sums.result(self._sum_over_ranks)
+        metrics["train/actor/lr"] = self.optimizer.param_groups[0]["lr"]
+        return {"metrics": metrics, "spans": self.pop_spans(), "peak_memory_bytes": self._peak_memory_bytes()}
 
     def _received(self) -> Trajectories:
         assert self.trajectories is not None, "compute_advantages_and_returns before recv_rollout_batch"
@@ -210,20 +239,38 @@ class EmbodiedFSDPActor(Worker):
             for parameter in parameters:
                 if id(parameter) not in of_value:
                     parameter.grad = None
-        norm = float(sharding.clip_grad_norm(parameters, cfg.actor.optim.clip_grad))
-        if np.isfinite(norm):
+        if not self._apply_gradients(update, sums):
+            num_decisions = len(self.batch.valid) // self.layout.num_envs
+            self._count_bad_update(where, f"environments {np.unique(minibatch // num_decisions).tolist()}")
+        if cfg.algorithm.target_kl is None:
+            return 0.0
+        return update.result(self._sum_over_ranks).get("train/actor/approx_kl_k3", 0.0)
+
+    def _apply_gradients(self, update: MetricSums, sums: MetricSums) -> bool:
+        """Step, and add the update's metrics to `sums`; no step and False where loss or gradient is not finite."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = float(sharding.clip_grad_norm(parameters, self.cfg.actor.optim.clip_grad))
+        finite = bool(np.isfinite(norm))
+        if finite:
             self.optimizer.step()
             self.on_policy = False
             self.bad_updates_in_a_row = 0
             sums.merge(update)
             sums.add_scalar("train/actor/grad_norm", norm)
-        else:
-            self._count_bad_update(where, minibatch)
-        sums.add_scalar("train/actor/skipped_updates", float(not np.isfinite(norm)), how="sum")
+        sums.add_scalar("train/actor/skipped_updates", float(not finite), how="sum")
         self.optimizer.zero_grad(set_to_none=True)
-        if cfg.algorithm.target_kl is None:
-            return 0.0
-        return update.result(self._sum_over_ranks).get("train/actor/approx_kl_k3", 0.0)
+        return finite
+
+    def _backward_sft(self, part: np.ndarray, num_actions: int, sums: MetricSums) -> None:
+        """Forward and backward of one micro-batch, as its part of the mean over all ranks' `num_actions` actions."""
+        obs, actions = self.demonstrations.read(part)
+        mask = torch.from_numpy(self.demonstrations.mask(part))
+        batch = {**self.policy.sft_inputs(obs), "actions": actions, "mask": mask}
+        with autocast(self.device, self.cfg.actor.precision):
+            loss = self.policy.sft_loss({name: x.to(self.device) for name, x in batch.items()})
+        weight = float(mask.sum())
+        (loss * (weight * self.world_size / num_actions)).backward()  # FSDP averages over ranks
+        sums.add({"sft_loss": loss}, weight)
 
     def _backward(self, index: Tensor, denominator: Tensor, sums: MetricSums) -> None:
         """Forward and backward of one micro-batch; an empty one takes part in the collectives with weight 0."""
@@ -270,13 +317,10 @@ class EmbodiedFSDPActor(Worker):
             return mask[:, :1]
         return mask if level == "action_level" else mask.repeat_interleave(self.policy.action_dim, dim=1)
 
-    def _count_bad_update(self, where: str, minibatch: np.ndarray) -> None:
+    def _count_bad_update(self, where: str, samples: str) -> None:
         self.bad_updates_in_a_row += 1
-        assert self.batch is not None
-        num_decisions = len(self.batch.valid) // self.layout.num_envs
-        env_ids = np.unique(minibatch // num_decisions)
         limit = self.cfg.control.max_bad_updates
-        message = f"{where}: loss or gradient is not finite (environments {env_ids.tolist()}); the update is skipped"
+        message = f"{where}: loss or gradient is not finite ({samples}); the update is skipped"
         log.warning("%s, %d in a row", message, self.bad_updates_in_a_row)
         if self.bad_updates_in_a_row >= limit:
             raise NonFiniteUpdateError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlinf_lite.envs import (
     make_vec_env,
 )
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.workers.collecting import Collector
 from rlinf_lite.workers.recording import EpisodeRecorder
 
 log = logging.getLogger(__name__)
@@ -150,6 +152,18 @@ class EnvWorker(Worker):
                 recorder.add(episodes, stage.t, result)
         self.pop_spans()
         return {"episodes": records, "videos": recorder.videos}
+
+    def collect_demonstrations(self, directory: str) -> dict[str, Any]:
+        """Let the expert play this worker's part of `data.num_episodes`, and write shards into `directory`.
+
+        Returns the episodes, the number of env steps, and what `meta.json` says of the shards.
+        """
+        first = self.stages[0]
+        collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
+        for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
+            for stage in self.stages:
+                collector.play(stage.env, first_episode + stage.env_ids)
+        return collector.finish()
 
     def state_dict(self, completed_steps: int) -> list[dict[str, Any]]:
         """State after `completed_steps`, one entry per environment, for an exact resume on any placement.

@@ -1,0 +1,56 @@
+"""Collect demonstrations and train a policy on them. Reinforcement learning can start from the checkpoint.
+
+python examples/embodiment/train_sft.py --config-name tabletop_sft_mlp data.num_episodes=2000
+python examples/embodiment/train_sft.py --config-name tabletop_sft_mlp --dry-run
+"""
+
+import sys
+
+from rlinf_lite.config import Config, parse_cli
+
+
+def main() -> int:
+    about = "Collect demonstrations and train a policy on them."
+    cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_sft_mlp", description=about, task_type="sft")
+
+    # only now what takes time to import: mistakes in the config are reported at once
+    from rlinf_lite.data.demonstrations import DemonstrationError
+    from rlinf_lite.runners import CheckpointError
+    from rlinf_lite.scheduler import PlacementError, SchedulerError
+
+    try:
+        return train(cfg)
+    except (CheckpointError, DemonstrationError, PlacementError, SchedulerError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+        return 1
+
+
+def train(cfg: Config) -> int:
+    from rlinf_lite.runners import SFTRunner, check_demonstrations, check_resume
+    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+    from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+
+    check_resume(cfg)
+    check_demonstrations(cfg)
+    with Cluster.from_config(cfg.cluster) as cluster:
+        placement = HybridComponentPlacement(cfg)
+        print(placement.describe())
+        actor = EmbodiedFSDPActor.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
+        )
+        rollout = MultiStepRolloutWorker.create_group(cfg).launch(
+            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
+        )
+        env = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy("env"), name="env")
+
+        runner = SFTRunner(cfg=cfg, actor=actor, rollout=rollout, env=env)
+        runner.init_workers()
+        result = runner.run()
+    print(result.describe())
+    if result.checkpoint is not None:
+        print(f"  reinforcement learning from here: actor.checkpoint_load_path={result.checkpoint}")
+    return 130 if result.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
