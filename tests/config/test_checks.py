@@ -157,6 +157,21 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             PPO,
+            ["env.id=tabletop", "env.task=pick", "env.tabletop.num_blocks=[3,1]", "env.tabletop.obs_mode=state"],
+            "env.tabletop.num_blocks: fewest 3 is more than most 1. Use [1, 3]",
+        ),
+        (
+            PPO,
+            ["env.id=tabletop", "env.task=pick"],
+            "env.tabletop.obs_mode: rgb has no blocks in its state, which is what mlp_gaussian reads. Use state",
+        ),
+        (
+            PPO,
+            ["env.id=tabletop", "env.task=picks", "env.tabletop.obs_mode=state", "rollout.num_chunks=16"],
+            "env.task: tabletop has no task 'picks'. Did you mean pick?",
+        ),
+        (
+            PPO,
             ["env.maniskill.sim_backend=physx_cuda", "cluster.accelerator=cpu"],
             "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu",
         ),

@@ -113,7 +113,7 @@ def test_what_the_plan_knows_of_tasks_is_true(env_id: str, task: str) -> None:
     from rlinf_lite.envs import get_env_spec, make_vec_env
 
     name = DEFAULT if env_id == "maniskill" else "embodiment/gym_pendulum_ppo_mlp"
-    config = load_config(name, [f"env.task={task}"])
+    config = load_config(name, [f"env.id={env_id}", f"env.task={task}", "env.tabletop.obs_mode=state"])
     env = make_vec_env(config.env, "train", 1)
     spec = get_env_spec(env, env.reset([1]))
     known = TASKS[env_id, task]

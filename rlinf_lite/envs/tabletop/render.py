@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from rlinf_lite.envs.base import FloatArray, IntArray
 from rlinf_lite.envs.tabletop.language import COLOURS
-from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, NUM_SQUARES, Scene
+from rlinf_lite.envs.tabletop.physics import Scene
 
 SIZE = 64
+_MARGIN = 8  # around the canvas, cut off in the end
+_WIDTH = SIZE + 2 * _MARGIN
 TABLE = (46, 48, 54)
 PALETTE = {
     "red": (226, 52, 44),
@@ -20,16 +22,18 @@ PALETTE = {
     "cyan": (84, 220, 228),
 }
 _RGB = np.array([PALETTE[name] for name in COLOURS], np.uint8)
-_DARK, _LIGHT = (16, 16, 18), (255, 255, 255)
+_DARK, _LIGHT = np.array([[16, 16, 18]], np.uint8), np.array([[255, 255, 255]], np.uint8)
 
-_ROWS, _COLUMNS = np.indices((17, 17)) - 8
+_EMPTY = np.tile(np.array(TABLE, np.uint8), (1, _WIDTH * _WIDTH, 1))  # copying it is far faster than np.full
+_ROWS, _COLUMNS = np.indices((2 * _MARGIN + 1, 2 * _MARGIN + 1)) - _MARGIN
 _AROUND = np.maximum(np.abs(_ROWS), np.abs(_COLUMNS))  # Chebyshev distance from the centre
 _OFF_AXIS = np.minimum(np.abs(_ROWS), np.abs(_COLUMNS))
 
 
 def _pixels(keep: NDArray[np.bool_]) -> IntArray:
-    """Offsets (row, column) from a shape's centre [K, 2]."""
-    return np.stack([_ROWS[keep], _COLUMNS[keep]], axis=1)
+    """Where a shape's pixels are from its centre [K], in a flattened canvas."""
+    found: IntArray = _ROWS[keep] * _WIDTH + _COLUMNS[keep]
+    return found
 
 
 BLOCK = _pixels(_AROUND <= 5)  # 11 x 11
@@ -42,33 +46,34 @@ _CLOSED = _pixels((_OFF_AXIS == 0) & (_AROUND <= 4) | (_AROUND <= 2))
 def render(scene: Scene, rows: IntArray) -> NDArray[np.uint8]:
     """Pictures of `rows` [B, 64, 64, 3]."""
     batch = np.arange(len(rows))
-    canvas = np.full((len(rows), SIZE, SIZE, 3), TABLE, np.uint8)
-    held = np.maximum(scene.held[rows], 0)
-    kinds = (
-        (SQUARE, scene.squares[rows], scene.square_colours[rows], NUM_SQUARES),
-        (BLOCK, scene.blocks[rows], scene.block_colours[rows], NUM_BLOCKS),
-        (BLOCK, scene.blocks[rows, held][:, None], scene.block_colours[rows, held][:, None], 1),  # on top
-    )
-    for shape, places, colours, count in kinds:
-        for slot in range(count):
-            drawn = batch[colours[:, slot] >= 0]
-            _stamp(canvas, drawn, places[drawn, slot], shape, _RGB[colours[drawn, slot]])
+    canvas = np.repeat(_EMPTY, len(rows), axis=0)
+    blocks, block_colours, held = scene.blocks[rows], scene.block_colours[rows], scene.held[rows]
+    _draw(canvas, SQUARE, scene.squares[rows], scene.square_colours[rows])
+    _draw(canvas, BLOCK, blocks, block_colours)
+    carried = np.where(held >= 0, block_colours[batch, held], -1)
+    _draw(canvas, BLOCK, blocks[batch, held][:, None], carried[:, None])  # once more, on top of the others
     effector, closed = scene.effector[rows], scene.closed[rows]
-    _stamp(canvas, batch, effector, _OUTLINE, np.array([_DARK], np.uint8))
-    for shape, drawn in ((_OPEN, batch[~closed]), (_CLOSED, batch[closed])):
-        _stamp(canvas, drawn, effector[drawn], shape, np.array([_LIGHT], np.uint8))
-    return canvas
+    _stamp(canvas, _OUTLINE, batch, effector, _DARK)
+    _stamp(canvas, _OPEN, batch[~closed], effector[~closed], _LIGHT)
+    _stamp(canvas, _CLOSED, batch[closed], effector[closed], _LIGHT)
+    inner = slice(_MARGIN, _MARGIN + SIZE)
+    return canvas.reshape(-1, _WIDTH, _WIDTH, 3)[:, inner, inner].copy()
+
+
+def _draw(canvas: NDArray[np.uint8], shape: IntArray, places: FloatArray, colours: IntArray) -> None:
+    """Draws what is there (colour >= 0) of objects [B, N], the first on top."""
+    for slot in reversed(range(colours.shape[1])):
+        drawn = np.flatnonzero(colours[:, slot] >= 0)
+        if drawn.size:
+            _stamp(canvas, shape, drawn, places[drawn, slot], _RGB[colours[drawn, slot]])
 
 
 def _stamp(
-    canvas: NDArray[np.uint8], rows: IntArray, places: FloatArray, shape: IntArray, rgb: NDArray[np.uint8]
+    canvas: NDArray[np.uint8], shape: IntArray, rows: IntArray, places: FloatArray, rgb: NDArray[np.uint8]
 ) -> None:
-    """Draws a shape at `places` [M, 2] of pictures `rows` [M] in colours [M or 1, 3].
-
-    Pixels beyond the edge fall onto it, which for shapes around their centre is where they are cut off.
-    """
-    column = (places[:, 0] + 1) * (SIZE / 2)
-    row = (1 - places[:, 1]) * (SIZE / 2)
-    centres = np.floor(np.stack([row, column], axis=1)).astype(np.int64)
-    pixels = np.clip(centres[:, None] + shape, 0, SIZE - 1)  # [M, K, 2]
-    canvas[rows[:, None], pixels[..., 0], pixels[..., 1]] = rgb[:, None]
+    """Draws a shape at `places` [M, 2] of pictures `rows` [M] in colours [M or 1, 3]."""
+    column = np.floor((places[:, 0] + 1) * (SIZE / 2))
+    row = np.floor((1 - places[:, 1]) * (SIZE / 2))
+    centre = [np.clip(pixel, 0, SIZE - 1).astype(np.int64) + _MARGIN for pixel in (row, column)]
+    start = (rows * _WIDTH + centre[0]) * _WIDTH + centre[1]
+    canvas.reshape(-1, 3)[start[:, None] + shape] = rgb[:, None]
