@@ -21,8 +21,8 @@ UNKNOWN: Colour = (130, 138, 148)
 
 COLUMNS = 4
 TILE_SIDE = 192
-"""Images are enlarged by the whole number that comes closest to this."""
-FRAME, GAP, FONT_SIZE, LINE = 4, 14, 17, 21
+"""Images are enlarged by a whole number, up to this."""
+FRAME, GAP = 4, 14
 CAPTION_LINES = 3
 FRAME_MS, LAST_FRAME_MS = 220, 1600
 
@@ -63,17 +63,18 @@ class _Tile:
     def __init__(self, video: EpisodeVideo) -> None:
         self.video = video
         height, width = video.frames.shape[1:3]
-        self.scale = max(1, round(TILE_SIDE / max(height, width)))
+        self.scale = max(1, TILE_SIDE // max(height, width))
         self.height, self.width = height * self.scale, width * self.scale
         colour = {True: SUCCESS, False: FAILURE, None: UNKNOWN}[video.success]
         width, height = self.width + 2 * FRAME, self.height + 2 * FRAME
-        font = ImageFont.load_default(FONT_SIZE)
+        font_size = min(17, width // 10)
+        font, line_height = ImageFont.load_default(font_size), font_size + 4
         lines = [*_wrap(video.caption, font, width, CAPTION_LINES), _outcome(video)]
-        self.base = Image.new("RGB", (width, height + 2 + len(lines) * LINE), PANEL)
+        self.base = Image.new("RGB", (width, height + 2 + len(lines) * line_height), PANEL)
         draw = ImageDraw.Draw(self.base)
         draw.rectangle((0, 0, width - 1, height - 1), fill=colour)
         for i, line in enumerate(lines):
-            draw.text((0, height + 2 + i * LINE), line, colour if i == len(lines) - 1 else TEXT, font)
+            draw.text((0, height + 2 + i * line_height), line, colour if i == len(lines) - 1 else TEXT, font)
 
     def draw(self, t: int) -> Image.Image:
         frame = Image.fromarray(self.video.frames[min(t, len(self.video.frames) - 1)])

@@ -9,7 +9,7 @@ from rlinf_lite.envs import ChunkResult, EpisodeRecord, Obs
 
 MAX_SIDE = 160
 """Larger images are thinned to at most this many pixels a side."""
-MAX_FRAMES = 60
+MAX_FRAMES = 40
 """Longer episodes are thinned to about this many frames."""
 
 
