@@ -207,5 +207,7 @@ def test_numbers():
     assert tick_labels([0.0, 100e3, 200e3]) == ["0", "100 k", "200 k"]
     assert tick_labels([0.0, 2.5e-4, 5e-4]) == ["0", "2.5e−4", "5e−4"]
     assert tick_labels([-0.5, 0.0, 0.5]) == ["−0.5", "0.0", "0.5"]
+    assert tick_labels([0.0, 0.25, 0.5], percent=True) == ["0%", "25%", "50%"]
+    assert tick_labels([0.3, 0.325, 0.35], percent=True) == ["30.0%", "32.5%", "35.0%"]
     assert [compact(x) for x in (0.5, 1234.0, 225_280.0, -3.1e-5)] == ["0.5", "1,234", "225 k", "−3.1e−5"]
     assert [duration(s) for s in (0.012, 12.34, 245.0, 11_520.0)] == ["12 ms", "12.3 s", "4 min 05 s", "3 h 12 min"]

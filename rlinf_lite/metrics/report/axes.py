@@ -41,14 +41,12 @@ def _nice_step(rough: float) -> float:
 def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
     """Labels with one common number of decimals, in thousands or millions where they are that large."""
     largest = max(abs(tick) for tick in ticks)
-    if percent:
-        return [f"{100 * tick:.0f}%" for tick in ticks]
-    if largest < 2e-3:
+    if largest < 2e-3 and not percent:
         return [compact(tick) for tick in ticks]
-    unit, suffix = _magnitude(largest)
+    unit, suffix = (0.01, "%") if percent else _magnitude(largest)
     apart = min((abs(b - a) for a, b in itertools.pairwise(ticks)), default=largest) / unit
     decimals = next((d for d in range(4) if abs(round(apart, d) - apart) < 1e-6 * apart), 4)
-    return [f"{tick / unit:.{decimals}f}{suffix if tick else ''}".replace("-", "−") for tick in ticks]
+    return [f"{tick / unit:.{decimals}f}{suffix if tick or percent else ''}".replace("-", "−") for tick in ticks]
 
 
 def compact(value: float) -> str:

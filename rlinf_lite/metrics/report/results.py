@@ -78,9 +78,12 @@ def task_table(run: RunFiles) -> str:
     scale = _scale([m for _, first, last in pairs for m in (first, last) if m is not None])
     body = "".join(_row(row, first if len(run.evals) > 1 else None, last, scale) for row, first, last in pairs)
     plot = "0 to 100%" if pairs[0][2].is_success else f"{compact(scale.low)} to {compact(scale.high)}"
-    plot += " <span class='key k1'>before</span> <span class='key k2'>after</span>"
+    name = "Measured"
+    if len(run.evals) > 1:
+        name = "After"
+        plot += " <span class='key k1'>before</span> <span class='key k2'>after</span>"
     return (
-        "<div class=scroll><table><thead><tr><th>Task<th class=num>Before<th class=num>95%<th class=num>After"
+        f"<div class=scroll><table><thead><tr><th>Task<th class=num>Before<th class=num>95%<th class=num>{name}"
         f"<th class=num>95%<th class=num>Episodes<th class=num>Length<th>{plot}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
