@@ -12,7 +12,7 @@ _BUILT_IN = {
     "algorithm.adv_type": ("gae", "grpo", "reinforce_plus_plus"),
     "algorithm.loss_type": ("ppo",),
     "env.id": ("maniskill", "tabletop", "gymnasium"),
-    "model.id": ("mlp_gaussian",),
+    "model.id": ("mlp_gaussian", "openvla"),
 }
 # Where names are registered. A registry that is not imported yet holds no names but the built-in ones.
 _REGISTRIES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlinf_lite.config.names import did_you_mean, known_names
 from rlinf_lite.config.schema import Config
+from rlinf_lite.shipped import shipped
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -21,8 +22,13 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def policy_directory(path: str | Path) -> Path:
-    """Where `config.json` and weights are: `path`, or for a checkpoint step directory its `policy/`."""
+    """Where `config.json` and weights are: `path`, or for a checkpoint step directory its `policy/`.
+
+    `assets/...` that is not in the working directory is what comes with the package.
+    """
     directory = Path(path)
+    if directory.parts[:1] == ("assets",) and not directory.exists():
+        directory = shipped("assets").joinpath(*directory.parts[1:])
     return directory / "policy" if (directory / "policy").is_dir() else directory
 
 
@@ -58,7 +64,7 @@ def _paths(config: Config) -> Iterator[tuple[str, str]]:
         ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
         ("data.teacher_dir", config.data.teacher_dir),
     ):
-        if path is not None and not Path(path).is_dir():
+        if path is not None and not policy_directory(path).is_dir():
             yield (
                 key,
                 f"{key}: no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null",
