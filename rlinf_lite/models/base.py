@@ -124,39 +124,51 @@ class Policy(nn.Module, ABC):
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, directory / "model.safetensors")
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> Self:
-        """Read what `save_pretrained` wrote.
+    def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:
+        """Read what `save_pretrained` wrote. `model`, a run's section, may replace settings that weights leave open.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors.
         """
         directory = Path(directory)
         policy = cls.from_config_dict(read_policy_config(directory))
-        load_weights(policy, load_file(directory / "model.safetensors"), source=str(directory))
+        policy.load_state_dict(policy.read_state(directory))
         return policy
+
+    def read_state(self, directory: str | Path) -> dict[str, Tensor]:
+        """The whole state dict that `save_pretrained` wrote to `directory`; this policy may be sharded, and is not
+        changed.
+
+        Raises:
+            CheckpointFormatError: listing missing, foreign and misshapen tensors.
+        """
+        file = Path(directory) / "model.safetensors"
+        if not file.is_file():
+            raise CheckpointFormatError(f"{directory} has no {file.name}")
+        tensors = load_file(file)
+        check_tensors(self.state_dict(), tensors, str(directory))
+        return tensors
 
 
 def read_policy_config(directory: Path) -> dict[str, Any]:
-    """`config.json` of a policy directory. Raises CheckpointFormatError where files are missing."""
-    missing = [name for name in ("config.json", "model.safetensors") if not (directory / name).is_file()]
-    if missing:
-        raise CheckpointFormatError(f"{directory} is not a policy directory: it has no {' and no '.join(missing)}")
-    return json.loads((directory / "config.json").read_text())
+    """`config.json` of a policy directory. Raises CheckpointFormatError where there is none."""
+    file = directory / "config.json"
+    if not file.is_file():
+        raise CheckpointFormatError(f"{directory} is not a policy directory: it has no config.json")
+    return json.loads(file.read_text())
 
 
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy `tensors` into `module`, strictly. Raises CheckpointFormatError listing every difference."""
-    own = module.state_dict()
-    problems = [f"missing {name}" for name in own if name not in tensors]
-    problems += [f"unexpected {name}" for name in tensors if name not in own]
+def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
+    """Compare names and shapes. Raises CheckpointFormatError listing every difference."""
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unexpected {name}" for name in found if name not in expected]
     problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model needs {tuple(own[name].shape)}"
-        for name in own
-        if name in tensors and tensors[name].shape != own[name].shape
+        f"{name} has shape {tuple(found[name].shape)}, the policy needs {tuple(expected[name].shape)}"
+        for name in expected
+        if name in found and found[name].shape != expected[name].shape
     ]
     if problems:
-        raise CheckpointFormatError(f"{source} does not fit {type(module).__name__}: " + "; ".join(problems))
-    module.load_state_dict(dict(tensors))
+        raise CheckpointFormatError(f"{source} does not fit the policy: " + "; ".join(problems))
 
 
 def row_noise_keys(obs: Mapping[str, Any], num_rows: int) -> np.ndarray:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.models.base import Policy, read_policy_config
+from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
+    from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
 
 _POLICIES: dict[str, type[Policy]] = {}
@@ -77,7 +78,7 @@ def build_policy(cfg: Config, spec: EnvSpec) -> Policy:
     directory = pretrained_dir(cfg)
     if directory is None:
         return policy_class(cfg.model.id).from_config(cfg.model, spec)
-    policy = load_policy(directory)
+    policy = load_policy(directory, cfg.model)
     wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
     for name, value in wanted.items():
         if getattr(policy, name) != value:
@@ -92,6 +93,13 @@ def pretrained_dir(cfg: Config) -> Path | None:
     return None if path is None else policy_directory(path)
 
 
-def load_policy(directory: str | Path) -> Policy:
-    """The policy that `save_pretrained` wrote to `directory`, of whatever class."""
-    return policy_class(read_policy_config(Path(directory))["policy_id"]).from_pretrained(directory)
+def load_policy(directory: str | Path, model: ModelConfig | None = None) -> Policy:
+    """The policy in `directory`: one that `save_pretrained` wrote, or a published one of a registered `model_type`.
+
+    `model`, a run's section, replaces settings that the weights leave open.
+    """
+    config = read_policy_config(Path(directory))
+    policy_id = config.get("policy_id") or config.get("model_type")
+    if policy_id is None:
+        raise CheckpointFormatError(f"{directory}: config.json has neither policy_id nor model_type")
+    return policy_class(policy_id).from_pretrained(directory, model)

@@ -182,7 +182,7 @@ class EmbodiedFSDPActor(Worker):
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         training = Path(directory) / "training_state"
-        sharding.load_policy_state(self.policy, load_file(Path(directory) / "policy" / "model.safetensors"))
+        sharding.load_policy_state(self.policy, self.policy.read_state(Path(directory) / "policy"))
         sharding.load_optimizer(self.policy, self.optimizer, training / "optimizer.safetensors")
         rng_file = training / f"actor_rng_{self.rank}.safetensors"
         if rng_file.exists():  # a resumed run may have more ranks

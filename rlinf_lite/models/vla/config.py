@@ -44,6 +44,9 @@ class VLAConfig:
     sincos_positions: bool = False
     """Image positions start as 2D sines and cosines instead of random numbers."""
 
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Adapters within the policy: `rank`, `alpha`, `targets` and `also_train` of `model.lora`; empty: none."""
+
     # actions and observations
     action_dim: int = 7
     num_action_chunks: int = 8

@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.initialization import no_init_weights
 
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.registry import register_policy
+from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
-from rlinf_lite.models.vla.adapters import add_adapters
+from rlinf_lite.models.vla.adapters import add_adapters, merge_adapters
+from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
 from rlinf_lite.models.vla.images import preprocess_images
-from rlinf_lite.models.vla.prompts import PromptEncoder
+from rlinf_lite.models.vla.prompts import PromptEncoder, TokenizerError
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
 
@@ -40,9 +44,11 @@ class OpenVLAPolicy(Policy):
     The state that emits a token stands one position before it; the value is read off the one that emits the first.
     """
 
-    def __init__(self, cfg: VLAConfig, prompts: PromptEncoder, attn_implementation: str = "sdpa") -> None:
+    def __init__(self, cfg: VLAConfig, prompts: PromptEncoder | None = None, attn_implementation: str = "sdpa") -> None:
+        """Without `prompts` the policy cannot act, but be loaded, inspected and saved."""
         super().__init__()
         self.cfg, self.prompts = cfg, prompts
+        self.origin, self.save_base = Origin(), True
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
         self.sft_label_sigma = 0.0
         self.codec, self.head = ActionCodec(cfg), CategoricalTokens(cfg.temperature)
@@ -57,12 +63,18 @@ class OpenVLAPolicy(Policy):
         fused = cfg.dino is not None and cfg.siglip is not None
         self.projector = Projector(cfg.vision_dim, width, fused)
         self.proprio_projector = Projector(cfg.proprio_dim, width, fused=False) if cfg.proprio_dim else None
-        num_values = 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks
-        self.value_head = _value_head([width, *cfg.value_hidden_sizes], num_values)
         self.slot_embeddings: nn.Parameter | None = None
         if cfg.learned_slots and cfg.parallel_decoding:
             std = text_config.initializer_range
             self.slot_embeddings = nn.Parameter(torch.randn(cfg.num_action_tokens, width) * std)
+        self._init_value_head()
+        if cfg.lora:
+            add_adapters(self, cfg.lora)
+
+    def _init_value_head(self) -> None:
+        num_values = 1 if self.cfg.value_type == "chunk_level" else self.cfg.num_action_chunks
+        width = self.language_model.config.hidden_size
+        self.value_head = _value_head([width, *self.cfg.value_hidden_sizes], num_values)
 
     # acting
 
@@ -96,7 +108,7 @@ class OpenVLAPolicy(Policy):
         if any(image.shape != images[0].shape for image in images):
             sizes = {name: image.shape[1:3] for name, image in zip(self.cfg.cameras, images, strict=True)}
             raise ObservationError(f"cameras differ in size: {sizes}. Give all cameras of the environment one size")
-        input_ids, attention_mask = self.prompts.encode(obs["instruction"])
+        input_ids, attention_mask = self._prompts().encode(obs["instruction"])
         inputs = {
             "images": torch.from_numpy(np.stack(images, axis=1)),
             "input_ids": input_ids,
@@ -106,6 +118,13 @@ class OpenVLAPolicy(Policy):
             state = torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))
             inputs["proprio"] = state if self.proprio is None else self.proprio.normalize(state)
         return inputs
+
+    def _prompts(self) -> PromptEncoder:
+        if self.prompts is None:
+            raise TokenizerError(
+                "the policy came without a tokenizer: copy the files of its base model beside its weights"
+            )
+        return self.prompts
 
     def _camera(self, obs: Mapping[str, Any], name: str) -> np.ndarray:
         images = obs.get("images", {})
@@ -237,6 +256,7 @@ class OpenVLAPolicy(Policy):
         return [*self.vision_backbone.layers(), *self.language_model.model.layers]
 
     def check_env_spec(self, spec: EnvSpec) -> None:
+        self._prompts()
         unknown = [name for name in self.cfg.cameras if name not in spec.cameras]
         if unknown:
             has = ", ".join(spec.cameras) or "none"
@@ -263,17 +283,17 @@ class OpenVLAPolicy(Policy):
             norm_type="bounds",
         )
         config = with_run_settings(fresh, cfg)
-        policy = cls(
-            config, PromptEncoder.from_directory(shipped("assets") / "tiny_tokenizer", config), cfg.attn_implementation
-        )
+        directory = shipped("assets") / "tiny_tokenizer"
+        policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.attn_implementation)
+        policy.origin = Origin.of(directory)
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
     def prepare(self, cfg: ModelConfig) -> Self:
         """Apply what a run says besides the policy's config: adapters, checkpointing, compilation, SFT labels."""
-        self.sft_label_sigma = cfg.sft_label_sigma
+        self.sft_label_sigma, self.save_base = cfg.sft_label_sigma, cfg.lora.save_base
         if cfg.lora.rank:
-            add_adapters(self, cfg.lora)
+            self._add_adapters(cfg.lora.model_dump(exclude={"save_base"}))
         if cfg.gradient_checkpointing:
             for model in (self.vision_backbone.dino, self.vision_backbone.siglip, self.language_model):
                 if model is not None:
@@ -283,13 +303,62 @@ class OpenVLAPolicy(Policy):
                 unit.compile(fullgraph=True)
         return self
 
+    def _add_adapters(self, lora: dict[str, Any]) -> None:
+        if not self.cfg.lora:
+            add_adapters(self, lora)
+            self.cfg = replace(self.cfg, lora=lora)
+        elif self.cfg.lora != lora:
+            raise ValueError(
+                f"model.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or merge "
+                "them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
+            )
+
+    def merge_adapters(self) -> None:
+        """Make the weights what they are with their adapters, and leave the policy without any."""
+        merge_adapters(self)
+        self.cfg = replace(self.cfg, lora={})
+
+    # files
+
     def config_dict(self) -> dict[str, Any]:
         return self.cfg.to_dict()
 
     @classmethod
     def from_config_dict(cls, config: dict[str, Any]) -> Self:
-        cfg = VLAConfig.from_dict({name: value for name, value in config.items() if name != "policy_id"})
-        return cls(cfg, PromptEncoder.from_directory(shipped("assets") / "tiny_tokenizer", cfg))
+        return cls(VLAConfig.from_dict(config))
+
+    def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the published layout and, beside it, what it has no place for; see `checkpoint`."""
+        state = self.state_dict() if state_dict is None else state_dict
+        trained = None if self.save_base else [name for name, x in self.named_parameters() if x.requires_grad]
+        checkpoint.write(Path(directory), self.policy_id, self.cfg, state, self.origin, without_base=trained)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:
+        """Read what `save_pretrained` wrote, or a published directory. The latter has no value head: it is random.
+
+        Raises:
+            CheckpointFormatError: listing missing, foreign and misshapen tensors, or saying what is not supported.
+            StatisticsError: where `model.unnorm_key` is none of the statistics.
+            TokenizerError: where the tokenizer does not start or end prompts as the policy needs.
+        """
+        directory = Path(directory)
+        cfg = checkpoint.read_config(directory)
+        cfg = cfg if model is None else with_run_settings(cfg, model)
+        has_tokenizer = (directory / "tokenizer.json").is_file()
+        with no_init_weights():
+            policy = cls(
+                cfg,
+                PromptEncoder.from_directory(directory, cfg) if has_tokenizer else None,
+                "sdpa" if model is None else model.attn_implementation,
+            )
+        policy._init_value_head()
+        state, policy.origin = checkpoint.read_state(directory, cfg, policy.state_dict())
+        policy.load_state_dict(state, strict=False)
+        return policy if model is None else policy.prepare(model)
+
+    def read_state(self, directory: str | Path) -> dict[str, Tensor]:
+        return checkpoint.read_state(Path(directory), self.cfg, self.state_dict())[0]
 
 
 def _value_head(widths: list[int], num_values: int) -> nn.Sequential:

@@ -1,0 +1,149 @@
+"""The names and shapes of tensors in published checkpoints (timm's, for the vision towers), and those of our policy."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_lite.models.vla.config import VLAConfig
+
+LM_HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+DINO_CLASS, DINO_POSITIONS, _DINO_MASK = (
+    f"vision_backbone.dino.embeddings.{name}" for name in ("cls_token", "position_embeddings", "mask_token")
+)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One published tensor and those of the policy that it is made of (`join`) and that it gives (`split`)."""
+
+    published: str
+    ours: tuple[str, ...]
+    join: Callable[..., Tensor] = lambda tensor: tensor
+    split: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
+
+
+class KeyMap:
+    """Between a published state dict and a policy's.
+
+    Modules that an adapter wraps keep their published name. What a published checkpoint has no place for is in
+    `additions`: value head, slot embeddings, adapters, and the proprio projector unless `with_proprio`.
+    """
+
+    def __init__(self, cfg: VLAConfig, own_names: Collection[str], with_proprio: bool = False) -> None:
+        wrapped = {name.replace(".base_layer", ""): name for name in own_names if ".lora_" not in name}
+        shared = ("language_model.", "projector.", *(["proprio_projector."] if with_proprio else []))
+        entries = [*_tower_entries(cfg), *(_Entry(name, (name,)) for name in wrapped if name.startswith(shared))]
+        self._tied, self._has_mask_token = bool(cfg.text.get("tie_word_embeddings")), cfg.dino is not None
+        self._wrapped = wrapped
+        self._entries = [entry for entry in entries if not (self._tied and entry.published == LM_HEAD)]
+        covered = {wrapped.get(name, name) for name in (*itertools.chain(*(e.ours for e in entries)), _DINO_MASK)}
+        self.additions = [name for name in own_names if name not in covered]
+        self._unread = re.compile("|".join(_unread_patterns(cfg)))
+
+    def to_published(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The published tensors that the policy's `state` gives."""
+        return {
+            entry.published: entry.join(*(state[self._wrapped.get(name, name)] for name in entry.ours))
+            for entry in self._entries
+        }
+
+    def to_policy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The policy's tensors, `additions` left out, that published `tensors` give; all that are needed are there."""
+        state: dict[str, Tensor] = {}
+        for entry in self._entries:
+            state.update(zip(entry.ours, entry.split(tensors[entry.published]), strict=False))
+        if self._has_mask_token:  # a parameter of transformers' class that nothing reads
+            state[_DINO_MASK] = torch.zeros_like(state[DINO_POSITIONS][:, 0])
+        if self._tied:
+            state[LM_HEAD] = state[EMBEDDING]
+        return {self._wrapped.get(name, name): tensor for name, tensor in state.items()}
+
+    def is_unread(self, published: str) -> bool:
+        """Whether published checkpoints have this tensor although no forward pass reads it."""
+        return self._unread.match(published) is not None
+
+
+def _tower_entries(cfg: VLAConfig) -> Iterator[_Entry]:
+    if cfg.dino is not None:
+        published, ours = "vision_backbone.featurizer.", "vision_backbone.dino."
+        yield from _block_entries(published, f"{ours}encoder.layer.", _DINO_BLOCK, "attention", cfg.dino.num_layers - 1)
+        yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), _join_class_token)
+        yield _Entry(f"{published}pos_embed", (DINO_POSITIONS,), lambda own: own[:, 1:].clone(), _split_positions)
+        yield _Entry(f"{published}reg_token", (f"{ours}embeddings.register_tokens",))
+        yield from _patch_entries(published, f"{ours}embeddings.patch_embeddings.projection")
+    if cfg.siglip is not None:
+        published, ours = f"vision_backbone.{_siglip_name(cfg)}.", "vision_backbone.siglip."
+        num_blocks = cfg.siglip.num_layers - 1
+        yield from _block_entries(published, f"{ours}encoder.layers.", _SIGLIP_BLOCK, "self_attn", num_blocks)
+        positions = f"{ours}embeddings.position_embedding.weight"
+        yield _Entry(f"{published}pos_embed", (positions,), lambda own: own[None], lambda tensor: (tensor[0],))
+        yield from _patch_entries(published, f"{ours}embeddings.patch_embedding")
+
+
+_KINDS = ("weight", "bias")
+_DINO_BLOCK = {
+    **{f"{name}.{kind}": f"{name}.{kind}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2") for kind in _KINDS},
+    **{f"attn.proj.{kind}": f"attention.o_proj.{kind}" for kind in _KINDS},
+    **{f"ls{i}.scale_factor": f"layer_scale{i}.lambda1" for i in (1, 2)},
+}
+_SIGLIP_BLOCK = {
+    **{f"norm{i}.{kind}": f"layer_norm{i}.{kind}" for i in (1, 2) for kind in _KINDS},
+    **{f"mlp.fc{i}.{kind}": f"mlp.fc{i}.{kind}" for i in (1, 2) for kind in _KINDS},
+    **{f"attn.proj.{kind}": f"self_attn.out_proj.{kind}" for kind in _KINDS},
+}
+
+
+def _block_entries(
+    published: str, ours: str, names: dict[str, str], attention: str, num_blocks: int
+) -> Iterator[_Entry]:
+    for block in range(num_blocks):
+        theirs = f"{published}blocks.{block}."
+        for name, own in names.items():
+            yield _Entry(f"{theirs}{name}", (f"{ours}{block}.{own}",))
+        for kind in _KINDS:
+            own_names = tuple(f"{ours}{block}.{attention}.{letter}_proj.{kind}" for letter in "qkv")
+            yield _Entry(f"{theirs}attn.qkv.{kind}", own_names, _stack, _unstack)
+
+
+def _patch_entries(published: str, ours: str) -> Iterator[_Entry]:
+    for kind in _KINDS:
+        yield _Entry(f"{published}patch_embed.proj.{kind}", (f"{ours}.{kind}",))
+
+
+def _stack(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)
+
+
+def _unstack(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tuple(part.contiguous() for part in tensor.chunk(3))
+
+
+def _join_class_token(token: Tensor, positions: Tensor) -> Tensor:
+    """timm's class token has no position of its own: what training gave it counts as part of the token."""
+    return token + positions[:, :1]
+
+
+def _split_positions(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1),)
+
+
+def _siglip_name(cfg: VLAConfig) -> str:
+    return "featurizer" if cfg.dino is None else "fused_featurizer"
+
+
+def _unread_patterns(cfg: VLAConfig) -> Iterator[str]:
+    """The last block, the norm after it and the pooling of each tower; buffers of old language models."""
+    for tower, name in ((cfg.dino, "featurizer"), (cfg.siglip, _siglip_name(cfg))):
+        if tower is not None:
+            yield rf"vision_backbone\.{name}\.(blocks\.{tower.num_layers - 1}|norm|attn_pool)\."
+    yield r"language_model\.model\..*rotary_emb\.inv_freq$"
+    if cfg.text.get("tie_word_embeddings"):
+        yield re.escape(LM_HEAD)
+    if not cfg.proprio_dim:
+        yield r"proprio_projector\."
