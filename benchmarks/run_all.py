@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("pipeline_bench.py", "pipeline", quick=("--repeats", "1", "--ratios", "1:1")),
     Benchmark("rollout_bench.py", "rollout", quick=("--repeats", "1", "--seconds", "2")),
     Benchmark("ppo_vs_sb3.py", "ppo_vs_sb3", quick=("--repeats", "1", "--steps", "2", "--variants", "dummy")),
+    Benchmark("tabletop_bench.py", "tabletop", quick=("--repeats", "2", "--num-chunks", "10")),
     Benchmark("chunk_render_bench.py", "chunk_render", quick=("--repeats", "2", "--num-chunks", "2")),
 )
 

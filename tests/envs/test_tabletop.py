@@ -231,7 +231,7 @@ def test_placing_on_the_other_side_fails_and_elsewhere_can_be_mended() -> None:
     actions = np.zeros((60, 11, 3), np.float32)
     actions[:, :10, :2] = ((spots - block) / 0.2 / 10)[:, None]
     actions[:, :10, 2], actions[:, 10, 2] = CLOSE, OPEN
-    failed = env.chunk_step(actions).terminated.any(axis=1)
+    failed = np.asarray(env.chunk_step(actions).terminated.any(axis=1))
     on_table = np.flatnonzero(np.abs(spots[:30]).max(axis=1) < 1)
     assert len(on_table) > 10 and failed[on_table].all() and not failed[30:].any()
     mended = [record for _ in range(8) for record in env.chunk_step(env.expert_actions(4)).episodes]
