@@ -148,6 +148,10 @@ def test_observations_that_do_not_fit_are_named():
     policy, obs = make_policy(), make_obs()
     with pytest.raises(ValueError, match="looks through wrist; the environment has front"):
         policy.check_env_spec(replace(SPEC, cameras={"front": (64, 64)}))
+    with pytest.raises(ValueError, match="openvla looks at images"):
+        OpenVLAPolicy.from_config(ModelConfig(id="openvla"), replace(SPEC, cameras={}))
+    with pytest.raises(ValueError, match="use_proprio: is true, and there is no state"):
+        OpenVLAPolicy.from_config(ModelConfig(id="openvla", use_proprio=True), replace(SPEC, state_dim=None))
     with pytest.raises(ObservationError, match="there is no 'wrist'; the environment has front"):
         policy.predict_action_batch({**obs, "images": {"front": obs["images"]["front"]}})
     floats = {name: image / np.float32(255) for name, image in obs["images"].items()}

@@ -140,6 +140,11 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
             f"model.num_action_chunks: is {model.num_action_chunks}, and the policy learned slots for "
             f"{cfg.num_action_chunks} actions. Set it to {cfg.num_action_chunks}"
         )
+    if model.use_proprio and not cfg.proprio_dim:
+        raise ValueError(
+            "model.use_proprio: is true, and there is no state to read: the environment gives none, or the checkpoint "
+            "has no proprio projector. Set it to false, or to null"
+        )
     said = {
         "parallel_decoding": model.parallel_decoding,
         "append_stop": model.append_stop,

@@ -257,6 +257,8 @@ class OpenVLAPolicy(Policy):
 
     def check_env_spec(self, spec: EnvSpec) -> None:
         self._prompts()
+        if not spec.cameras:
+            raise ValueError("model.id: openvla looks at images, and this environment gives none")
         unknown = [name for name in self.cfg.cameras if name not in spec.cameras]
         if unknown:
             has = ", ".join(spec.cameras) or "none"

@@ -1,0 +1,68 @@
+"""LoRA: what trains, what is sent to rollout workers, and that adapters start as no change."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_lite.config.schema import ModelConfig
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models.vla.policy import OpenVLAPolicy
+from rlinf_lite.weights.sync import synced_tensors
+
+SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
+
+
+def make_policy(**settings):
+    torch.manual_seed(0)
+    return OpenVLAPolicy.from_config(ModelConfig(id="openvla", num_action_chunks=2, **settings), SPEC)
+
+
+def make_obs():
+    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    return {"images": {"front": images}, "state": np.ones((3, 4)), "instruction": ["pick up the red block"] * 3}
+
+
+def trained(policy):
+    return {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+
+
+def test_adapters_start_as_no_change_and_the_rest_stays_frozen():
+    plain, adapted = make_policy(), make_policy(lora={"rank": 4})
+    inputs = plain.predict_action_batch(make_obs()).forward_inputs
+    torch.testing.assert_close(adapted(inputs).logprobs, plain(inputs).logprobs)
+    names = trained(adapted)
+    assert all("lora_" in name or name.startswith("value_head.") for name in names)
+    assert {f"value_head.{i}.weight" for i in (0, 2, 4)} <= names
+    for layer in ("language_model.model.layers.2.mlp.up_proj", "language_model.lm_head", "projector.fc1"):
+        assert f"{layer}.lora_A.default.weight" in names
+    assert "vision_backbone.siglip.encoder.layers.0.self_attn.out_proj.lora_B.default.weight" in names
+
+    before = {name: p.detach().clone() for name, p in adapted.named_parameters()}
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+    output = adapted.train()(inputs)
+    (output.logprobs.mean() + output.values.mean()).backward()
+    optimizer.step()
+    changed = {name for name, p in adapted.named_parameters() if not torch.equal(p, before[name])}
+    assert changed <= names and any("lora_B" in name for name in changed)
+
+
+def test_only_what_trains_is_sent_after_the_first_sync():
+    policy = make_policy(lora={"rank": 4, "targets": ["q_proj", "v_proj"]})
+    first, later = (dict(synced_tensors(policy, trainable_only)) for trainable_only in (False, True))
+    assert first.keys() == policy.state_dict().keys() and later.keys() == trained(policy)
+    num_bytes = [sum(x.numel() for x in tensors.values()) for tensors in (first, later)]
+    assert num_bytes[1] < num_bytes[0] / 10
+
+
+def test_modules_can_train_in_full_beside_adapters():
+    policy = make_policy(use_proprio=True, lora={"rank": 2, "also_train": ["proprio_projector", "slot_embeddings"]})
+    names = trained(policy)
+    assert {"proprio_projector.fc1.weight", "proprio_projector.fc2.bias", "slot_embeddings"} <= names
+    assert not any(name.startswith("proprio_projector") and "lora" in name for name in names)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match=r"also_train: the policy has no proprio_projector. It has .*value_head"):
+        make_policy(lora={"rank": 2, "also_train": ["proprio_projector"]})
+    with pytest.raises(ValueError, match="targets: no linear layer is called qproj. There are .*q_proj"):
+        make_policy(lora={"rank": 2, "targets": ["qproj"]})
