@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.config import resources
 from rlinf_lite.config.names import COMPONENTS, did_you_mean
-from rlinf_lite.config.plan import TASKS, Plan, episode_steps, place, slots
+from rlinf_lite.config.plan import TASKS, Plan, episode_steps, observed, place, slots
 from rlinf_lite.config.schema import Config
+from rlinf_lite.config.sizes import vla_config
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.placement import ProcessPlacement
@@ -347,6 +348,24 @@ def _fewest_and_most_blocks(config: Config, plan: Plan) -> Iterator[str]:
     fewest, most = config.env.tabletop.num_blocks
     if fewest > most:
         yield f"env.tabletop.num_blocks: fewest {fewest} is more than most {most}. Use [{most}, {fewest}]"
+
+
+@_check("model", "rollout.model_dir", "actor.checkpoint_load_path", "env")
+def _vla_fits_the_run(config: Config, plan: Plan) -> Iterator[str]:
+    seen = observed(config)
+    if config.model.id != "openvla" or seen is None:
+        return
+    try:
+        cameras = vla_config(config, seen).cameras
+    except ValueError as error:
+        yield str(error)
+        return
+    unknown = [name for name in cameras if name not in seen.cameras]
+    if unknown or not seen.cameras:
+        yield (
+            f"model.cameras: the policy looks through {', '.join(cameras) or 'cameras'}, and what {config.env.task} "
+            f"shows is {', '.join(seen.cameras) or 'a state alone'}. Set it, or env.{config.env.id}.obs_mode"
+        )
 
 
 # supervised training

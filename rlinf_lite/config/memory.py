@@ -52,7 +52,7 @@ class Estimate:
 def estimate(plan: Plan) -> Estimate | None:
     """None where sizes are known only once environment and policy are built."""
     seen = observed(plan.config)
-    sizes = policy_sizes(plan.config.model, seen, plan.config.actor.precision) if seen is not None else None
+    sizes = policy_sizes(plan.config, seen) if seen is not None else None
     if seen is None or sizes is None or plan.num_samples is None:
         return None
     obs_bytes = 4 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())

@@ -7,13 +7,15 @@ through transformers' Llama and vision layers with `sdpa`; tests compare both wi
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_lite.config.plan import Observed
-from rlinf_lite.config.schema import ModelConfig
+from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.schema import Config, ModelConfig
 
 if TYPE_CHECKING:
     from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
@@ -50,8 +52,12 @@ class _Linear(NamedTuple):
     times: int = 1
 
     @property
+    def each(self) -> int:
+        return (self.num_in + self.bias) * self.num_out
+
+    @property
     def parameters(self) -> int:
-        return self.times * (self.num_in + self.bias) * self.num_out
+        return self.times * self.each
 
 
 class _Stack(NamedTuple):
@@ -63,13 +69,50 @@ class _Stack(NamedTuple):
     layer: int
 
 
-def policy_sizes(model: ModelConfig, seen: Observed, precision: str = "fp32") -> Sizes | None:
-    """Sizes of the policy that `model` describes with random weights; None where its class alone knows them."""
-    if model.id == "mlp_gaussian" and seen.state_dim:
-        return _mlp(model, seen)
-    if model.id == "openvla" and seen.cameras:
-        return _OpenVLA(model, seen, bf16=precision == "bf16").sizes()
+def policy_sizes(config: Config, seen: Observed) -> Sizes | None:
+    """Sizes of the policy that a run trains; None where its class alone knows them."""
+    if config.model.id == "mlp_gaussian" and seen.state_dim:
+        return _mlp(config.model, seen)
+    if config.model.id == "openvla" and seen.cameras:
+        return _OpenVLA(config, seen).sizes()
     return None
+
+
+def vla_config(config: Config, seen: Observed) -> VLAConfig:
+    """That of the checkpoint which an OpenVLA run starts from, or of `model.size`, with what the run says of it.
+
+    Raises:
+        ValueError: where the checkpoint cannot serve what the run wants.
+    """
+    from rlinf_lite.models.vla.config import preset, with_run_settings  # against the direction, as in plan.py: no torch
+
+    saved, model = saved_vla_config(config), config.model
+    if saved is not None:
+        return with_run_settings(saved, model)
+    fresh = replace(
+        preset(model.size),
+        action_dim=seen.action_dim,
+        num_action_chunks=model.num_action_chunks,
+        cameras=tuple(seen.cameras),
+        proprio_dim=seen.state_dim if model.use_proprio else 0,
+    )
+    return with_run_settings(fresh, model)
+
+
+def saved_vla_config(config: Config) -> VLAConfig | None:
+    """What the checkpoint that a run starts from says of its architecture, if there is one. A published one counts as
+    OpenVLA's 7B with the language model that it names."""
+    from rlinf_lite.models.vla.config import VLAConfig, preset
+
+    path = config.actor.checkpoint_load_path or config.rollout.model_dir
+    file = None if path is None else policy_directory(path) / "config.json"
+    if file is None or not file.is_file():
+        return None
+    content = json.loads(file.read_text())
+    if "rlinf_lite" in content:
+        return VLAConfig.from_dict(content["rlinf_lite"]["settings"])
+    published = preset("7b")
+    return replace(published, text=published.text | content.get("text_config", {}))
 
 
 def scores_bytes(model: ModelConfig, action_dim: int) -> int:
@@ -103,25 +146,12 @@ def _mlp_parameters(widths: Sequence[int]) -> int:
     return sum((num_in + 1) * num_out for num_in, num_out in itertools.pairwise(widths))
 
 
-def _vla_config(model: ModelConfig, seen: Observed) -> VLAConfig:
-    from rlinf_lite.models.vla.config import preset, with_run_settings  # against the direction, as in plan.py: no torch
-
-    fresh = replace(
-        preset(model.size),
-        action_dim=seen.action_dim,
-        num_action_chunks=model.num_action_chunks,
-        cameras=tuple(seen.cameras),
-        proprio_dim=seen.state_dim if model.use_proprio else 0,
-    )
-    return with_run_settings(fresh, model)
-
-
 class _OpenVLA:
-    """The sums over an OpenVLA policy with the architecture of `model.size`."""
+    """The sums over an OpenVLA policy."""
 
-    def __init__(self, model: ModelConfig, seen: Observed, bf16: bool) -> None:
-        self.model, self.seen, self.bf16 = model, seen, bf16
-        self.cfg = cfg = _vla_config(model, seen)
+    def __init__(self, config: Config, seen: Observed) -> None:
+        self.model, self.seen, self.bf16 = config.model, seen, config.actor.precision == "bf16"
+        self.cfg = cfg = vla_config(config, seen)
         text = cfg.text
         self.width = int(text.get("hidden_size", 4096))
         self.inner = int(text.get("intermediate_size", 11008))
@@ -141,13 +171,16 @@ class _OpenVLA:
         other = self._other_parameters()
         total = sum(one.parameters for one in linears) + sum(other.values())
         adapters = self._adapters(linears)
-        layer = sum(one.parameters // one.times for one in linears if one.times == self.layers) + 2 * self.width
-        units = sum(one.parameters for one in linears if one.part in ("language layers", "vision_backbone"))
+        units = [(self.layers, 2 * self.width + sum(one.each for one in linears if one.part == "language layers"))]
+        for name, tower in self.towers:
+            if tower is not None:
+                weights = sum(one.each for one in self._tower_linears(tower, ""))
+                units.append((tower.num_layers - 1, weights + _vision_extras(name) * tower.hidden_size))
         return Sizes(
             parameters=total + adapters,
             trained=self._trained(linears, other, adapters),
-            largest_unit=layer,
-            root=total - units,
+            largest_unit=max(unit for _, unit in units),
+            root=total - sum(times * unit for times, unit in units),
             sample_bytes=self._sample_bytes(),
             activation_bytes=self._activation_bytes(),
             working_bytes=(1 + self.model.gradient_checkpointing)
@@ -199,7 +232,7 @@ class _OpenVLA:
             width = tower.hidden_size
             tokens = cfg.num_patches + (3 + cfg.num_registers if name == "dino" else 0)  # class twice, mask, registers
             vision += (3 * cfg.patch_size**2 + 1 + tokens) * width
-            vision += (tower.num_layers - 1) * width * (6 if name == "dino" else 4)  # norms, and DINO's layer scales
+            vision += (tower.num_layers - 1) * width * _vision_extras(name)
         slots = cfg.num_action_tokens * self.width if cfg.learned_slots and cfg.parallel_decoding else 0
         language = (self.vocab + 2 * self.layers + 1) * self.width
         return {"vision_backbone": vision, "language_model": language, "slot_embeddings": slots}
@@ -266,6 +299,11 @@ class _OpenVLA:
         element = 2 if self.bf16 else 4
         cache = 0 if self.cfg.parallel_decoding else self.layers * self.tokens * 2 * self.key * element
         return self.tokens * (4 * self.width + 3 * self.inner) * element + cache
+
+
+def _vision_extras(tower: str) -> int:
+    """Vectors of a layer: two norms of two, and DINO's two layer scales."""
+    return 6 if tower == "dino" else 4
 
 
 def _projector(part: str, num_in: int, num_out: int, fused: bool) -> Iterator[_Linear]:

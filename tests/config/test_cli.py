@@ -12,7 +12,6 @@ from rlinf_lite.config import load_config, parse_cli
 from rlinf_lite.config.compose import config_names
 from rlinf_lite.config.dry_run import describe
 from rlinf_lite.config.explain import schema_keys
-from rlinf_lite.config.plan import TASKS
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
 HYBRID = str(Path(__file__).parent / "yaml" / "hybrid.yaml")
@@ -106,32 +105,3 @@ def test_the_entry_point_knows_dry_run(repo: Path, tmp_path: Path) -> None:
 def test_unknown_sizes_are_said_to_be_unknown() -> None:
     text = describe(load_config(DEFAULT, ["env.task=LiftPegUpright-v1"]))
     assert "known once LiftPegUpright-v1 and mlp_gaussian are built" in text
-
-
-@pytest.mark.parametrize(("env_id", "task"), TASKS)
-def test_what_the_plan_knows_of_tasks_is_true(env_id: str, task: str) -> None:
-    from rlinf_lite.envs import get_env_spec, make_vec_env
-
-    name = DEFAULT if env_id == "maniskill" else "embodiment/gym_pendulum_ppo_mlp"
-    config = load_config(name, [f"env.id={env_id}", f"env.task={task}", "env.tabletop.obs_mode=state"])
-    env = make_vec_env(config.env, "train", 1)
-    spec = get_env_spec(env, env.reset([1]))
-    known = TASKS[env_id, task]
-    assert (spec.max_episode_steps, spec.state_dim, spec.action_dim) == (
-        known.max_episode_steps,
-        known.state_dim,
-        known.action_dim,
-    )
-
-
-def test_the_plan_counts_parameters_and_bytes_as_the_policy_does() -> None:
-    from rlinf_lite.config.dry_run import _sizes
-    from rlinf_lite.envs import EnvSpec
-    from rlinf_lite.models import build_policy
-
-    config = load_config(DEFAULT, ["model.num_action_chunks=2"])
-    spec = EnvSpec(8, 35, {}, [-1.0] * 8, [1.0] * 8, 50, False)
-    policy = build_policy(config, spec)
-    sizes = _sizes(config)
-    assert sizes is not None
-    assert sizes[0] == sum(parameter.numel() for parameter in policy.parameters())

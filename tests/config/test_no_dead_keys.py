@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rlinf_lite.config import schema
 
-NOT_READERS = {"schema.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py"}
+NOT_READERS = {"schema.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py", "sizes.py", "memory.py"}
 
 
 def sections() -> Iterator[type[BaseModel]]:
@@ -19,13 +19,19 @@ def sections() -> Iterator[type[BaseModel]]:
             yield value
 
 
-def attributes_read(package: Path) -> set[str]:
+def names_read(package: Path) -> set[str]:
+    """Attributes, and text keys of what was dumped into a dict."""
     files = [path for path in package.rglob("*.py") if not (path.parent.name == "config" and path.name in NOT_READERS)]
-    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    found = set()
+    for node in (node for path in files for node in ast.walk(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found.add(node.attr)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            found.add(str(node.slice.value))
+    return found
 
 
 def test_every_key_is_read(repo: Path) -> None:
-    read = attributes_read(repo / "rlinf_lite")
+    read = names_read(repo / "rlinf_lite")
     dead = sorted(f"{cls.__name__}.{name}" for cls in sections() for name in cls.model_fields if name not in read)
     assert dead == []
