@@ -94,7 +94,9 @@ def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def save_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path, rank: int) -> None:
     """Write the moments of every parameter; rank 0 writes, all ranks call. Hyper-parameters come from the config."""
-    whole: dict[str, Any] = get_optimizer_state_dict(policy, optimizer, options=_FULL)
+    whole: dict[str, Any] = {}
+    if optimizer.state:  # torch would take a first step of its own to have a state
+        whole = get_optimizer_state_dict(policy, optimizer, options=_FULL)
     state = whole.get("state", {})  # empty on other ranks
     if rank == 0:
         tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
@@ -107,6 +109,12 @@ def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Pa
     for name, value in load_file(file).items():
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
-    groups = get_optimizer_state_dict(policy, optimizer)["param_groups"]
-    whole: dict[str, Any] = {"state": state, "param_groups": groups}
-    set_optimizer_state_dict(policy, optimizer, whole, options=_FULL)
+    if not state:
+        return
+    whole: dict[str, Any] = {**get_optimizer_state_dict(policy, optimizer), "state": state}
+    set_optimizer_state_dict(policy, optimizer, whole, options=replace(_FULL, strict=False))
+    # a parameter that had no gradient yet has no moments, where torch has made some up
+    for group, named in zip(optimizer.param_groups, whole["param_groups"], strict=True):
+        for parameter, name in zip(group["params"], named["params"], strict=True):
+            if name not in state:
+                optimizer.state.pop(parameter, None)

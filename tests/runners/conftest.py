@@ -44,7 +44,14 @@ def start(cluster, tmp_path):
     """`start(*overrides, config=...)` launches three groups and returns an initialised runner; they end with it."""
     launched = []
 
-    def start(*overrides, config="gym_pendulum_ppo_mlp", workers=WORKERS, small=SMALL_PENDULUM, root=tmp_path):
+    def start(
+        *overrides,
+        config="gym_pendulum_ppo_mlp",
+        workers=WORKERS,
+        small=SMALL_PENDULUM,
+        root=tmp_path,
+        runner_class=EmbodiedRunner,
+    ):
         paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
         cfg = load_config(f"embodiment/{config}", [*small, *paths, *overrides])
         placement = HybridComponentPlacement(cfg)
@@ -54,7 +61,7 @@ def start(cluster, tmp_path):
                 cluster, placement_strategy=placement.get_strategy(name), name=name
             )
             launched.append(groups[name])
-        runner = EmbodiedRunner(cfg=cfg, **groups)
+        runner = runner_class(cfg=cfg, **groups)
         runner.init_workers()
         return runner
 

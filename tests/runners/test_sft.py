@@ -1,0 +1,124 @@
+"""The SFT stage: demonstrations, training on them, and a checkpoint that reinforcement learning starts from."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_lite.data.demonstrations import DemonstrationError
+from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from tests.runners.conftest import read_metrics
+
+CONFIG = "tabletop_sft_mlp"
+SMALL = [
+    "env.train.num_envs=16",
+    "env.eval.num_envs=16",
+    "env.eval.num_episodes=32",
+    "env.eval.num_videos=0",
+    "rollout.pipeline_stage_num=1",
+    "data.num_episodes=200",
+    "actor.global_batch_size=64",
+    "actor.micro_batch_size=64",
+    "actor.optim.lr_scheduler=constant",  # else the learning rate depends on max_steps
+    "runner.val_check_interval=-1",
+    "runner.save_interval=-1",
+    "runner.phase_timeout_s=60",
+    "cluster.num_gpus_per_node=2",
+    "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
+]
+SPREAD = ["cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}", "actor.micro_batch_size=16"]
+
+
+@pytest.fixture
+def start_sft(start):
+    def start_sft(*overrides, **arguments):
+        return start(*overrides, config=CONFIG, small=SMALL, runner_class=SFTRunner, **arguments)
+
+    return start_sft
+
+
+def weights(checkpoint):
+    return load_file(checkpoint / "policy" / "model.safetensors")
+
+
+def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start_sft):
+    result = start_sft("runner.max_steps=150", "runner.val_check_interval=150", "runner.save_interval=150").run()
+    assert result.first_eval.total.success_once < 0.2
+    assert result.last_eval.total.success_once > 0.8
+    lines = [line for line in read_metrics(result.run_dir) if "train/actor/sft_loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, 151))
+    assert lines[-1]["train/actor/sft_loss"] < 0.5 * lines[0]["train/actor/sft_loss"]
+    assert lines[0]["train/actor/lr"] < lines[30]["train/actor/lr"] == 1e-3 and lines[0]["train/actor/grad_norm"] > 0
+    counts = json.loads((result.run_dir / "demos" / "meta.json").read_text())["counts"]
+    assert counts["num_played"] == 200 and counts["num_episodes"] == round(200 * counts["success_once"]) > 150
+    assert read_metrics(result.run_dir)[0]["demos/num_episodes"] == counts["num_episodes"]
+
+    start.stop()
+    load = [f"actor.checkpoint_load_path={result.checkpoint}", "runner.task_type=embodied", "runner.max_steps=1"]
+    updates = ["actor.global_batch_size=48", "actor.optim.warmup_steps=0"]
+    learner = start(*load, *updates, config=CONFIG, small=SMALL, runner_class=EmbodiedRunner)
+    assert learner.evaluate().headline() == result.last_eval.headline()
+    learner.run()
+
+
+def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp_path):
+    short = ["data.num_episodes=40", "runner.save_interval=3", "actor.optim.warmup_steps=2", *SPREAD]
+    whole = start_sft("runner.max_steps=6", *short, root=tmp_path / "whole").run()
+    start.stop()
+    half = start_sft("runner.max_steps=3", *short, root=tmp_path / "half").run()
+    shards = {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").iterdir()}
+    start.stop()
+    resumed = start_sft("runner.max_steps=6", "runner.resume=auto", *short, root=tmp_path / "half").run()
+    assert resumed.run_dir == half.run_dir and resumed.completed_steps == 6
+    assert shards == {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").iterdir()}
+    expected, got = weights(whole.checkpoint), weights(resumed.checkpoint)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert [line["step"] for line in read_metrics(resumed.run_dir)] == [0, 1, 2, 3, 4, 5, 6]
+
+    # one rank, one env worker and another micro-batch: the same demonstrations, the same training
+    start.stop()
+    one = start_sft("runner.max_steps=6", *short[:3], root=tmp_path / "one").run()
+    assert max((expected[name] - x).abs().max() for name, x in weights(one.checkpoint).items()) < 1e-5
+
+
+def test_an_expert_that_never_succeeds_is_an_error(start_sft):
+    runner = start_sft("runner.max_steps=30", "env.task=place", "env.train.max_episode_steps=4", "data.num_episodes=4")
+    with pytest.raises(DemonstrationError, match=r"none succeeded.*data\.action_noise"):
+        runner.run()
+
+
+def run_example(*overrides, root):
+    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    command = [sys.executable, "examples/embodiment/train_sft.py", "--config-name", CONFIG, *SMALL, *paths, *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
+
+
+def test_ctrl_c_leaves_a_checkpoint(tmp_path):
+    process = run_example("runner.max_steps=100000", root=tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "reinforcement learning from here" in output, output
+    (last,) = tmp_path.glob("*/checkpoints/last")
+    assert (last / "policy" / "model.safetensors").is_file()
+
+
+def test_demonstrations_of_another_task_end_the_program_before_it_starts(tmp_path):
+    from rlinf_lite.config import load_config
+    from rlinf_lite.data.demonstrations import recipe, write_meta
+    from rlinf_lite.envs import EnvSpec
+
+    spec = EnvSpec(3, 16, {}, [-1.0] * 3, [1.0] * 3, 24, True)
+    write_meta(tmp_path, recipe(load_config(CONFIG, SMALL)), spec, [], {})
+    process = run_example("env.task=push", f"data.demos_dir={tmp_path}", root=tmp_path)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1 and "Traceback" not in output
+    assert "DemonstrationError: data.demos_dir" in output and "env.task is 'pick' there and 'push' here" in output
