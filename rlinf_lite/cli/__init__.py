@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 from rlinf_lite import __version__
 from rlinf_lite.shipped import shipped
@@ -19,6 +20,7 @@ _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
   sft      collect demonstrations and train a policy on them
+  report   write a run's report.html
   doctor   check this machine and name the fix for each failure
   info     versions, extras, slots, configs, environments, policies
 """
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("command", choices=[*EXAMPLES, "doctor", "info"], metavar="command", help="see below")
+    parser.add_argument("command", choices=[*EXAMPLES, "report", "doctor", "info"], metavar="command", help="see below")
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
@@ -43,5 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return info(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
-    runpy.run_path(str(shipped("examples") / "embodiment" / EXAMPLES[command]), run_name="__main__")
-    return 0
+    if command == "report":
+        from rlinf_lite.metrics.report.__main__ import main as report
+
+        return report()
+    return _run_example(shipped("examples") / "embodiment" / EXAMPLES[command])
+
+
+def _run_example(script: Path) -> int:
+    spec = spec_from_file_location(script.stem, script)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    code: int = module.main()
+    return code

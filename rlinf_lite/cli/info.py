@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from rlinf_lite import __version__
 from rlinf_lite.config.compose import config_names
 from rlinf_lite.config.names import NAMED_KEYS, known_names
 from rlinf_lite.scheduler.placement import detect_slots
 from rlinf_lite.shipped import PACKAGE
-
-_REQUIREMENT = re.compile(r"^(?P<package>[\w.-]+)(?:.*\bextra == [\"'](?P<extra>\w+)[\"'])?")
 
 
 def info(arguments: Sequence[str]) -> int:
@@ -27,29 +26,31 @@ def info(arguments: Sequence[str]) -> int:
     if parser.parse_args(arguments).json:
         print(json.dumps(found, indent=2))
         return 0
-    for title, content in found.items():
-        lines = content if isinstance(content, list) else [content]
-        if isinstance(content, dict):
-            lines = [f"{name:<14} {value}" for name, value in content.items()]
-        print(f"{title}\n" + "\n".join(f"  {line}" for line in lines))
+    print("\n".join(f"{title}\n{_indented(content)}" for title, content in found.items()))
     return 0
+
+
+def _indented(content: str | list[str] | dict[str, str]) -> str:
+    if isinstance(content, dict):
+        content = [f"{name:<14} {value}" for name, value in content.items()]
+    return "\n".join(f"  {line}" for line in ([content] if isinstance(content, str) else content))
 
 
 def gather() -> dict[str, Any]:
     """Everything that `info` prints, by title."""
-    required = list(_requirements())
-    core = [package for package, extra in required if extra is None]
+    required = requirements()
     kind, num_slots = detect_slots("auto", None)
     what = "GPUs" if kind == "cuda" else "virtual, CPU; cluster.num_gpus_per_node makes more"
     return {
         "versions": {
             "rlinf_lite": f"{__version__} ({PACKAGE})",
             "python": f"{platform.python_version()} ({platform.platform()})",
-            **{package: _version(package) or "not installed" for package in core},
+            **{one.name: _version(one.name) or "not installed" for one in required[""]},
         },
         "extras": {
-            extra: ", ".join(f"{p} {_version(p) or 'is not installed'}" for p, of in required if of == extra)
-            for extra in dict.fromkeys(extra for _, extra in required if extra is not None)
+            extra: ", ".join(f"{one.name} {_version(one.name) or 'is not installed'}" for one in of_extra)
+            for extra, of_extra in required.items()
+            if extra
         },
         "slots": f"{num_slots} ({what})",
         **{key: known_names(key) for key in NAMED_KEYS},
@@ -57,12 +58,15 @@ def gather() -> dict[str, Any]:
     }
 
 
-def _requirements() -> Iterator[tuple[str, str | None]]:
-    """Packages that rlinf_lite needs, each with the extra it belongs to, if any."""
-    for line in metadata.requires("rlinf_lite") or []:
-        match = _REQUIREMENT.match(line)
-        assert match is not None, line
-        yield match["package"], match["extra"]
+def requirements() -> dict[str, list[Requirement]]:
+    """What this machine needs for each extra of rlinf_lite, and under "" for the rest."""
+    extras = metadata.metadata("rlinf_lite").get_all("Provides-Extra") or []
+    required = [Requirement(line) for line in metadata.requires("rlinf_lite") or []]
+    core = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]
+    found = {"": core}
+    for extra in extras:
+        found[extra] = [one for one in required if one not in core and one.marker.evaluate({"extra": extra})]  # type: ignore[union-attr]
+    return found
 
 
 def _version(package: str) -> str | None:

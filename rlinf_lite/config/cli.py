@@ -47,9 +47,9 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
 
 
 def _other_entry_point(wanted: str, task_type: str) -> str:
-    entry_point = {"embodied": "train_embodied_agent.py", "sft": "train_sft.py"}[wanted]
+    command, script = {"embodied": ("train", "train_embodied_agent.py"), "sft": ("sft", "train_sft.py")}[wanted]
     return (
-        f"runner.task_type: is {wanted}, which examples/embodiment/{entry_point} runs. "
+        f"runner.task_type: is {wanted}, which `rlinf-lite {command}` runs (examples/embodiment/{script}). "
         f"Start that one, or set it to {task_type}"
     )
 

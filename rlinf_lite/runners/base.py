@@ -69,8 +69,7 @@ class RunResult:
             more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
             lines.append(f"  checkpoint: {self.checkpoint}")
             lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
-            evaluate = "examples/embodiment/eval_embodied_agent.py --checkpoint"
-            lines.append(f"  measure: {sys.executable} {evaluate} {self.checkpoint}")
+            lines.append(f"  measure: {sys.executable} -m rlinf_lite.cli eval --checkpoint {self.checkpoint}")
         return "\n".join(lines)
 
 

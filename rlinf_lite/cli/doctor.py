@@ -1,0 +1,256 @@
+"""`rlinf-lite doctor`: what this machine has, measured, and the command that mends each failure.
+
+Whatever may crash or hang is a probe: a process of its own, ended with all its children at a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlinf_lite.cli.info import requirements
+from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.config.dry_run import byte_text
+from rlinf_lite.config.memory import Estimate, estimate
+from rlinf_lite.config.plan import complete_plan
+
+_GIB = 2**30
+_PROCESS_BYTES = _GIB * 2 // 5  # what torch and Ray take in each worker
+_CUDA_TORCH = "pip install --force-reinstall 'torch>=2.13'"
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_TIMEOUT_S = 180.0
+_LIBRARIES = "apt-get install libgl1 libglib2.0-0 libx11-6"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `fix` is a command, empty where there is nothing to mend."""
+
+    status: Literal["ok", "warn", "fail"]
+    value: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a config asks of the machine; bytes are 0 where they are not known."""
+
+    log_path: str = "results"
+    num_processes: int = 4
+    host_bytes: int = 0
+    shared_bytes: int = 0
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Print the findings; returns 1 where something failed, 2 where the config is wrong."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite doctor", description="Check this machine; name the fixes.")
+    parser.add_argument("--json", action="store_true", help="as a JSON list")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="check that this config fits, too")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of that config")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        needs = Needs() if options.config_name is None else _needs(load_config(options.config_name, options.overrides))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    with Console(stderr=True).status("trying out what is installed; a minute or two"):
+        findings = examine(needs)
+    if options.json:
+        print(json.dumps([{"check": name, **asdict(finding)} for name, finding in findings.items()], indent=2))
+    else:
+        _print_table(findings)
+    return 1 if any(finding.status == "fail" for finding in findings.values()) else 0
+
+
+def examine(needs: Needs) -> dict[str, Finding]:
+    """Every check by name, two at a time, in the order of the report."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "Python": _python,
+        "torch": partial(probe, "torch", "pip install 'torch>=2.13'"),
+        "transformers": _transformers,
+        "accelerators": partial(probe, "accelerators", _CUDA_TORCH),
+        "CPU cores": _cores,
+        "memory": partial(_memory, needs),
+        "shared memory": partial(_shared_memory, needs),
+        "disk": partial(_disk, needs),
+        "Ray": partial(probe, "ray", _ray_fix()),
+        "gymnasium": partial(probe, "gymnasium", "pip install 'gymnasium>=1.2'"),
+        "tabletop": partial(probe, "tabletop", "pip install --force-reinstall rlinf_lite"),
+        "maniskill": _maniskill,
+        "Vulkan": _vulkan,
+    }
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = {name: pool.submit(check) for name, check in checks.items()}
+        return {name: future.result() for name, future in running.items()}
+
+
+def probe(name: str, fix: str) -> Finding:
+    """Run a probe of `probes.py`; what it says, or why it failed and `fix`."""
+    return try_out([sys.executable, "-W", "ignore", "-m", "rlinf_lite.cli.probes", name], fix, _TIMEOUT_S)
+
+
+def try_out(command: Sequence[str], fix: str, timeout_s: float) -> Finding:
+    """The last line that a command prints, or how it failed and `fix`. Ended with its children at the time limit."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return Finding("fail", f"no answer within {timeout_s:g} s", fix)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode == 0:
+        return Finding("ok", out.strip().splitlines()[-1])
+    if process.returncode < 0:
+        return Finding("fail", f"crashed ({signal.Signals(-process.returncode).name})", fix)
+    reason = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    return Finding("fail", re.sub(r"^[\w.]*\.(?=\w+: )", "", reason), fix)
+
+
+def _python() -> Finding:
+    """The interpreter, and whether what rlinf_lite requires is installed."""
+    core = requirements()[""]
+    wrong = [f"{one}" for one in core if not _is_met(one)]
+    version = f"{platform.python_version()} in {sys.prefix}"
+    if wrong:
+        return Finding("fail", f"{version}, without {', '.join(wrong)}", f"pip install {shlex.join(wrong)}")
+    return Finding("ok", f"{version}, {len(core)} packages as required")
+
+
+def _is_met(requirement: Requirement) -> bool:
+    try:
+        return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _transformers() -> Finding:
+    clash = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
+    return probe("transformers", f"pip uninstall -y {' '.join(clash)}" if clash else "pip install 'transformers>=5'")
+
+
+def _cores() -> Finding:
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file() and not quota.read_text().startswith("max"):
+        used, period = map(int, quota.read_text().split())
+        cores = min(cores, max(used // period, 1))
+    value = f"{cores}, load {load:.1f}"
+    if load > cores:
+        return Finding("warn", f"{value}: other processes take more than there is", "top -o %CPU")
+    return Finding("ok", value)
+
+
+def _memory(needs: Needs) -> Finding:
+    free = min(_available_memory())
+    wanted = needs.host_bytes + needs.num_processes * _PROCESS_BYTES
+    value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
+    if free < wanted:
+        return Finding("fail", value, "rlinf-lite train --dry-run  (shows what takes it)")
+    return Finding("ok", value)
+
+
+def _available_memory() -> Iterator[int]:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    yield int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").is_file() and (group / "memory.max").read_text().strip() != "max":
+        yield int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+
+
+def _shared_memory(needs: Needs) -> Finding:
+    fix = "mount -o remount,size=8g /dev/shm  (Docker: docker run --shm-size=8g ...)"
+    if not os.path.isdir("/dev/shm"):
+        return Finding("fail", "there is no /dev/shm", "mount -t tmpfs -o size=8g tmpfs /dev/shm")
+    free = shutil.disk_usage("/dev/shm").free
+    value = f"{byte_text(free)} free in /dev/shm"
+    if needs.shared_bytes:
+        value += f", up to {byte_text(needs.shared_bytes)} needed"
+        return Finding("fail", value, fix) if free < needs.shared_bytes else Finding("ok", value)
+    if free < _GIB:
+        return Finding("warn", f"{value}: enough for states and small policies", fix)
+    return Finding("ok", value)
+
+
+def _disk(needs: Needs) -> Finding:
+    path = Path(needs.log_path).absolute()
+    while not path.exists():
+        path = path.parent
+    free = {str(place): shutil.disk_usage(place).free for place in (path, Path(tempfile.gettempdir()))}
+    value = ", ".join(f"{byte_text(count)} free in {place}" for place, count in free.items())
+    if min(free.values()) < _GIB:
+        return Finding("fail", value, "rlinf-lite train runner.logger.log_path=... actor.checkpoint_save_path=...")
+    return Finding("warn" if min(free.values()) < 5 * _GIB else "ok", value)
+
+
+def _ray_fix() -> str:
+    if os.environ.get("RAY_ADDRESS"):
+        return f"unset RAY_ADDRESS  (or start Ray at {os.environ['RAY_ADDRESS']})"
+    return "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
+
+
+def _maniskill() -> Finding:
+    if find_spec("mani_skill") is None:
+        return Finding("ok", "not installed", "pip install 'rlinf_lite[maniskill]'")
+    found = probe("maniskill", "pip install --force-reinstall 'rlinf_lite[maniskill]'")
+    missing_library = "shared object" in found.value
+    return Finding("fail", found.value, _LIBRARIES) if missing_library else found
+
+
+def _vulkan() -> Finding:
+    """A failure is a warning: states and Tabletop's pictures need no renderer."""
+    if find_spec("mani_skill") is None:
+        return Finding("ok", "not tried: ManiSkill alone needs it, and is not installed")
+    release = Path("/etc/os-release")
+    bookworm = release.is_file() and "bookworm" in release.read_text()
+    suite = "-t bookworm-backports " if bookworm else ""
+    found = probe("vulkan", f"apt-get install {suite}libvulkan1 mesa-vulkan-drivers")
+    if found.status == "ok":
+        return found
+    return Finding("warn", f"no ManiSkill images: {found.value.split('. ')[0]}", found.fix)
+
+
+def _needs(config: Config) -> Needs:
+    plan = complete_plan(config)
+    found: Estimate | None = estimate(plan)
+    return Needs(
+        log_path=config.runner.logger.log_path,
+        num_processes=sum(len(processes) for processes in plan.placements.values()),
+        host_bytes=found.node_host_bytes if found else 0,
+        shared_bytes=found.shared_bytes if found else 0,
+    )
+
+
+def _print_table(findings: dict[str, Finding]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, finding in findings.items():
+        found = Text(finding.value)
+        if finding.fix:
+            found.append(f"\n$ {finding.fix}", style="cyan")
+        table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -1,0 +1,128 @@
+"""`rlinf-lite`: the examples from any directory, installed or not, with true exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite import __version__
+from rlinf_lite.cli import EXAMPLES, main
+from rlinf_lite.config.compose import config_names
+
+HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
+
+
+def run(*words: str, cwd: Path, timeout_s: float = 60, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": path} if path else None
+    command = [sys.executable, "-m", "rlinf_lite.cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=environment)
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0), (["--version"], 0), (["trian"], 2)])
+def test_exit_codes(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == code
+    written = capsys.readouterr()
+    assert ("invalid choice: 'trian'" in written.err) == (words == ["trian"])
+    assert (f"rlinf_lite {__version__}" in written.out) == (words == ["--version"])
+
+
+def test_info_is_light_and_complete(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rlinf_lite.cli import main\nassert main(['info', '--json']) == 0\n"
+        f"assert not set({HEAVY}) & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["versions"]["rlinf_lite"].startswith(__version__)
+    assert found["versions"]["torch"][0].isdigit()
+    assert set(found["extras"]) >= {"maniskill", "wandb", "gpu"}
+    assert found["configs"] == config_names()
+    assert {"gymnasium", "maniskill"} <= set(found["env.id"]) and "mlp_gaussian" in found["model.id"]
+
+
+def test_info_reads_well(tmp_path: Path) -> None:
+    done = run("info", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"versions\n  rlinf_lite     {__version__} (" in done.stdout
+    assert "\nconfigs\n  embodiment/gym_pendulum_ppo_mlp\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [("train", "gym_pendulum_ppo_mlp"), ("sft", "tabletop_sft_mlp"), ("sft", "gym_pendulum_ppo_mlp")],
+)
+def test_commands_do_what_the_examples_do(command: str, config: str, repo: Path, tmp_path: Path) -> None:
+    words = ["--config-name", config, "--dry-run", "runner.seed=3"]
+    script = repo / "examples" / "embodiment" / EXAMPLES[command]
+    example = subprocess.run(
+        [sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    ours = run(command, *words, cwd=tmp_path)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (example.returncode, example.stdout, example.stderr)
+    assert ours.returncode == (2 if (command, config) == ("sft", "gym_pendulum_ppo_mlp") else 0)
+
+
+def test_help_names_the_command(tmp_path: Path) -> None:
+    done = run("eval", "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: rlinf-lite eval ")
+
+
+@pytest.mark.parametrize(
+    "words", [["train", "actor.optim.lr=fast"], ["eval", "--checkpoint", "nope"], ["report", "nope"]]
+)
+def test_what_cannot_work_exits_with_2(words: list[str], tmp_path: Path) -> None:
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path: Path) -> None:
+    """Without the clone: what the wheel holds is enough."""
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*pip, "--target", str(target), str(repo)], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    found = json.loads(run("info", "--json", cwd=elsewhere, path=str(target)).stdout)
+    assert str(target) in found["versions"]["rlinf_lite"]
+    assert found["configs"] == config_names()
+    planned = run("train", "--dry-run", "--config-name", "gym_pendulum_ppo_mlp", cwd=elsewhere, path=str(target))
+    assert planned.returncode == 0, planned.stderr
+    assert "task: Pendulum-v1" in planned.stdout
+    assert (target / "bin" / "rlinf-lite").is_file()
+
+
+@pytest.mark.slow
+def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_path: Path) -> None:
+    shutil.copy(repo / "examples/embodiment/custom_policy.py", tmp_path / "mine.py")
+    small = ["env.train.num_envs=8", "rollout.num_chunks=8", "rollout.pipeline_stage_num=1", "env.eval.num_envs=4"]
+    small += ["env.eval.num_episodes=4", "env.eval.max_episode_steps=10", "actor.global_batch_size=64"]
+    small += ["cluster.component_placement={actor: 0, rollout: 0, env: 0}", "model.id=mine:SquashedGaussianPolicy"]
+    words = ["--config-name", "gym_pendulum_ppo_mlp", "runner.max_steps=2", "runner.save_interval=2", *small]
+    trained = run("train", *words, "runner.val_check_interval=2", cwd=tmp_path, timeout_s=200)
+    assert trained.returncode == 0, trained.stderr
+    [run_dir] = (tmp_path / "results").iterdir()
+    assert f"-m rlinf_lite.cli eval --checkpoint results/{run_dir.name}/checkpoints/" in trained.stdout
+
+    evaluated = run("eval", "--checkpoint", str(run_dir), cwd=tmp_path, timeout_s=200)
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert "(4 episodes)" in evaluated.stdout or "return" in evaluated.stdout
+    assert (run_dir / "eval_step_000002.json").is_file()
+
+    (run_dir / "report.html").unlink(missing_ok=True)
+    assert run("report", str(run_dir), cwd=tmp_path).returncode == 0
+    assert (run_dir / "report.html").is_file()
