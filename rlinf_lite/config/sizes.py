@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -255,7 +254,7 @@ class _OpenVLA:
 
     def _sample_bytes(self) -> int:
         cfg = self.cfg
-        pixels = sum(3 * math.prod(self.seen.cameras[name]) for name in cfg.cameras)
+        pixels = 3 * cfg.image_size**2 * len(cfg.cameras)
         prompt = 9 * cfg.max_prompt_length  # int64 ids, bool mask
         return (
             pixels + prompt + 4 * cfg.proprio_dim + 8 * cfg.num_action_tokens + scores_bytes(self.model, cfg.action_dim)

@@ -8,6 +8,7 @@ import torch
 
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import load_policy
+from rlinf_lite.models.vla.images import resize_images
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 
 DIRECTORY = Path(__file__).parent / "tiny_openvla"
@@ -21,11 +22,11 @@ def load(**settings):
     return policy.eval()
 
 
-def inputs(case):
+def inputs(policy, case):
     ids = GOLDEN[f"input_ids{case}"]
     ids = torch.where(ids == 29871, 3, ids)  # the small vocabulary's empty token
     return {
-        "images": GOLDEN[f"image{case}"][None, None],
+        "images": resize_images(GOLDEN[f"image{case}"][None, None], policy.cfg),
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids, dtype=torch.bool),
     }
@@ -35,7 +36,7 @@ def inputs(case):
 @torch.no_grad()
 def test_parallel_decoding_equals_the_published_code(case):
     policy = load()
-    states = policy._parallel_states(inputs(case))
+    states = policy._parallel_states(inputs(policy, case))
     logits = policy.language_model.lm_head(states)
     torch.testing.assert_close(states, GOLDEN[f"oft_hidden{case}"], atol=1e-4, rtol=0)
     torch.testing.assert_close(logits, GOLDEN[f"oft_logits{case}"], atol=1e-4, rtol=0)
@@ -47,7 +48,7 @@ def test_parallel_decoding_equals_the_published_code(case):
 def test_one_by_one_decoding_equals_the_published_code(case):
     policy = load(parallel_decoding=False)
     tokens = GOLDEN[f"ar_tokens{case}"]
-    prompt, mask = policy._prompt(inputs(case))
+    prompt, mask = policy._prompt(inputs(policy, case))
     given = policy._embed(tokens[:, :-1])
     mask = torch.cat([mask, mask.new_ones(given.shape[:2])], dim=1)
     logits = policy.language_model.lm_head(policy._language_states(torch.cat([prompt, given], dim=1), mask)[:, -7:])

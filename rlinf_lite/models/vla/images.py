@@ -20,14 +20,6 @@ _CROP_SIDE = math.sqrt(0.9)  # nine tenths of the area
 _UNIT = 2**22  # of PIL's fixed-point weights
 
 
-def preprocess_images(images: Tensor, cfg: VLAConfig) -> Tensor:
-    """Pixel values float32 [B, cameras * towers * 3, S, S] of uint8 [B, cameras, H, W, 3], on the device they are on.
-
-    Per camera come three channels normalised for DINOv2, then three for SigLIP, or those of the one tower there is.
-    """
-    return normalize_images(resize_images(images, cfg), cfg)
-
-
 def resize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
     """uint8 [..., S, S, 3] of uint8 [..., H, W, 3]: resized to a square, then the centre crop where the policy has one.
 
@@ -48,7 +40,10 @@ def resize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
 
 
 def normalize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
-    """As `preprocess_images`, of images that `resize_images` gave: [B, cameras, S, S, 3]."""
+    """Pixel values float32 [B, cameras * towers * 3, S, S] of what `resize_images` gave, [B, cameras, S, S, 3].
+
+    Per camera come three channels normalised for DINOv2, then three for SigLIP, or those of the one tower there is.
+    """
     towers = [moments for moments, tower in ((_IMAGENET, cfg.dino), (_HALF, cfg.siglip)) if tower is not None]
     mean, std = (torch.tensor(values, device=images.device).flatten() for values in zip(*towers, strict=True))
     batch, cameras, size, _, _ = images.shape

@@ -22,7 +22,7 @@ from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_stati
 from rlinf_lite.models.vla.adapters import add_adapters, merge_adapters
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
-from rlinf_lite.models.vla.images import preprocess_images
+from rlinf_lite.models.vla.images import normalize_images, resize_images
 from rlinf_lite.models.vla.prompts import PromptEncoder, TokenizerError
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
@@ -103,21 +103,22 @@ class OpenVLAPolicy(Policy):
         return self._values(self._language_states(x, mask)[:, -1])
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Images [B, cameras, H, W, 3] as they came, the padded prompts and the normalised state, on the CPU."""
-        images = [self._camera(obs, name) for name in self.cfg.cameras]
-        if any(image.shape != images[0].shape for image in images):
-            sizes = {name: image.shape[1:3] for name, image in zip(self.cfg.cameras, images, strict=True)}
-            raise ObservationError(f"cameras differ in size: {sizes}. Give all cameras of the environment one size")
+        """Resized images uint8 [B, cameras, S, S, 3], the padded prompts and the normalised state, on the CPU."""
+        return self._inputs(obs, torch.device("cpu"))
+
+    def _inputs(self, obs: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Tensor]:
+        device = device or self.projector.fc1.weight.device
+        images = [resize_images(self._camera(obs, name).to(device), self.cfg) for name in self.cfg.cameras]
         input_ids, attention_mask = self._prompts().encode(obs["instruction"])
         inputs = {
-            "images": torch.from_numpy(np.stack(images, axis=1)),
+            "images": torch.stack(images, dim=1),
             "input_ids": input_ids,
             "attention_mask": attention_mask,
         }
         if self.proprio_projector is not None:
             state = torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))
             inputs["proprio"] = state if self.proprio is None else self.proprio.normalize(state)
-        return inputs
+        return {name: value.to(device) for name, value in inputs.items()}
 
     def _prompts(self) -> PromptEncoder:
         if self.prompts is None:
@@ -126,18 +127,14 @@ class OpenVLAPolicy(Policy):
             )
         return self.prompts
 
-    def _camera(self, obs: Mapping[str, Any], name: str) -> np.ndarray:
+    def _camera(self, obs: Mapping[str, Any], name: str) -> Tensor:
         images = obs.get("images", {})
         if name not in images:
             raise ObservationError(f"model.cameras: there is no {name!r}; the environment has {', '.join(images)}")
         image = np.asarray(images[name])
         if image.dtype != np.uint8:
             raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
-        return image
-
-    def _inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        device = self.projector.fc1.weight.device
-        return {name: value.to(device) for name, value in self.sft_inputs(obs).items()}
+        return torch.tensor(image)  # a copy, since messages are read-only
 
     def _decode_at_once(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(the state that emits the first token, logits, bins) of all action tokens."""
@@ -145,6 +142,7 @@ class OpenVLAPolicy(Policy):
         logits = self._logits(states)
         return states[:, 0], logits, self._choose(logits, uniform)
 
+    @torch.compiler.set_stance("force_eager")  # every token makes the sequence longer: each would be compiled anew
     def _decode_one_by_one(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """As `_decode_at_once`, each token given those before it."""
         training = self.language_model.training
@@ -214,7 +212,7 @@ class OpenVLAPolicy(Policy):
     def _prompt(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Embeddings [B, L, width] and mask [B, L] of everything before the action tokens."""
         embedded, mask = self._embed(inputs["input_ids"]), inputs["attention_mask"]
-        pixels = preprocess_images(inputs["images"], self.cfg).to(embedded.dtype)
+        pixels = normalize_images(inputs["images"], self.cfg).to(embedded.dtype)
         seen = [self.projector(self.vision_backbone(pixels))]
         if self.proprio_projector is not None:
             seen.append(self.proprio_projector(inputs["proprio"].to(embedded.dtype))[:, None])
@@ -302,7 +300,7 @@ class OpenVLAPolicy(Policy):
                     model.activation_checkpointing_enable({"use_reentrant": False})
         if cfg.compile:
             for unit in self.fsdp_units():
-                unit.compile(fullgraph=True)
+                unit.compile()
         return self
 
     def _add_adapters(self, lora: dict[str, Any]) -> None:
