@@ -325,6 +325,12 @@ def _gpu_simulation_has_gpus(config: Config, plan: Plan) -> Iterator[str]:
         yield "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu"
 
 
+@_check("model.attn_implementation", "actor.precision")
+def _flash_attention_is_bf16(config: Config, plan: Plan) -> Iterator[str]:
+    if config.model.attn_implementation == "flash_attention_2" and config.actor.precision == "fp32":
+        yield "actor.precision: fp32 is nothing that flash_attention_2 computes in. Use bf16, or attn_implementation: sdpa"
+
+
 @_check("env.id", "env.maniskill", "env.tabletop", "model.id")
 def _mlp_has_state(config: Config, plan: Plan) -> Iterator[str]:
     env = config.env

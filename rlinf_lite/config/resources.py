@@ -52,6 +52,9 @@ def _packages(config: Config) -> Iterator[tuple[str, str]]:
     if "wandb" in config.runner.logger.backends and find_spec("wandb") is None:
         key = "runner.logger.backends"
         yield key, f"{key}: wandb is not installed. {_install('wandb')}, or leave it out"
+    if config.model.attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
+        key = "model.attn_implementation"
+        yield key, f"{key}: flash_attention_2 is not installed (no module flash_attn). {_install('gpu')}, or use sdpa"
 
 
 def _install(extra: str) -> str:

@@ -290,6 +290,11 @@ def test_the_built_in_names_are_those_of_the_registries() -> None:
     [
         ("mani_skill", [], "pip install 'rlinf_lite[maniskill]'"),
         ("wandb", ["runner.logger.backends=[wandb]"], "pip install 'rlinf_lite[wandb]'"),
+        (
+            "flash_attn",
+            ["model.attn_implementation=flash_attention_2", "actor.precision=bf16"],
+            "pip install 'rlinf_lite[gpu]'",
+        ),
     ],
 )
 def test_a_missing_extra_gets_the_command(
