@@ -328,7 +328,7 @@ def _gpu_simulation_has_gpus(config: Config, plan: Plan) -> Iterator[str]:
 @_check("model.attn_implementation", "actor.precision")
 def _flash_attention_is_bf16(config: Config, plan: Plan) -> Iterator[str]:
     if config.model.attn_implementation == "flash_attention_2" and config.actor.precision == "fp32":
-        yield "actor.precision: fp32 is nothing that flash_attention_2 computes in. Use bf16, or attn_implementation: sdpa"
+        yield "actor.precision: flash_attention_2 cannot compute in fp32. Use bf16, or model.attn_implementation: sdpa"
 
 
 @_check("env.id", "env.maniskill", "env.tabletop", "model.id")
