@@ -100,11 +100,7 @@ class Mailbox:
         """The next message of one rank, or of any rank of a group, as (source rank, object)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._drain()
-            if self._aborted is not None:
-                raise AbortedError(
-                    f"{self.group}[{self.rank}] gave up waiting for {_source(group, rank)}: {self._aborted}"
-                )
+            self.check_abort(f"waiting for {_source(group, rank)}")
             taken = self._take(group, rank)
             if taken is not None:
                 return taken[0], unpack(taken[1])
@@ -113,6 +109,12 @@ class Mailbox:
                     f"{self.group}[{self.rank}] waited {timeout_s:g} s for a message from {_source(group, rank)}; "
                     "none came."
                 )
+
+    def check_abort(self, doing: str) -> None:
+        """Raise AbortedError where the group has been aborted; `doing` is what is given up."""
+        self._drain()
+        if self._aborted is not None:
+            raise AbortedError(f"{self.group}[{self.rank}] gave up {doing}: {self._aborted}")
 
     def clear_abort(self, epoch: int, oldest_epochs: dict[str, int]) -> None:
         """Serve receives again, and drop what was sent by aborted groups before this."""

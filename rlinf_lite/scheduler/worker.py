@@ -55,7 +55,9 @@ class Worker:
 
     _mailbox: Mailbox | None = None
     _spans: SpanRecorder | None = None
-    _not_callable: ClassVar[frozenset[str]] = frozenset({"create_group", "send", "recv", "recv_any", "timer"})
+    _not_callable: ClassVar[frozenset[str]] = frozenset(
+        {"create_group", "send", "recv", "recv_any", "check_abort", "timer"}
+    )
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
@@ -75,6 +77,10 @@ class Worker:
     def recv_any(self, group: str, timeout_s: float | None = None) -> tuple[int, Any]:
         """The next message of any worker of a group, in order of arrival, as (source rank, object)."""
         return self._connected().recv(group, None, timeout_s)
+
+    def check_abort(self, doing: str) -> None:
+        """Raise AbortedError after `group.abort`; for long work that receives nothing."""
+        self._connected().check_abort(doing)
 
     def timer(self, name: str) -> AbstractContextManager[None]:
         """Record a span: `with self.timer("simulate"): ...`."""

@@ -162,6 +162,7 @@ class EnvWorker(Worker):
         collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
         for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
             for stage in self.stages:
+                self.check_abort("collecting demonstrations")
                 collector.play(stage.env, first_episode + stage.env_ids)
         return collector.finish()
 

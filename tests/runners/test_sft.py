@@ -98,11 +98,13 @@ def run_example(*overrides, root):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
 
 
-def test_ctrl_c_leaves_a_checkpoint(tmp_path):
-    process = run_example("runner.max_steps=100000", root=tmp_path)
+@pytest.mark.parametrize("during", ["collecting", "step"])
+def test_ctrl_c_leaves_a_checkpoint(tmp_path, during):
+    num_episodes = 10_000_000 if during == "collecting" else 40
+    process = run_example("runner.max_steps=100000", f"data.num_episodes={num_episodes}", root=tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("step "):
+        if line.startswith(during):
             break
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
