@@ -23,8 +23,7 @@ class MetricSums:
         names = list(metrics)
         values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
         for name, value in zip(names, values, strict=True):
-            section = "" if "/" in name else "train/critic/" if name in _CRITIC else "train/actor/"
-            full = section + name
+            full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
             if name.endswith("_max"):
                 self._maxima[full] = max(value, self._maxima.get(full, value))
             else:
