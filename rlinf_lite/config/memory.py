@@ -80,9 +80,9 @@ def _actor(plan: Plan, sizes: Sizes) -> RankMemory:
     bf16 = config.actor.precision == "bf16"
     if ranks > 1:
         device["gathered layers"] = _gathered(sizes, _BF16 if bf16 else _FP32)
-    elif bf16:  # autocast keeps a copy of every weight that the backward pass reads
-        kept = sizes.largest_unit + sizes.root if config.model.gradient_checkpointing else sizes.parameters
-        device["bf16 copies"] = _BF16 * kept
+    elif bf16:  # autocast keeps copies of what trains during a forward pass, and of what its backward pass reads
+        frozen = config.model.gradient_checkpointing and config.model.lora.rank > 0
+        device["bf16 copies"] = _BF16 * (sizes.largest_unit + sizes.root if frozen else sizes.parameters)
     device["activations"] = rows * (sizes.activation_bytes + sizes.working_bytes)
     return RankMemory(
         device,

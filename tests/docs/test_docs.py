@@ -114,6 +114,12 @@ def test_command_would_run(page: str, words: list[str], monkeypatch: pytest.Monk
         name, overrides = overrides_of(
             ["--config-name", variables.get("CONFIG", DEFAULT_CONFIG), *shlex.split(variables.get("ARGS", ""))]
         )
+    elif program == ".venv/bin/rlinf-lite":
+        command, *arguments = arguments
+        if command not in ("train", "sft", "doctor"):
+            assert (command, arguments) == ("info", []), f"rlinf-lite {command}"
+            return
+        name, overrides = overrides_of(arguments)
     else:
         assert program == ".venv/bin/python", (
             f"{program}: what is not a command of this project belongs in a text block"
@@ -179,6 +185,11 @@ def test_config_reference_is_up_to_date() -> None:
     assert (REPO / "docs" / "config_reference.md").read_text() == maker.reference(), (
         "run: python docs/make_config_reference.py"
     )
+
+
+def test_memory_tables_are_up_to_date() -> None:
+    maker = import_file(REPO / "docs" / "make_memory_tables.py")
+    assert (REPO / "docs" / "memory.md").read_text() == maker.page(), "run: python docs/make_memory_tables.py"
 
 
 def test_the_environment_of_the_readme_runs(tmp_path: Path, no_leftover_modules: None) -> None:

@@ -1,0 +1,132 @@
+"""Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.config.memory.
+
+python docs/make_memory_tables.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlinf_lite.config import load_config
+from rlinf_lite.config.memory import Estimate, estimate
+from rlinf_lite.config.plan import complete_plan
+
+OUT = Path(__file__).resolve().parent / "memory.md"
+CONFIG = "tabletop_ppo_vla"
+SETTINGS = [
+    "rollout.model_dir=null",
+    "model.size=7b",
+    "model.num_action_chunks=8",
+    "env.id=maniskill",
+    "env.task=PickCube-v1",
+    "env.maniskill.obs_mode=rgb",
+    "env.maniskill.camera_size=[224,224]",
+    "env.maniskill.control_mode=pd_ee_delta_pose",
+    "env.eval.num_envs=16",
+    "actor.precision=bf16",
+    "model.gradient_checkpointing=true",
+    "cluster.accelerator=cuda",
+]
+NUM_GPUS = (1, 2, 4, 8)
+METHODS = {"all weights": [], "LoRA, rank 32": ["model.lora.rank=32"]}
+MICRO_BATCH = 8
+CARD_BYTES = 80e9
+RESERVED_BYTES = 4 * 2**30  # CUDA contexts, NCCL, the allocator's gaps
+BEGIN, END = "<!-- begin: computed by docs/make_memory_tables.py -->", "<!-- end -->"
+ABOUT = """OpenVLA-OFT's architecture, {parameters:.2f} B parameters: one camera of 224 x 224, chunks of 8 actions of 7
+dimensions, `actor.precision: bf16`, `model.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
+GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
+
+
+def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
+    """With an actor and a rollout worker on each of the GPUs."""
+    slots = f"0-{num_gpus - 1}"
+    found = estimate(
+        complete_plan(
+            load_config(
+                CONFIG,
+                [
+                    *SETTINGS,
+                    *METHODS[method],
+                    f"actor.micro_batch_size={MICRO_BATCH}",
+                    f"cluster.num_gpus_per_node={num_gpus}",
+                    f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
+                    *overrides,
+                ],
+            )
+        )
+    )
+    assert found is not None
+    return found
+
+
+def page() -> str:
+    """docs/memory.md with the tables as they should be."""
+    before, rest = OUT.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def tables() -> str:
+    about = ABOUT.format(
+        parameters=computed("all weights", 1).sizes.parameters / 1e9,
+        micro=MICRO_BATCH,
+        card=CARD_BYTES / 2**30,
+        reserved=RESERVED_BYTES / 2**30,
+    )
+    return "\n\n".join([about, _ranks(), _activations(), _samples()])
+
+
+def _ranks() -> str:
+    lines = [
+        "| trains | GPUs | weights | gradients | AdamW | gathered layers or bf16 copies | activations | actor | "
+        "rollout | both on one card |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method in METHODS:
+        for num_gpus in NUM_GPUS:
+            found = computed(method, num_gpus)
+            device = dict(found.ranks["actor"].device)
+            gathered = device.pop("gathered layers", 0) + device.pop("bf16 copies", 0)
+            parts = [device[name] for name in ("weights", "gradients", "AdamW")] + [gathered, device["activations"]]
+            actor, rollout = (found.ranks[name].device_bytes for name in ("actor", "rollout"))
+            cells = [method, str(num_gpus), *map(_gib, parts), *map(_verdict, (actor, rollout, actor + rollout))]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "**Bold** fits."])
+
+
+def _activations() -> str:
+    lines = ["| per sample, 7B | kept for the backward pass | with `model.gradient_checkpointing` |", "|---|---|---|"]
+    for precision in ("bf16", "fp32"):
+        kept = []
+        for checkpointing in ("false", "true"):
+            settings = f"actor.precision={precision}", f"model.gradient_checkpointing={checkpointing}"
+            sizes = computed("all weights", 1, *settings).sizes
+            kept.append(f"{(sizes.activation_bytes + sizes.working_bytes) / 2**30:.2f} GiB")
+        lines.append(f"| activations, {precision} | {kept[0]} | {kept[1]} |")
+    return "\n".join(lines)
+
+
+def _samples() -> str:
+    sample_bytes = computed("all weights", 1).sizes.sample_bytes
+    return (
+        f"A sample in a trajectory takes {sample_bytes / 1e3:.0f} kB of host memory, 150 kB of them pixels: 128\n"
+        f"environments x 16 decisions are {128 * 16 * sample_bytes / 2**30:.2f} GiB."
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f}"
+
+
+def _verdict(count: int) -> str:
+    return f"**{_gib(count)}**" if count + RESERVED_BYTES <= CARD_BYTES else _gib(count)
+
+
+def main() -> None:
+    OUT.write_text(page())
+    print(f"written to {OUT}")
+
+
+if __name__ == "__main__":
+    main()
