@@ -64,5 +64,5 @@ def test_modules_can_train_in_full_beside_adapters():
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"also_train: the policy has no proprio_projector. It has .*value_head"):
         make_policy(lora={"rank": 2, "also_train": ["proprio_projector"]})
-    with pytest.raises(ValueError, match="targets: no linear layer is called qproj. There are .*q_proj"):
+    with pytest.raises(ValueError, match=r"targets: no linear layer is called qproj. There are .*q_proj"):
         make_policy(lora={"rank": 2, "targets": ["qproj"]})
