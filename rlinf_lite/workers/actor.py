@@ -106,7 +106,9 @@ class EmbodiedFSDPActor(Worker):
             sharding.shard(self.policy, self.world_size, self.device, cfg.actor.precision)
         self.optimizer = sharding.build_optimizer(self.policy, cfg.actor.optim)
         self.num_threads = cfg.actor.num_threads or max((os.cpu_count() or 1) // self.local_world_size, 1)
-        self.sender = WeightSender(self, "rollout", layout, cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s)
+        self.sender = WeightSender(
+            self, "rollout", layout, cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.num_threads
+        )
         return num_parameters
 
     def sync_model_to_rollout(self) -> None:
