@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ray
-from common import Comparison, Report, interleaved, median, say
+from common import Comparison, Report, interleaved, median, say, timed
 
 IMAGE_BYTES = 256 * 256 * 3
 NUM_SLOTS = 2
@@ -135,16 +135,13 @@ class Contest:
         return self.worker.create_group().launch(self.cluster, placement_strategy=strategy, name=name)
 
     def group_call(self) -> float:
-        start = time.perf_counter()
-        for _ in range(self.calls):
-            self.pair.noop().wait()
-        return (time.perf_counter() - start) / self.calls * 1e3
+        return median([timed(lambda: self.pair.noop().wait()) for _ in range(self.calls)]) * 1e3
 
     def bare_call(self) -> float:
-        start = time.perf_counter()
-        for _ in range(self.calls):
-            ray.get([actor.noop.remote() for actor in self.actors])
-        return (time.perf_counter() - start) / self.calls * 1e3
+        return median([timed(self._call_actors) for _ in range(self.calls)]) * 1e3
+
+    def _call_actors(self) -> None:
+        ray.get([actor.noop.remote() for actor in self.actors])
 
     def group_launch(self) -> float:
         self.num_launches += 1
@@ -219,7 +216,7 @@ def measure(contest: Contest, report: Report, repeats: int) -> None:
 
     contest.open()
     say("group call, 2 workers, no payload")
-    took = interleaved({"call/group": contest.group_call, "call/bare": contest.bare_call}, repeats, unit="ms")
+    took = interleaved({"call/group": contest.group_call, "call/bare": contest.bare_call}, 5 * repeats, unit="ms")
     rows.keep(took)
     rows.add(compare("group call: added ms", took, "bare Ray", 0.2, lambda ours, other: ours - other, "ms"))
 
@@ -256,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--module", default="rlinf_lite.scheduler", help="where Cluster, Worker and Channel come from")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=200, help="group calls per repeat")
+    parser.add_argument("--calls", type=int, default=40, help="group calls at a time, five times per repeat")
     parser.add_argument("--items", type=int, default=20, help="channel items and messages per repeat")
     args = parser.parse_args()
     module = importlib.import_module(args.module)

@@ -4,7 +4,7 @@ from rlinf_lite.metrics.evaluation import EvalSummary, TaskSummary, env_metrics,
 from rlinf_lite.metrics.live import Progress
 from rlinf_lite.metrics.logger import MetricLogger, flatten_metrics
 from rlinf_lite.metrics.timeline import utilization, write_chrome_trace
-from rlinf_lite.scheduler.spans import Span
+from rlinf_lite.scheduler import Span
 
 __all__ = [
     "EvalSummary",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlinf_lite.scheduler.spans import Span
+from rlinf_lite.scheduler import Span
 
 Interval = tuple[float, float]
 

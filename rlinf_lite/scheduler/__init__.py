@@ -1,6 +1,6 @@
 """Where things run and how they talk: Cluster, placement, Worker, WorkerGroup, Handle, Channel.
 
-Names are loaded when first used, so that importing this package (or `placement`) needs neither ray nor torch.
+Importing this package needs neither ray nor torch: names that do are loaded when first used.
 """
 
 from __future__ import annotations
@@ -8,101 +8,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlinf_lite.scheduler.dispatch import Deferred as Deferred
+from rlinf_lite.scheduler.dispatch import Dispatch as Dispatch
+from rlinf_lite.scheduler.dispatch import Execute as Execute
+from rlinf_lite.scheduler.dispatch import Scatter as Scatter
+from rlinf_lite.scheduler.dispatch import register as register
+from rlinf_lite.scheduler.dispatch import register_dispatch_mode as register_dispatch_mode
+from rlinf_lite.scheduler.errors import AbortedError as AbortedError
+from rlinf_lite.scheduler.errors import CallTimeoutError as CallTimeoutError
+from rlinf_lite.scheduler.errors import ChannelTimeoutError as ChannelTimeoutError
+from rlinf_lite.scheduler.errors import ClusterError as ClusterError
+from rlinf_lite.scheduler.errors import PeerError as PeerError
+from rlinf_lite.scheduler.errors import PlacementError as PlacementError
+from rlinf_lite.scheduler.errors import RecvTimeoutError as RecvTimeoutError
+from rlinf_lite.scheduler.errors import SchedulerError as SchedulerError
+from rlinf_lite.scheduler.errors import WorkerDiedError as WorkerDiedError
+from rlinf_lite.scheduler.errors import WorkerError as WorkerError
+from rlinf_lite.scheduler.placement import ComponentPlacement as ComponentPlacement
+from rlinf_lite.scheduler.placement import HybridComponentPlacement as HybridComponentPlacement
+from rlinf_lite.scheduler.placement import ProcessPlacement as ProcessPlacement
+from rlinf_lite.scheduler.placement import parse_placement as parse_placement
+from rlinf_lite.scheduler.placement import resolve_placements as resolve_placements
+from rlinf_lite.scheduler.pool import ResourcePool as ResourcePool
+from rlinf_lite.scheduler.routing import Piece as Piece
+from rlinf_lite.scheduler.routing import route as route
+from rlinf_lite.scheduler.worker import Span as Span
+from rlinf_lite.scheduler.worker import Worker as Worker
+
 if TYPE_CHECKING:
-    from rlinf_lite.scheduler.channel import Channel
-    from rlinf_lite.scheduler.cluster import Cluster
-    from rlinf_lite.scheduler.dispatch import Deferred, Dispatch, Execute, Scatter, register, register_dispatch_mode
-    from rlinf_lite.scheduler.errors import (
-        AbortedError,
-        CallTimeoutError,
-        ChannelTimeoutError,
-        ClusterError,
-        PeerError,
-        PlacementError,
-        RecvTimeoutError,
-        SchedulerError,
-        WorkerDiedError,
-        WorkerError,
-    )
-    from rlinf_lite.scheduler.group import WorkerGroup
-    from rlinf_lite.scheduler.handle import Handle, wait_all
-    from rlinf_lite.scheduler.placement import (
-        ComponentPlacement,
-        HybridComponentPlacement,
-        ProcessPlacement,
-        parse_placement,
-        resolve_placements,
-    )
-    from rlinf_lite.scheduler.pool import ResourcePool
-    from rlinf_lite.scheduler.routing import Piece, route
-    from rlinf_lite.scheduler.spans import Span
-    from rlinf_lite.scheduler.worker import Worker
+    from rlinf_lite.scheduler.channel import Channel as Channel
+    from rlinf_lite.scheduler.cluster import Cluster as Cluster
+    from rlinf_lite.scheduler.group import WorkerGroup as WorkerGroup
+    from rlinf_lite.scheduler.handle import Handle as Handle
+    from rlinf_lite.scheduler.handle import wait_all as wait_all
 
-_MODULES = {
-    "channel": ["Channel"],
-    "cluster": ["Cluster"],
-    "dispatch": ["Deferred", "Dispatch", "Execute", "Scatter", "register", "register_dispatch_mode"],
-    "errors": [
-        "AbortedError",
-        "CallTimeoutError",
-        "ChannelTimeoutError",
-        "ClusterError",
-        "PeerError",
-        "PlacementError",
-        "RecvTimeoutError",
-        "SchedulerError",
-        "WorkerDiedError",
-        "WorkerError",
-    ],
-    "group": ["WorkerGroup"],
-    "handle": ["Handle", "wait_all"],
-    "placement": [
-        "ComponentPlacement",
-        "HybridComponentPlacement",
-        "ProcessPlacement",
-        "parse_placement",
-        "resolve_placements",
-    ],
-    "pool": ["ResourcePool"],
-    "routing": ["Piece", "route"],
-    "spans": ["Span"],
-    "worker": ["Worker"],
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = [
-    "AbortedError",
-    "CallTimeoutError",
-    "Channel",
-    "ChannelTimeoutError",
-    "Cluster",
-    "ClusterError",
-    "ComponentPlacement",
-    "Deferred",
-    "Dispatch",
-    "Execute",
-    "Handle",
-    "HybridComponentPlacement",
-    "PeerError",
-    "Piece",
-    "PlacementError",
-    "ProcessPlacement",
-    "RecvTimeoutError",
-    "ResourcePool",
-    "Scatter",
-    "SchedulerError",
-    "Span",
-    "Worker",
-    "WorkerDiedError",
-    "WorkerError",
-    "WorkerGroup",
-    "parse_placement",
-    "register",
-    "register_dispatch_mode",
-    "resolve_placements",
-    "route",
-    "wait_all",
-]
+_HOME = {"Channel": "channel", "Cluster": "cluster", "Handle": "handle", "WorkerGroup": "group", "wait_all": "handle"}
 
 
 def __getattr__(name: str) -> Any:

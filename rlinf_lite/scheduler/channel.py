@@ -1,22 +1,37 @@
 """A named queue between any processes of a cluster.
 
-One asyncio actor keeps the order; small items travel inside the call, bulk stays in a shared memory segment on the
-producer's node, which the consumer maps there or, from another node, fetches through that node's agent.
+The process that creates a channel keeps the order, and small items. Bulk stays in shared memory on the producer's
+node, where the consumer maps it, unless one of the three is on another node.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
-from rlinf_lite.scheduler.codec import decode
-from rlinf_lite.scheduler.context import RAY_NAMESPACE, find_agent, get_context
-from rlinf_lite.scheduler.errors import ChannelTimeoutError, SchedulerError
-from rlinf_lite.scheduler.segments import Parcel, discard, pack, unpack
+import ray
 
-_MAX_PENDING_CALLS = 10_000
+from rlinf_lite.scheduler.context import Address, find, publish, run_on, withdraw
+from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.keeper import Keeper, Request
+from rlinf_lite.scheduler.post import Inbox, is_read, post
+from rlinf_lite.scheduler.segments import discard, unpack
+
+_PATROL_S = 1.0
+"""How often a wait looks whether the keeper still lives."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_kept: list[Keeper] = []
+_idle: list[Inbox] = []
+_lock = threading.Lock()
+_numbers = itertools.count()
 
 
 class Channel:
@@ -24,11 +39,11 @@ class Channel:
 
     Any number of processes put and get. Every blocking method has an `async` twin: `await channel.get_async()`. Items
     are copies: changing one after `put` has no effect, and what comes out is writable and belongs to the consumer
-    alone. The channel lives as long as its creator does.
+    alone. The channel lives as long as the process that created it; whoever waits then gets a SchedulerError.
     """
 
-    def __init__(self, name: str, broker: Any) -> None:
-        self.name, self._broker = name, broker
+    def __init__(self, name: str, keeper: Address) -> None:
+        self.name, self._keeper = name, keeper
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0) -> Channel:
@@ -36,179 +51,130 @@ class Channel:
 
         Raises SchedulerError if the name is taken.
         """
-        import ray
-
-        broker = ray.remote(Broker).options(
-            name=_actor_name(name),
-            namespace=RAY_NAMESPACE,
-            num_cpus=0,
-            max_concurrency=_MAX_PENDING_CALLS,
-            enable_task_events=False,
-        )
-        try:
-            return cls(name, broker.remote(name, maxsize))
-        except ValueError as error:
-            raise SchedulerError(
-                f"a channel named {name!r} exists already: use Channel.connect, or another name"
-            ) from error
+        known = find("channel", name)
+        if known is None or not _lives(known):
+            keeper = Keeper(name, maxsize)
+            _kept.append(keeper)
+            if publish("channel", name, keeper.address, replace=known is not None):
+                return cls(name, keeper.address)
+            keeper.end()
+        raise SchedulerError(f"a channel named {name!r} exists already: use Channel.connect, or another name")
 
     @classmethod
     def connect(cls, name: str) -> Channel:
         """A channel that another process created. Raises SchedulerError if there is none."""
-        import ray
-
-        try:
-            return cls(name, ray.get_actor(_actor_name(name), namespace=RAY_NAMESPACE))
-        except ValueError as error:
-            raise SchedulerError(f"no channel named {name!r} exists: make it with Channel.create") from error
+        keeper = find("channel", name)
+        if keeper is None:
+            raise SchedulerError(f"no channel named {name!r} exists: make it with Channel.create")
+        return cls(name, keeper)
 
     def put(self, item: Any, key: Any = None, weight: int = 0, timeout_s: float | None = None) -> None:
         """Add an item; waits while the key is full. Raises ChannelTimeoutError."""
-        import ray
-
-        self._check_put(ray.get(self._send(item, key, weight, timeout_s)), key, timeout_s)
-
-    async def put_async(self, item: Any, key: Any = None, weight: int = 0, timeout_s: float | None = None) -> None:
-        self._check_put(await self._send(item, key, weight, timeout_s), key, timeout_s)
+        self._ask("put", key, weight, timeout_s, item)
 
     def get(self, key: Any = None, timeout_s: float | None = None) -> Any:
         """Take the oldest item; waits for one. Raises ChannelTimeoutError."""
-        import ray
-
-        return self._open(ray.get(self._broker.get.remote(key, None, timeout_s)), key, timeout_s)[0]
-
-    async def get_async(self, key: Any = None, timeout_s: float | None = None) -> Any:
-        return self._open(await self._broker.get.remote(key, None, timeout_s), key, timeout_s)[0]
+        return self._ask("get", key, None, timeout_s)[0]
 
     def get_batch(self, target_weight: int, key: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Take the oldest items until their weights reach `target_weight`; waits for enough.
 
         Raises ChannelTimeoutError, and then has taken nothing.
         """
-        import ray
-
-        return self._open(ray.get(self._broker.get.remote(key, target_weight, timeout_s)), key, timeout_s)
-
-    async def get_batch_async(self, target_weight: int, key: Any = None, timeout_s: float | None = None) -> list[Any]:
-        return self._open(await self._broker.get.remote(key, target_weight, timeout_s), key, timeout_s)
+        return self._ask("get", key, target_weight, timeout_s)
 
     def qsize(self, key: Any = None) -> int:
         """Items waiting under a key."""
-        import ray
-
-        return int(ray.get(self._broker.qsize.remote(key)))
-
-    async def qsize_async(self, key: Any = None) -> int:
-        return int(await self._broker.qsize.remote(key))
+        return int(self._ask("qsize", key)[0])
 
     def empty(self, key: Any = None) -> bool:
         return self.qsize(key) == 0
 
-    async def empty_async(self, key: Any = None) -> bool:
-        return await self.qsize_async(key) == 0
-
     def close(self) -> None:
-        """End the channel and drop what is in it; whoever waits gets an error."""
-        import ray
+        """End the channel and drop what is in it; whoever waits gets a SchedulerError."""
+        self._ask("close")
+        withdraw("channel", self.name)
 
-        for parcel in ray.get(self._broker.drain.remote()):
-            if parcel.node_id == get_context().node_id:
-                discard(parcel)
-        ray.kill(self._broker)
+    async def put_async(self, item: Any, key: Any = None, weight: int = 0, timeout_s: float | None = None) -> None:
+        await _in_thread(self.put, item, key, weight, timeout_s)
 
-    def _send(self, item: Any, key: Any, weight: int, timeout_s: float | None) -> Any:
-        context = get_context()
-        return self._broker.put.remote(key, pack(item, context.shm_dir, context.node_id), weight, timeout_s)
+    async def get_async(self, key: Any = None, timeout_s: float | None = None) -> Any:
+        return await _in_thread(self.get, key, timeout_s)
 
-    def _check_put(self, accepted: bool, key: Any, timeout_s: float | None) -> None:
-        if not accepted:
-            raise ChannelTimeoutError(
-                f"channel {self.name!r}, key {key!r}: full for {timeout_s:g} s; nobody takes its items."
-            )
+    async def get_batch_async(self, target_weight: int, key: Any = None, timeout_s: float | None = None) -> list[Any]:
+        return await _in_thread(self.get_batch, target_weight, key, timeout_s)
 
-    def _open(self, parcels: list[Parcel] | None, key: Any, timeout_s: float | None) -> list[Any]:
-        if parcels is None:
-            raise ChannelTimeoutError(f"channel {self.name!r}, key {key!r}: nothing arrived in {timeout_s:g} s.")
-        return [_open_anywhere(parcel) for parcel in parcels]
+    async def qsize_async(self, key: Any = None) -> int:
+        return await _in_thread(self.qsize, key)
 
+    async def empty_async(self, key: Any = None) -> bool:
+        return await _in_thread(self.empty, key)
 
-def _actor_name(name: str) -> str:
-    return f"{get_context().uid}.channel.{name}"
-
-
-def _open_anywhere(parcel: Parcel) -> Any:
-    import ray
-
-    if parcel.segment is None or parcel.node_id == get_context().node_id:
-        return unpack(parcel)
-    bulk = iter(ray.get(find_agent(parcel.node_id).fetch_segment.remote(parcel.segment, parcel.spans)))
-    return decode(parcel.head, [bytearray(next(bulk) if small is None else small) for small in parcel.inline])
-
-
-@dataclass
-class _Queue:
-    """One key: the items, and a line of consumers, served in the order in which they came."""
-
-    items: deque[tuple[Parcel, int]] = field(default_factory=deque)
-    taken: list[tuple[Parcel, int]] = field(default_factory=list)
-    """What the consumer at the head of the line has so far."""
-    consumers: asyncio.Lock = field(default_factory=asyncio.Lock)
-    producers: asyncio.Lock = field(default_factory=asyncio.Lock)
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    def _ask(
+        self, what: str, key: Any = None, weight: int | None = None, timeout_s: float | None = None, item: Any = None
+    ) -> list[Any]:
+        """Send a request to the keeper; returns the values that come back."""
+        number = next(_numbers)
+        values: list[Any] = []
+        with _inbox() as inbox:
+            post(self._keeper, Request(inbox.address, number, what, key, weight, timeout_s), item)
+            while True:
+                while not inbox.wait(_PATROL_S):
+                    if not _lives(self._keeper):
+                        raise SchedulerError(f"the channel {self.name!r} is gone: it was closed, or its creator ended")
+                taken = inbox.take()
+                assert taken is not None
+                reply, parcel = taken
+                if reply.number != number:  # for somebody who was interrupted
+                    discard(parcel)
+                elif reply.error is not None:
+                    raise reply.error
+                else:
+                    values.append(unpack(parcel))
+                    if reply.is_last:
+                        return values
 
 
-class Broker:
-    """The actor behind a channel."""
+def leave_channels() -> None:
+    """Close the channels that this process keeps, and its inboxes."""
+    for keeper in _kept:
+        keeper.end()
+    for inbox in _idle:
+        inbox.close()
+    _kept.clear()
+    _idle.clear()
 
-    def __init__(self, name: str, maxsize: int) -> None:
-        self._name, self._maxsize = name, maxsize
-        self._queues: dict[Any, _Queue] = {}
 
-    def __repr__(self) -> str:
-        return f"channel {self._name}"
+@contextmanager
+def _inbox() -> Iterator[Inbox]:
+    """An inbox that nobody else reads meanwhile."""
+    with _lock:
+        inbox = _idle.pop() if _idle else Inbox("asks")
+    try:
+        yield inbox
+    finally:
+        _idle.append(inbox)
 
-    async def put(self, key: Any, parcel: Parcel, weight: int, timeout_s: float | None) -> bool:
+
+async def _in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """As `asyncio.to_thread`, but in a thread for each call, which does not hold up the end of the process."""
+    future: Future[R] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
         try:
-            await asyncio.wait_for(self._put(self._queue(key), parcel, weight), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
 
-    async def get(self, key: Any, target_weight: int | None, timeout_s: float | None) -> list[Parcel] | None:
-        try:
-            return await asyncio.wait_for(self._take(self._queue(key), target_weight), timeout_s)
-        except TimeoutError:
-            return None
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
-    async def qsize(self, key: Any) -> int:
-        return len(self._queue(key).items)
 
-    async def drain(self) -> list[Parcel]:
-        return [parcel for queue in self._queues.values() for parcel, _ in (*queue.taken, *queue.items)]
-
-    def _queue(self, key: Any) -> _Queue:
-        return self._queues.setdefault(key, _Queue())
-
-    async def _put(self, queue: _Queue, parcel: Parcel, weight: int) -> None:
-        async with queue.producers, queue.changed:
-            if self._maxsize:
-                await queue.changed.wait_for(lambda: len(queue.items) < self._maxsize)
-            queue.items.append((parcel, weight))
-            queue.changed.notify_all()
-
-    async def _take(self, queue: _Queue, target_weight: int | None) -> list[Parcel]:
-        """Items up to the target (None: one). Frees room as it goes, so a target above `maxsize` cannot deadlock."""
-        async with queue.consumers, queue.changed:
-            try:
-                while not queue.taken or (
-                    target_weight is not None and sum(weight for _, weight in queue.taken) < target_weight
-                ):
-                    await queue.changed.wait_for(lambda: bool(queue.items))
-                    queue.taken.append(queue.items.popleft())
-                    queue.changed.notify_all()
-                return [parcel for parcel, _ in queue.taken]
-            except asyncio.CancelledError:
-                queue.items.extendleft(reversed(queue.taken))
-                raise
-            finally:
-                queue.taken.clear()
+def _lives(keeper: Address) -> bool:
+    try:
+        return bool(run_on(keeper.node_id, is_read, keeper.socket))
+    except ray.exceptions.GetTimeoutError:
+        return True  # its node is slow
+    except (ray.exceptions.RayError, ValueError):
+        return False  # its node is gone

@@ -1,16 +1,20 @@
-"""What a process knows about the cluster that it belongs to, and how it finds groups."""
+"""What a process knows about the cluster that it belongs to, and how it finds names and reaches other nodes."""
 
 from __future__ import annotations
 
 import pickle
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lite.scheduler.errors import PeerError, SchedulerError
+import ray
+from ray.experimental import internal_kv
+
+from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.scratch import ScratchDirs
 
 RAY_NAMESPACE = "rlinf_lite"
-_LAUNCH_GRACE_S = 2.0
+_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,11 @@ class ProcessContext:
     node_id: str
     temp_dir: str
     shm_dir: str
-    single_node: bool
 
 
 @dataclass(frozen=True)
-class PeerAddress:
-    """Where a worker's mailbox is."""
+class Address:
+    """Where an inbox is."""
 
     node_id: str
     socket: str
@@ -39,7 +42,6 @@ _agents: dict[str, Any] = {}
 def set_context(context: ProcessContext | None) -> None:
     global _current
     _current = context
-    _agents.clear()
 
 
 def get_context() -> ProcessContext:
@@ -50,46 +52,62 @@ def get_context() -> ProcessContext:
     return _current
 
 
-def publish_group(name: str, addresses: list[PeerAddress] | None) -> None:
-    """Make a group known to every process of the cluster; None: make it unknown."""
-    from ray.experimental import internal_kv
-
-    key = _key(name)
-    if addresses is None:
-        internal_kv._internal_kv_del(key)
-    else:
-        internal_kv._internal_kv_put(key, pickle.dumps(addresses), overwrite=True)
+def publish(kind: str, name: str, value: Any, replace: bool = True) -> bool:
+    """Make something known to every process of the cluster; False where it was and `replace` is not set."""
+    existed: bool = internal_kv._internal_kv_put(_key(kind, name), pickle.dumps(value), overwrite=replace)
+    return replace or not existed
 
 
-def find_group(name: str, wait_s: float = _LAUNCH_GRACE_S) -> list[PeerAddress]:
-    """The mailboxes of a group; waits a little for one that is being launched. Raises PeerError."""
-    from ray.experimental import internal_kv
-
-    deadline = time.monotonic() + wait_s
-    while True:
-        value: Any = internal_kv._internal_kv_get(_key(name))
-        if value is not None:
-            addresses: list[PeerAddress] = pickle.loads(value)
-            return addresses
-        if time.monotonic() >= deadline:
-            prefix = _key("")
-            known = sorted(key[len(prefix) :].decode() for key in internal_kv._internal_kv_list(prefix))
-            raise PeerError(f"no group named {name!r} is running (running: {', '.join(known) or 'none'})")
-        time.sleep(0.05)
+def withdraw(kind: str, name: str) -> None:
+    internal_kv._internal_kv_del(_key(kind, name))
 
 
-def _key(name: str) -> bytes:
-    return f"rlinf_lite/{get_context().uid}/group/{name}".encode()
+def find(kind: str, name: str) -> Any:
+    """What was published under a name, else None."""
+    value: Any = internal_kv._internal_kv_get(_key(kind, name))
+    return None if value is None else pickle.loads(value)
 
 
-def find_agent(node_id: str) -> Any:
-    """The actor that acts for us on another node."""
-    import ray
+def known_names(kind: str) -> list[str]:
+    prefix = _key(kind, "")
+    return sorted(key[len(prefix) :].decode() for key in internal_kv._internal_kv_list(prefix))
 
-    if node_id not in _agents:
-        _agents[node_id] = ray.get_actor(agent_name(get_context().uid, node_id), namespace=RAY_NAMESPACE)
-    return _agents[node_id]
+
+def _key(kind: str, name: str) -> bytes:
+    return f"rlinf_lite/{get_context().uid}/{kind}/{name}".encode()
+
+
+class NodeAgent:
+    """An actor on every node of several, which does there what processes elsewhere ask for."""
+
+    def __init__(self, uid: str, node_id: str) -> None:
+        self._dirs = ScratchDirs(uid)
+        set_context(ProcessContext(uid, node_id, self._dirs.temp, self._dirs.shm))
+
+    def __repr__(self) -> str:
+        return "agent"
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    def close(self) -> None:
+        self._dirs.remove()
 
 
 def agent_name(uid: str, node_id: str) -> str:
     return f"{uid}.agent.{node_id}"
+
+
+def start_on(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
+    name = agent_name(get_context().uid, node_id)
+    if name not in _agents:
+        _agents[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
+    return _agents[name].call.remote(function, *args)
+
+
+def run_on(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function on a node: here where it is this one."""
+    if node_id == get_context().node_id:
+        return function(*args)
+    return ray.get(start_on(node_id, function, *args), timeout=_LIMIT_S)

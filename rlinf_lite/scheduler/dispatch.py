@@ -66,11 +66,9 @@ class CallRule:
 
 @dataclass(frozen=True)
 class DispatchMode:
-    name: str
     dispatch: DispatchFn
-    collect: CollectFn
-    by_rank: bool = False
-    """Whether a call collects the list of outputs by rank."""
+    collect: CollectFn = list
+    """`list`: the outputs by rank."""
 
 
 def register(
@@ -102,11 +100,11 @@ def register_dispatch_mode(name: str, dispatch_fn: DispatchFn, collect_fn: Colle
 
     `dispatch_fn(world_size, args, kwargs)` returns (args, kwargs) for each rank and must not change what it is given;
     `collect_fn(outputs)` makes one result of the outputs by rank. A Handle among the arguments may be replaced by
-    `handle.map(fn)` or `handle.of_rank(i)`, which the workers resolve.
+    `handle.map(fn)` or `handle.element(rank, world_size)`, which the workers resolve.
     """
     if name in _modes:
         raise ValueError(f"the dispatch mode {name!r} exists already")
-    _modes[name] = DispatchMode(name, dispatch_fn, collect_fn)
+    _modes[name] = DispatchMode(dispatch_fn, collect_fn)
     setattr(Dispatch, name, name)
 
 
@@ -124,9 +122,7 @@ def _one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
     def element(where: str, value: Any, rank: int) -> Any:
-        if not isinstance(value, Scatter):
-            return value
-        return _checked(where, value.values, world_size)[rank]
+        return _checked(where, value.values, world_size)[rank] if isinstance(value, Scatter) else value
 
     return _map_arguments(element, world_size, args, kwargs)
 
@@ -160,12 +156,8 @@ def _checked(where: str, values: Sequence[Any], world_size: int) -> Sequence[Any
     return values
 
 
-def _by_rank(outputs: list[Any]) -> list[Any]:
-    return outputs
-
-
-_modes: dict[str, DispatchMode] = {
-    Dispatch.ONE_TO_ALL: DispatchMode(Dispatch.ONE_TO_ALL, _one_to_all, _by_rank, by_rank=True),
-    Dispatch.ALL_TO_ALL: DispatchMode(Dispatch.ALL_TO_ALL, _all_to_all, _by_rank, by_rank=True),
-    Dispatch.DP_COMPUTE: DispatchMode(Dispatch.DP_COMPUTE, _dp_compute, _by_rank, by_rank=True),
+_modes = {
+    Dispatch.ONE_TO_ALL: DispatchMode(_one_to_all),
+    Dispatch.ALL_TO_ALL: DispatchMode(_all_to_all),
+    Dispatch.DP_COMPUTE: DispatchMode(_dp_compute),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 
 class PlacementError(ValueError):
@@ -20,10 +20,18 @@ class ClusterError(SchedulerError):
 class WorkerError(SchedulerError):
     """A worker's method raised. `__cause__` is the original exception, `worker_traceback` where it was raised."""
 
-    def __init__(self, group: str, rank: int, method: str, summary: str, worker_traceback: str) -> None:
+    def __init__(
+        self, group: str, rank: int, method: str, summary: str, worker_traceback: str, pickled: bytes | None = None
+    ) -> None:
         self.group, self.rank, self.method = group, rank, method
         self.summary, self.worker_traceback = summary, worker_traceback
+        self.pickled = pickled
+        """The original exception, where it survives pickling."""
         super().__init__(f"{group}[{rank}].{method} raised {summary}\n\nIn the worker:\n{worker_traceback.rstrip()}")
+
+    def __reduce__(self) -> Any:
+        fields = (self.group, self.rank, self.method, self.summary, self.worker_traceback, self.pickled)
+        return WorkerError, fields
 
 
 class WorkerDiedError(SchedulerError):
@@ -53,27 +61,3 @@ class RecvTimeoutError(SchedulerError, TimeoutError):
 
 class ChannelTimeoutError(SchedulerError, TimeoutError):
     """A channel stayed empty, or full, for longer than the limit."""
-
-
-@dataclass(frozen=True)
-class FailureRecord:
-    """An exception on its way from a worker to the driver."""
-
-    group: str
-    rank: int
-    method: str
-    summary: str
-    traceback: str
-    pickled: bytes | None
-    """The exception itself, where it survives pickling."""
-
-
-class RemoteFailure(Exception):
-    """Carries a `FailureRecord` through Ray; users see the `WorkerError` made from it."""
-
-    def __init__(self, record: FailureRecord) -> None:
-        super().__init__(record)
-        self.record = record
-
-    def __str__(self) -> str:
-        return f"{self.record.group}[{self.record.rank}].{self.record.method}: {self.record.summary}"

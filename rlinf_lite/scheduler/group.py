@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.scheduler.context import PeerAddress, publish_group
+import ray
+from ray import cloudpickle
+
+from rlinf_lite.scheduler.context import Address, publish, run_on, withdraw
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
-from rlinf_lite.scheduler.handle import Call, Handle, same
-from rlinf_lite.scheduler.host import Argument, BuildSpec, CallHeader, Host, ProcessInfo
+from rlinf_lite.scheduler.handle import Handle, only, same
+from rlinf_lite.scheduler.host import host_class
+from rlinf_lite.scheduler.mailbox import Abort
+from rlinf_lite.scheduler.nodes import free_port, tail_logs
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
-from rlinf_lite.scheduler.worker import Worker, WorkerIdentity
+from rlinf_lite.scheduler.post import push
+from rlinf_lite.scheduler.worker import Worker
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.cluster import Cluster
@@ -25,8 +30,6 @@ if TYPE_CHECKING:
 
 _SHARED_BYTES = 100_000
 """Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
-
-_call_ids = itertools.count()
 
 
 @dataclass(eq=False)
@@ -37,36 +40,33 @@ class Member:
     rank: int
     node: Node
     actor: Any
-    cluster: Cluster
-    process_ref: Any
-    address: PeerAddress | None = None
+    process: Any
+    """A reference to the process id and the log files."""
+    address: Address | None = None
     """Of its mailbox; None until it is constructed."""
 
     @property
-    def process(self) -> ProcessInfo:
-        import ray
-
-        info: ProcessInfo = ray.get(self.process_ref, timeout=5)
-        return info
-
-    @property
     def pid(self) -> int:
-        return self.process.pid
+        return int(ray.get(self.process, timeout=5)[0])
 
     def death(self, ray_message: str) -> WorkerDiedError:
         """The error for a dead worker, with the tail of its log; tidies up what it left."""
-        node, tail = f"node {self.node.rank} ({self.node.ip})", ""
-        with suppress(Exception):  # it may have died before it could say who it is
-            process = self.process
-            node = f"{node}, pid {process.pid}"
-            tail = self.cluster.tail(self.node.node_id, process.log_paths)
+        where, tail = f"node {self.node.rank} ({self.node.ip})", ""
+        with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
+            pid, log_paths = ray.get(self.process, timeout=5)
+            where = f"{where}, pid {pid}"
+            try:
+                tail = run_on(self.node.node_id, tail_logs, log_paths)
+            except Exception as error:  # the node may be gone with the worker; its death is still reported
+                tail = f"(the log could not be read: {error})"
         self.unlink_socket()
-        return WorkerDiedError(self.group, self.rank, node, _exit_reason(ray_message), tail)
+        return WorkerDiedError(self.group, self.rank, where, _exit_reason(ray_message), tail)
 
     def unlink_socket(self) -> None:
         """Tell senders that nobody reads here any more."""
         if self.address is not None:
-            self.cluster.unlink(self.node.node_id, self.address.socket)
+            with suppress(Exception):  # already gone, with or without its node
+                run_on(self.address.node_id, os.unlink, self.address.socket)
 
 
 class WorkerGroup:
@@ -99,12 +99,12 @@ class WorkerGroup:
         placed = cluster.place(placement_strategy, name or self._cls.__name__)
         self.name = name or placed.component
         cluster.claim(self, placed)
+        self._cluster = cluster
         try:
             self._start(cluster, placed)
         except BaseException:
-            self._kill(cluster)
+            self.shutdown()
             raise
-        self._cluster = cluster
         return self
 
     @property
@@ -115,12 +115,7 @@ class WorkerGroup:
         return f"WorkerGroup({self.name}, {self.world_size} workers)"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        methods = self.__dict__.get("_methods", {})
-        if name in methods:
-            return self._caller(name, methods[name], self.members)
-        close = difflib.get_close_matches(name, methods, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"{self.__dict__.get('name', 'group')}: its workers have no public method {name!r}{hint}")
+        return self._caller(name, self.__dict__.get("members", ()))
 
     def execute_on(self, *ranks: int) -> GroupView:
         """A view of some workers: calls through it reach only them, as a group of that size."""
@@ -133,25 +128,30 @@ class WorkerGroup:
 
     def abort(self, reason: str) -> None:
         """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
-        cluster = self._running()
-        self._epoch = cluster.next_epoch()
-        cluster.oldest_epochs[self.name] = self._epoch
+        self._epoch = self._running().start_epoch(self.name)
         for member in self.members:
             assert member.address is not None, "only launched groups are called"
-            cluster.push_abort(member.address, self._epoch, reason)
+            run_on(member.address.node_id, push, member.address.socket, Abort(self._epoch, reason))
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
         """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
-        cluster = self._running()
-        epochs = dict(cluster.oldest_epochs)
-        calls = [Call(member, member.actor.clear_abort.remote(self._epoch, epochs)) for member in self.members]
-        Handle(self, "clear_abort", -1, calls, list, True, None).wait(timeout_s)
+        oldest_epochs = self._running().oldest_epochs
+        refs = [member.actor._clear_abort.remote(self._epoch, oldest_epochs) for member in self.members]
+        Handle(self, "clear_abort", self.members, refs).wait(timeout_s)
 
     def shutdown(self) -> None:
         """Kill the workers and wait until they are gone. A second call does nothing."""
-        if self._cluster is not None:
-            cluster, self._cluster = self._cluster, None
-            self._kill(cluster)
+        if self._cluster is None:
+            return
+        cluster, self._cluster = self._cluster, None
+        for member in self.members:
+            ray.kill(member.actor)
+        for member in self.members:
+            member.unlink_socket()
+        cluster.release(self)
+        withdraw("group", self.name)
+        _wait_gone(self.members)
+        self.members = []
 
     def _running(self) -> Cluster:
         if self._cluster is None:
@@ -159,76 +159,66 @@ class WorkerGroup:
         return self._cluster
 
     def _start(self, cluster: Cluster, placed: ComponentPlacement) -> None:
-        import ray
-        from ray import cloudpickle
-
         payload = cloudpickle.dumps((self._cls, self._args, self._kwargs))
         shared = ray.put(payload) if len(payload) > _SHARED_BYTES else payload
-        nodes = [cluster.node_of(process.slots[0]) for process in placed.processes]
-        master = cluster.nodes[nodes[0]]
-        port = cluster.free_port(master)
+        host = ray.remote(host_class(self._cls.__name__, self._methods))
+        nodes = [cluster.nodes[cluster.shape.node_of(process.slots[0])] for process in placed.processes]
+        common = {
+            "name": self.name,
+            "role": placed.component,
+            "world_size": placed.world_size,
+            "device": "cuda:0" if cluster.accelerator == "cuda" else "cpu",
+            "master_addr": nodes[0].ip,
+            "master_port": run_on(nodes[0].node_id, free_port),
+        }
         self._epoch = cluster.epoch
-        calls = []
+        building = []
         for process, node in zip(placed.processes, nodes, strict=True):
-            actor = cluster.actor(Host, node).remote(self.name, process.rank)
-            member = Member(self.name, process.rank, cluster.nodes[node], actor, cluster, actor.process_info.remote())
-            self.members.append(member)
-            identity = WorkerIdentity(
-                name=self.name,
-                role=placed.component,
-                rank=process.rank,
-                world_size=placed.world_size,
-                local_rank=nodes[: process.rank].count(node),
-                local_world_size=nodes.count(node),
-                node_rank=node,
-                device="cuda:0" if cluster.accelerator == "cuda" else "cpu",
-                master_addr=master.ip,
-                master_port=port,
-            )
+            actor: Any = host.options(**cluster.actor_options(node)).remote(self.name, process.rank)
+            self.members.append(Member(self.name, process.rank, node, actor, actor._process.remote()))
+            identity = common | {
+                "rank": process.rank,
+                "local_rank": nodes[: process.rank].count(node),
+                "local_world_size": nodes.count(node),
+                "node_rank": node.rank,
+            }
             env_vars = cluster.env_vars(node, process.slots)
-            spec = BuildSpec(identity, cluster.context(node), env_vars, self._epoch)
-            calls.append(Call(member, actor.build.remote(spec, shared)))
-        addresses = Handle(self, "__init__", -1, calls, list, True, cluster.start_timeout_s).wait()
+            building.append(actor._build.remote(identity, cluster.context(node.rank), env_vars, self._epoch, shared))
+        addresses = Handle(self, "__init__", self.members, building).wait(cluster.start_timeout_s)
         for member, address in zip(self.members, addresses, strict=True):
             member.address = address
-        publish_group(self.name, addresses)
+        publish("group", self.name, addresses)
 
-    def _kill(self, cluster: Cluster) -> None:
-        import ray
+    def _caller(self, name: str, members: Sequence[Member]) -> Callable[..., Any]:
+        methods = self.__dict__.get("_methods", {})
+        if name not in methods:
+            close = difflib.get_close_matches(name, methods, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise AttributeError(
+                f"{self.__dict__.get('name', 'group')}: its workers have no public method {name!r}{hint}"
+            )
+        rule = methods[name]
 
-        for member in self.members:
-            ray.kill(member.actor)
-        for member in self.members:
-            member.unlink_socket()
-        cluster.release(self)
-        _wait_gone(self.members)
-        self.members = []
-
-    def _caller(self, method: str, rule: CallRule, members: Sequence[Member]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call(method, rule, members, args, kwargs)
+            handle = self._call(name, rule, members, args, kwargs)
+            return handle.wait() if rule.blocking else handle
 
-        call.__name__ = method
+        call.__name__ = name
         return call
 
     def _call(
         self, method: str, rule: CallRule, members: Sequence[Member], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> Handle:
         self._running()
-        rank_zero = rule.execute_mode == Execute.RANK_ZERO
-        chosen = members[:1] if rank_zero else members
         mode = get_dispatch_mode(rule.dispatch_mode)
-        spread = mode.dispatch(len(chosen), args, kwargs)
-        call_id = next(_call_ids)
+        rank_zero = rule.execute_mode == Execute.RANK_ZERO
+        members, collect = (members[:1], only) if rank_zero else (members, mode.collect)
         stored: dict[int, Any] = {}
-        calls = []
-        for member, arguments in zip(chosen, spread, strict=True):
-            plan, values = _flatten(arguments, stored, share=len(chosen) > 1)
-            calls.append(Call(member, member.actor.call.remote(CallHeader(call_id, method, plan).pickled(), *values)))
-        collect = _first if rank_zero else mode.collect
-        by_rank = not rank_zero and mode.by_rank
-        handle = Handle(self, method, call_id, calls, collect, by_rank, rule.timeout_s)
-        return handle.wait() if rule.blocking else handle
+        refs = []
+        for member, arguments in zip(members, mode.dispatch(len(members), args, kwargs), strict=True):
+            positional, named = _carried(arguments, stored, share=len(members) > 1)
+            refs.append(getattr(member.actor, method).remote(*positional, **named))
+        return Handle(self, method, members, refs, collect, rule.timeout_s)
 
 
 class GroupView:
@@ -242,48 +232,32 @@ class GroupView:
         return len(self._members)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        group = self.__dict__["_group"]
-        if name not in group._methods:
-            return group.__getattr__(name)  # raises AttributeError
-        return group._caller(name, group._methods[name], self._members)
+        return self.__dict__["_group"]._caller(name, self.__dict__["_members"])
 
 
 def _public_methods(cls: type[Worker]) -> dict[str, CallRule]:
     names = [name for name in dir(cls) if not name.startswith("_") and name not in Worker._not_callable]
-    return {
-        name: call_rule(member)
-        for name in names
-        if inspect.isroutine(member := inspect.getattr_static(cls, name)) or callable(member)
-    }
+    return {name: call_rule(getattr(cls, name)) for name in names if callable(getattr(cls, name))}
 
 
-def _flatten(arguments: Arguments, stored: dict[int, Any], share: bool) -> tuple[list[Argument] | None, list[Any]]:
-    """The arguments as Ray carries them: values and refs side by side, and how to put them together again."""
-    args, kwargs = arguments
-    plan: list[Argument] = []
-    values: list[Any] = []
-    plain = not kwargs
-    for keyword, value in itertools.chain(((None, value) for value in args), kwargs.items()):
-        if isinstance(value, Handle):
-            value = value.map(same)
-        if share and not isinstance(value, Deferred) and payload_bytes(value) >= _SHARED_BYTES:
-            value = _store(value, stored)
+def _carried(arguments: Arguments, stored: dict[int, Any], share: bool) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as Ray carries them: references lie at the top, where it fetches what they refer to."""
+    refs: list[Any] = []
+
+    def carried(value: Any) -> Any:
+        value = value.map(same) if isinstance(value, Handle) else value
         if isinstance(value, Deferred):
-            plain = False
-            plan.append(Argument(keyword, len(value.refs), value.resolve))
-            values.extend(value.refs)
-        else:
-            plan.append(Argument(keyword, 1, None))
-            values.append(value)
-    return (None, list(args)) if plain else (plan, values)
+            refs.extend(value.refs)
+            return Deferred((None,) * len(value.refs), value.resolve)
+        if share and payload_bytes(value) >= _SHARED_BYTES:
+            if id(value) not in stored:
+                stored[id(value)] = ray.put(value)
+            return stored[id(value)]
+        return value
 
-
-def _store(value: Any, stored: dict[int, Any]) -> Deferred:
-    import ray
-
-    if id(value) not in stored:
-        stored[id(value)] = ray.put(value)
-    return Deferred((stored[id(value)],), _first)
+    args, kwargs = arguments
+    positional, named = [carried(value) for value in args], {key: carried(value) for key, value in kwargs.items()}
+    return positional + refs, named
 
 
 def payload_bytes(value: Any) -> int:
@@ -300,12 +274,10 @@ def payload_bytes(value: Any) -> int:
 
 def _wait_gone(members: Sequence[Member], limit_s: float = 10.0) -> None:
     """Until Ray has seen every worker die."""
-    import ray
-
     deadline = time.monotonic() + limit_s
     for member in members:
         try:
-            ray.get(member.actor.ping.remote(), timeout=max(0.1, deadline - time.monotonic()))
+            ray.get(member.actor._ping.remote(), timeout=max(0.1, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
             raise CallTimeoutError(f"{member.group}[{member.rank}] did not stop within {limit_s:g} s") from error
         except ray.exceptions.RayError:
@@ -321,7 +293,3 @@ def _exit_reason(ray_message: str) -> str:
     if "connection error" in reason:
         reason += " (the process was killed by a signal, such as the out-of-memory killer's, or crashed)"
     return reason
-
-
-def _first(values: list[Any]) -> Any:
-    return values[0]

@@ -7,25 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import ray
+from ray import cloudpickle
 
 from rlinf_lite.scheduler.dispatch import CollectFn, Deferred
-from rlinf_lite.scheduler.errors import CallTimeoutError, RemoteFailure, SchedulerError, WorkerError
+from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerError
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import Member, WorkerGroup
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers of the groups involved still live."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One worker's part of a group call."""
-
-    member: Member
-    ref: Any
 
 
 class Handle:
@@ -35,15 +29,13 @@ class Handle:
         self,
         group: WorkerGroup,
         method: str,
-        call_id: int,
-        calls: Sequence[Call],
-        collect: CollectFn,
-        by_rank: bool,
-        timeout_s: float | None,
+        members: Sequence[Member],
+        refs: Sequence[Any],
+        collect: CollectFn = list,
+        timeout_s: float | None = None,
     ) -> None:
         self.group, self.method = group, method
-        self._call_id, self._calls, self._collect, self._by_rank = call_id, tuple(calls), collect, by_rank
-        self._limit_s = timeout_s
+        self._members, self._refs, self._collect = members, list(refs), collect
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def __repr__(self) -> str:
@@ -54,21 +46,17 @@ class Handle:
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """The collected result. Raises WorkerError, WorkerDiedError and CallTimeoutError."""
-        return self._collect(_Wait([self], timeout_s, "").run()[0])
+        return _Wait([self], timeout_s, "").run()[0]
 
     def done(self) -> bool:
         """Whether every worker has finished, or failed."""
-        import ray
-
-        refs = [call.ref for call in self._calls]
-        return len(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) == len(refs)
+        return not ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)[1]
 
     def durations(self) -> list[float]:
         """Seconds that the method took in each worker, by rank; waits for the call to end."""
-        import ray
-
         self.wait()
-        seconds: list[float] = ray.get([call.member.actor.duration.remote(self._call_id) for call in self._calls])
+        calls = zip(self._members, self._refs, strict=True)
+        seconds: list[float] = ray.get([member.actor._duration.remote(ref.task_id().hex()) for member, ref in calls])
         return seconds
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -77,19 +65,15 @@ class Handle:
     def map(self, resolve: Callable[[Any], Any]) -> Deferred:
         """As an argument of another group's call: `resolve` of the collected result, computed by the workers."""
         collect = self._collect
-        return Deferred(tuple(call.ref for call in self._calls), lambda values: resolve(collect(values)))
-
-    def of_rank(self, index: int) -> Deferred:
-        """As an argument of another group's call: one worker's output, fetched alone."""
-        return Deferred((self._calls[index].ref,), _only)
+        return Deferred(tuple(self._refs), lambda values: resolve(collect(values)))
 
     def element(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE call gets: output i, fetched alone, of a call that collects a list by rank."""
-        if not self._by_rank:
+        """What rank i of a DP_COMPUTE call gets: output i, fetched alone, of a call that collects outputs by rank."""
+        if self._collect is not list:
             return self.map(same).element(rank, world_size)
-        if len(self._calls) != world_size:
-            raise ValueError(f"{self!r} has {len(self._calls)} outputs for {world_size} ranks; give one per rank")
-        return self.of_rank(rank)
+        if len(self._refs) != world_size:
+            raise ValueError(f"{self!r} has {len(self._refs)} outputs for {world_size} ranks; give one per rank")
+        return Deferred((self._refs[rank],), only)
 
 
 def wait_all(*handles: Handle, timeout_s: float | None = None, what: str = "") -> list[Any]:
@@ -99,26 +83,19 @@ def wait_all(*handles: Handle, timeout_s: float | None = None, what: str = "") -
     groups are then aborted (`group.abort`), so that their workers stop waiting for messages that will not come.
     """
     try:
-        outputs = _Wait(handles, timeout_s, what).run()
+        return _Wait(handles, timeout_s, what).run()
     except BaseException as error:
-        _abort(
-            [handle for handle in handles if not handle.done()], str(error).split("\n", 1)[0] or type(error).__name__
-        )
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        running = [handle for handle in handles if not handle.done()]
+        for group in {handle.group for handle in running}:
+            group.abort(reason)
+        # what these calls raise now says nothing new; Ray would print it as unhandled
+        refs = [ref for handle in running for ref in handle._refs]
+        threading.Thread(target=_swallow, args=(refs,), daemon=True).start()
         raise
-    return [handle._collect(values) for handle, values in zip(handles, outputs, strict=True)]
-
-
-def _abort(handles: Sequence[Handle], reason: str) -> None:
-    for group in {handle.group for handle in handles}:
-        group.abort(reason)
-    # what these calls raise now says nothing new; Ray would print it as unhandled
-    refs = [call.ref for handle in handles for call in handle._calls]
-    threading.Thread(target=_swallow, args=(refs,), daemon=True).start()
 
 
 def _swallow(refs: Sequence[Any]) -> None:
-    import ray
-
     for ref in refs:
         with suppress(Exception):
             ray.get(ref)
@@ -128,101 +105,73 @@ class _Wait:
     """One wait for the calls of one or several handles."""
 
     def __init__(self, handles: Sequence[Handle], timeout_s: float | None, what: str) -> None:
-        self._handles = handles
-        self._calls = [call for handle in handles for call in handle._calls]
-        self._what = what
+        self._handles, self._what = handles, what
+        self._refs = [ref for handle in handles for ref in handle._refs]
         self._started = time.monotonic()
-        limits = [handle._deadline for handle in handles if handle._deadline is not None and timeout_s is None]
-        self._deadline = self._started + timeout_s if timeout_s is not None else min(limits, default=None)
+        limits = [handle._deadline for handle in handles if handle._deadline is not None]
+        self._deadline = min(limits, default=None) if timeout_s is None else self._started + timeout_s
         self._pings: dict[Member, Any] = {}
 
-    def run(self) -> list[list[Any]]:
-        import ray
-
-        refs = [call.ref for call in self._calls]
+    def run(self) -> list[Any]:
+        """The collected result of each handle."""
         while True:
             try:
-                values = ray.get(refs, timeout=self._next_patrol())
+                values = iter(ray.get(self._refs, timeout=self._seconds_to_patrol()))
                 break
             except ray.exceptions.GetTimeoutError:
                 self._patrol()
             except ray.exceptions.RayError as error:
-                raise self._translated(error) from _original(error)
-        outputs, start = [], 0
-        for handle in self._handles:
-            outputs.append(values[start : start + len(handle._calls)])
-            start += len(handle._calls)
-        return outputs
+                self._raise(error)
+        return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
-    def _next_patrol(self) -> float:
+    def _seconds_to_patrol(self) -> float:
         return _PATROL_S if self._deadline is None else min(_PATROL_S, max(0.0, self._deadline - time.monotonic()))
 
     def _patrol(self) -> None:
         """Look for errors among the finished calls, for dead workers among the idle, and at the clock."""
-        import ray
-
-        finished, running = ray.wait(
-            [call.ref for call in self._calls], num_returns=len(self._calls), timeout=0, fetch_local=False
-        )
+        finished, running = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
         answered = [ref for ref in self._pings.values() if ray.wait([ref], timeout=0)[0]]
         try:
-            ray.get(finished)
-            ray.get(answered)
+            ray.get(finished + answered)
         except ray.exceptions.RayError as error:
-            raise self._translated(error) from _original(error)
+            self._raise(error)
         if running and self._deadline is not None and time.monotonic() >= self._deadline:
             raise CallTimeoutError(self._late(set(running)))
-        for member in {member for handle in self._handles for member in handle.group.members}:
+        for member in self._members():
             if member not in self._pings or self._pings[member] in answered:
-                self._pings[member] = member.actor.ping.remote()
+                self._pings[member] = member.actor._ping.remote()
+
+    def _members(self) -> list[Member]:
+        return [member for group in {handle.group for handle in self._handles} for member in group.members]
 
     def _late(self, running: set[Any]) -> str:
         late = [
-            f"{handle.group.name}[{call.member.rank}].{handle.method}"
+            f"{member.group}[{member.rank}].{handle.method}"
             for handle in self._handles
-            for call in handle._calls
-            if call.ref in running
+            for member, ref in zip(handle._members, handle._refs, strict=True)
+            if ref in running
         ]
         waited = f"waited {time.monotonic() - self._started:.1f} s"
-        done = f"{len(self._calls) - len(late)} of {len(self._calls)} calls are done"
+        done = f"{len(self._refs) - len(late)} of {len(self._refs)} calls are done"
         return f"{self._what + ': ' if self._what else ''}{waited}; not done: {', '.join(late)} ({done})"
 
-    def _translated(self, error: Exception) -> SchedulerError:
-        import ray
-
-        record = _remote_failure(error)
-        if record is not None:
-            return WorkerError(record.group, record.rank, record.method, record.summary, record.traceback)
+    def _raise(self, error: Exception) -> NoReturn:
+        failure = getattr(error, "cause", None)
+        if isinstance(failure, WorkerError):
+            pickled = failure.pickled
+            raise failure from RuntimeError(failure.summary) if pickled is None else cloudpickle.loads(pickled)
         if isinstance(error, ray.exceptions.RayActorError):
-            dead = error.actor_id
-            for member in (member for handle in self._handles for member in handle.group.members):
-                if member.actor._actor_id.hex() == dead:
-                    return member.death(str(error))
+            for member in self._members():
+                if member.actor._actor_id.hex() == error.actor_id:
+                    raise member.death(str(error)) from error
         # not a worker's own exception: for example, a result that cannot be pickled
         calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)
-        return SchedulerError(f"{', '.join(calls)}: {error}")
-
-
-def _remote_failure(error: Exception) -> Any:
-    cause = getattr(error, "cause", None)
-    return cause.record if isinstance(cause, RemoteFailure) else None
-
-
-def _original(error: Exception) -> BaseException:
-    from ray import cloudpickle
-
-    record = _remote_failure(error)
-    if record is None:
-        return error
-    if record.pickled is not None:
-        original: BaseException = cloudpickle.loads(record.pickled)
-        return original
-    return RuntimeError(record.summary)
+        raise SchedulerError(f"{', '.join(calls)}: {error}") from error
 
 
 def same(value: Any) -> Any:
     return value
 
 
-def _only(values: list[Any]) -> Any:
+def only(values: list[Any]) -> Any:
     return values[0]

@@ -5,30 +5,32 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray import _raylet
+from ray._private import ray_constants
 
 SLOT_RESOURCE = "rlinf_lite_slot"
 
 
-class LocalRay:
-    """Starts Ray in the constructor; `stop` ends its processes and puts the environment back.
+@contextmanager
+def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool) -> Iterator[None]:
+    """Runs for as long as the block.
 
     Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
     program, valid or not, is never looked at.
     """
-
-    def __init__(self, temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool) -> None:
-        import ray
-
-        self._environment = _Environment(
-            {
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
-                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
-            }
-        )
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
+    }
+    with _environment(variables):
         try:
             ray.init(
                 address="local",
@@ -40,48 +42,30 @@ class LocalRay:
                 _temp_dir=temp_dir,
                 _node_ip_address="127.0.0.1",
             )
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        import ray
-
-        ray.shutdown()
-        self._environment.restore()
+            yield
+        finally:
+            ray.shutdown()
 
 
-class _Environment:
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Variables that Ray reads, set for as long as our Ray runs."""
-
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        self._cluster_mode = _reread(cluster_mode=False)
-
-    def restore(self) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        _reread(self._cluster_mode)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    cluster_mode = _reread(cluster_mode=False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+        _reread(cluster_mode)
 
 
 def _reread(cluster_mode: bool) -> bool:
     """Make Ray look at the environment again, which it does once, when it is imported; returns the mode before."""
-    from ray import _raylet
-    from ray._private import ray_constants
-
     before: bool = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = cluster_mode
     _raylet.Config.initialize("")  # type: ignore[attr-defined]
     _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
     return before
-
-
-def join_ray(address: str, log_to_driver: bool) -> None:
-    """Connect to a running Ray. Raises ConnectionError."""
-    import ray
-
-    ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lite.scheduler.errors import ClusterError
-from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE
-from rlinf_lite.scheduler.placement import ClusterShape
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-TINY_SHARE = 0.001
-"""Of a slot: enough for Ray to show who is on it, however many share it."""
+from rlinf_lite.scheduler.errors import ClusterError
+from rlinf_lite.scheduler.placement import ClusterShape
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,6 @@ class Node:
 
 
 def driver_node_id() -> str:
-    import ray
-
     return str(ray.get_runtime_context().get_node_id())
 
 
@@ -36,8 +37,6 @@ def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
 
     Raises ClusterError.
     """
-    import ray
-
     deadline = time.monotonic() + limit_s
     while len(alive := [node for node in ray.nodes() if node["Alive"]]) < num_nodes:
         if time.monotonic() >= deadline:
@@ -50,8 +49,7 @@ def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
     driver = driver_node_id()
 
     def order(node: dict[str, Any]) -> tuple[Any, ...]:
-        address = node["NodeManagerAddress"]
-        numbers = [part.zfill(3) for part in address.split(".")]
+        numbers = [part.zfill(3) for part in node["NodeManagerAddress"].split(".")]
         return not node["Resources"].get("GPU"), node["NodeID"] != driver, numbers, node["NodeID"]
 
     return [
@@ -76,17 +74,8 @@ def find_shape(nodes: Sequence[Node], accelerator: str, num_gpus_per_node: int |
     return ClusterShape(len(nodes), slots, kind)
 
 
-def reserve(nodes: Sequence[Node], shape: ClusterShape, slot_resource: bool, limit_s: float) -> Any:
+def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> Any:
     """A placement group with one bundle per node, so that other jobs stay off our slots. Raises ClusterError."""
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    slots = float(shape.slots_per_node)
-    if shape.accelerator == "cuda":
-        bundle = {"GPU": slots}
-    else:
-        # another program's Ray does not know our resource; virtual slots take nothing from it
-        bundle = {SLOT_RESOURCE: slots} if slot_resource else {"CPU": TINY_SHARE}
     group = placement_group(
         [dict(bundle) for _ in nodes],
         strategy="PACK",
@@ -103,24 +92,36 @@ def reserve(nodes: Sequence[Node], shape: ClusterShape, slot_resource: bool, lim
     return group
 
 
-def find_devices(nodes: Sequence[Node], shape: ClusterShape, placement_group: Any, limit_s: float) -> list[list[str]]:
-    """The physical GPUs behind each node's slots, by node."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    if shape.accelerator != "cuda":
-        return [[] for _ in nodes]
+def find_devices(nodes: Sequence[Node], num_gpus: int, group: Any, limit_s: float) -> list[list[str]]:
+    """The physical GPUs behind each node's bundle of a placement group."""
     probe = ray.remote(_visible_gpus)
     probes = []
     for node in nodes:
-        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=node.rank)
-        options = {"num_cpus": 0, "num_gpus": shape.slots_per_node, "scheduling_strategy": strategy}
-        probes.append(probe.options(**options).remote())
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node.rank)
+        probes.append(probe.options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy).remote())
     devices: list[list[str]] = ray.get(probes, timeout=limit_s)
     return devices
 
 
 def _visible_gpus() -> list[str]:
-    import ray
-
     return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
+
+
+def free_port() -> int:
+    """A port that nothing on this node uses."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def tail_logs(paths: list[str], num_lines: int = 30, num_bytes: int = 16384) -> str:
+    """The last lines of a worker's stdout and stderr files, in that order; empty ones are left out."""
+    tails = []
+    for path in paths:
+        with suppress(OSError), open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - num_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+            # Ray marks its own bookkeeping lines with a leading colon
+            own = [line for line in lines if not line.startswith((":actor_name:", ":job_id:", ":task_name:"))]
+            tails.append("\n".join(own[-num_lines:]))
+    return "\n".join(tail for tail in tails if tail)

@@ -26,21 +26,7 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ClusterConfig, Config, NodeGroup
 
 _PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
-_NUMBER_WORDS = [
-    "no",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-]
+_NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
 
 
 @dataclass(frozen=True)
@@ -78,12 +64,15 @@ class ComponentPlacement:
     component: str
     spec: str
     processes: tuple[ProcessPlacement, ...]
-    node_group: str | None = None
     pool: str | None = None
 
     @property
     def world_size(self) -> int:
         return len(self.processes)
+
+    @property
+    def slots(self) -> frozenset[int]:
+        return frozenset(slot for process in self.processes for slot in process.slots)
 
 
 @dataclass(frozen=True)
@@ -124,9 +113,7 @@ def parse_placement(
 def _parse_part(text: str, num_slots: int, prefix: str) -> _Part:
     match = _PART.fullmatch(text)
     if match is None:
-        hint = (
-            "Write slots such as `all`, `0` or `0-3`, then optionally `:` and processes, such as `0-3:0-7` or `0-3:0`."
-        )
+        hint = "Write slots such as `all`, `0` or `0-3`, then optionally processes, such as `0-3:0-7` or `0-3:0`."
         raise PlacementError(f"{prefix} has the part `{text}`, which is not a placement. {hint}")
     everything, first, last, low, high = match.groups()
     start, stop = (0, num_slots - 1) if everything else (int(first), int(last or first))
@@ -138,16 +125,13 @@ def _parse_part(text: str, num_slots: int, prefix: str) -> _Part:
     first, last = int(low), int(high or low)
     if last < first:
         raise PlacementError(f"{prefix} has the ranks {low}-{high}, which run backwards. Write {high}-{low}.")
-    return _Part(text, slots, first, _checked_count(last - first + 1, len(slots), text, prefix))
-
-
-def _checked_count(processes: int, slots: int, text: str, prefix: str) -> int:
-    if processes % slots and slots % processes:
+    count = last - first + 1
+    if count % len(slots) and len(slots) % count:
         raise PlacementError(
-            f"{prefix} puts {processes} processes on {slots} slots (`{text}`): neither number divides the other. "
-            f"Give {slots}, a multiple of it, or a divisor of it."
+            f"{prefix} puts {count} processes on {len(slots)} slots (`{text}`): neither number divides the other. "
+            f"Give {len(slots)}, a multiple of it, or a divisor of it."
         )
-    return processes
+    return _Part(text, slots, first, count)
 
 
 def _check_ascending(parts: Sequence[_Part], prefix: str) -> None:
@@ -238,66 +222,61 @@ def resolve_placements(
     cluster: ClusterConfig, num_slots_per_node: int, accelerator: str
 ) -> dict[str, tuple[ProcessPlacement, ...]]:
     """Every component's processes, in slots numbered over the whole cluster. Raises PlacementError."""
-    return {name: placed.processes for name, placed in plan(cluster, num_slots_per_node, accelerator).items()}
-
-
-def plan(cluster: ClusterConfig, num_slots_per_node: int, accelerator: str) -> dict[str, ComponentPlacement]:
-    """As `resolve_placements`, with each component's spec and node group kept."""
     shape = ClusterShape(cluster.num_nodes, num_slots_per_node, accelerator)
-    planned: dict[str, ComponentPlacement] = {}
-    for names, spec in _entries(cluster.component_placement):
+    return {name: placed.processes for name, placed in _place_all(cluster, shape).items()}
+
+
+def _place_all(cluster: ClusterConfig, shape: ClusterShape) -> dict[str, ComponentPlacement]:
+    lines = cluster.component_placement
+    if not isinstance(lines, Mapping):
+        raise PlacementError(
+            f"cluster.component_placement: {lines}: automatic placement is planned, not built. "
+            "Give each component a line, for example `actor,rollout,env: all`."
+        )
+    placed: dict[str, ComponentPlacement] = {}
+    for names, spec in lines.items():
         for name in (part.strip() for part in names.split(",")):
             if not name:
                 raise PlacementError(
                     f"cluster.component_placement: `{names}` has an empty name. Write `actor,rollout: 0-3`."
                 )
-            if name in planned:
+            if name in placed:
                 raise PlacementError(f"cluster.component_placement: {name} is placed twice. Keep one line for it.")
-            planned[name] = _place(name, spec, shape, cluster.node_groups)
-    return planned
+            placed[name] = place_component(name, spec, shape, cluster.node_groups)
+    return placed
 
 
-def _entries(placement: Any) -> list[tuple[str, Any]]:
-    if isinstance(placement, Mapping):
-        return list(placement.items())
-    raise PlacementError(
-        f"cluster.component_placement: {placement}: automatic placement is planned, not built. "
-        "Give each component a line, for example `actor,rollout,env: all`."
-    )
-
-
-def _place(name: str, spec: Any, shape: ClusterShape, node_groups: Sequence[NodeGroup]) -> ComponentPlacement:
-    if isinstance(spec, str | int):
-        return _place_on_nodes(name, spec, None, list(range(shape.num_nodes)), shape)
-    if spec.node_group is None:
-        return _place_on_nodes(name, spec.placement, None, list(range(shape.num_nodes)), shape)
-    group = next((group for group in node_groups if group.label == spec.node_group), None)
-    if group is None:
-        known = ", ".join(sorted(group.label for group in node_groups)) or "none"
-        raise PlacementError(f"{name}: node_group {spec.node_group} is not in cluster.node_groups (known: {known}).")
-    nodes = parse_node_ranks(group.nodes, shape.num_nodes, group.label)
-    return _place_on_nodes(name, spec.placement, group.label, nodes, shape)
-
-
-def _place_on_nodes(
-    name: str, spec: str | int, node_group: str | None, nodes: Sequence[int], shape: ClusterShape
+def place_component(
+    name: str, spec: Any, shape: ClusterShape, node_groups: Sequence[NodeGroup] = ()
 ) -> ComponentPlacement:
+    """The processes of one line of `component_placement`. Raises PlacementError."""
+    nodes, where = list(range(shape.num_nodes)), "this cluster has"
+    if not isinstance(spec, str | int):
+        label, spec = spec.node_group, spec.placement
+        if label is not None:
+            nodes, where = _group_nodes(name, label, shape, node_groups), f"node group {label} has"
+    per_node = shape.slots_per_node
     local = parse_placement(
         spec,
-        len(nodes) * shape.slots_per_node,
+        len(nodes) * per_node,
         component=name,
-        slots_per_node=shape.slots_per_node,
+        slots_per_node=per_node,
         accelerator=shape.accelerator,
-        where=f"node group {node_group} has" if node_group else "this cluster has",
+        where=where,
     )
-    per_node = shape.slots_per_node
-    placed = tuple(
-        ProcessPlacement(
-            process.rank, tuple(nodes[slot // per_node] * per_node + slot % per_node for slot in process.slots)
-        )
-        for process in local
-    )
-    return ComponentPlacement(name, str(spec), placed, node_group)
+    placed = [
+        ProcessPlacement(p.rank, tuple(nodes[slot // per_node] * per_node + slot % per_node for slot in p.slots))
+        for p in local
+    ]
+    return ComponentPlacement(name, str(spec), tuple(placed))
+
+
+def _group_nodes(component: str, label: str, shape: ClusterShape, node_groups: Sequence[NodeGroup]) -> list[int]:
+    for group in node_groups:
+        if group.label == label:
+            return parse_node_ranks(group.nodes, shape.num_nodes, label)
+    known = ", ".join(sorted(group.label for group in node_groups)) or "none"
+    raise PlacementError(f"{component}: node_group {label} is not in cluster.node_groups (known: {known}).")
 
 
 class HybridComponentPlacement:
@@ -309,7 +288,7 @@ class HybridComponentPlacement:
 
     def __init__(self, cfg: Config) -> None:
         self.shape = _running_shape() or _planned_shape(cfg.cluster)
-        self._components = plan(cfg.cluster, self.shape.slots_per_node, self.shape.accelerator)
+        self._components = _place_all(cfg.cluster, self.shape)
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -17,11 +17,10 @@ class ResourcePool:
     """
 
     def __init__(self, cluster: Cluster, name: str, slots: str | int) -> None:
-        processes = cluster.place(str(slots), name).processes
-        self.name = name
-        self.slots = tuple(slot for process in processes for slot in process.slots)
+        placed = cluster.place(str(slots), name)
+        self.name, self.slots = name, tuple(sorted(placed.slots))
         self._cluster = cluster
-        cluster.add_pool(name, frozenset(self.slots))
+        cluster.add_pool(name, placed.slots)
 
     def get_strategy(self, component: str, spec: str | int = "all") -> ComponentPlacement:
         """What `launch` takes; slots in `spec` are numbered within the pool."""

@@ -13,8 +13,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 
-from rlinf_lite.scheduler.segments import SHM_ROOT
-
+SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _PREFIX = "rlinf_lite-"
 _MAX_ROOT_LENGTH = 40  # a Unix socket's path ends at 107 characters, and Ray appends 62
 

@@ -6,9 +6,9 @@ import errno
 import itertools
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf_lite.scheduler.codec import Buffer, decode, encode
@@ -17,73 +17,75 @@ from rlinf_lite.scheduler.errors import SchedulerError
 BULK_BYTES = 64 * 1024
 """Buffers from this size on go through a segment, smaller ones inside the message."""
 
-SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _ALIGNMENT = 64
 _counter = itertools.count()
 
 
 @dataclass
 class Parcel:
-    """An encoded object: the pickle, its small buffers, and where its bulk lies."""
+    """An encoded object: the pickle, its small buffers, and where the large ones lie."""
 
     head: bytes
-    inline: list[Any]
-    """Small buffers, in order; None where the buffer lies in the segment."""
-    segment: str | None = None
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """Offset and length of each bulk buffer."""
-    node_id: str = ""
+    small: list[Any]
+    segment: str | None
+    spans: list[tuple[int, int] | None]
+    """For each buffer, start and stop in the segment; None: it is the next of `small`."""
 
 
-def pack(obj: Any, directory: str, node_id: str = "") -> Parcel:
+def pack(obj: Any, directory: str) -> Parcel:
     """Encode an object, with its bulk in one new segment under `directory`."""
-    head, buffers = encode(obj)
-    return pack_buffers(head, buffers, directory, node_id)
+    return store(*encode(obj), directory)
 
 
-def pack_buffers(head: bytes, buffers: Sequence[memoryview], directory: str, node_id: str = "") -> Parcel:
-    bulk = [buffer for buffer in buffers if buffer.nbytes >= BULK_BYTES]
-    inline = [None if buffer.nbytes >= BULK_BYTES else bytes(buffer) for buffer in buffers]
-    if not bulk:
-        return Parcel(head, inline, None, [], node_id)
-    path, spans = _write(bulk, directory)
-    return Parcel(head, inline, path, spans, node_id)
+def store(head: bytes, buffers: Sequence[memoryview], directory: str) -> Parcel:
+    """A parcel of what `encode` gave."""
+    spans: list[tuple[int, int] | None] = []
+    start = 0
+    for buffer in buffers:
+        if buffer.nbytes < BULK_BYTES:
+            spans.append(None)
+            continue
+        spans.append((start, start + buffer.nbytes))
+        start += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT
+    small = [buffer for buffer in buffers if buffer.nbytes < BULK_BYTES]
+    return Parcel(head, small, _write(buffers, spans, directory) if start else None, spans)
 
 
 def unpack(parcel: Parcel) -> Any:
     """Rebuild the object on the mapped segment. Arrays and tensors are writable and belong to the caller alone."""
-    bulk = iter(open_segment(parcel.segment, parcel.spans) if parcel.segment else ())
-    return decode(parcel.head, [next(bulk) if small is None else bytearray(small) for small in parcel.inline])
+    return decode(parcel.head, open_buffers(parcel))
 
 
-def open_segment(path: str, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """Map a segment, unlink it, and return its buffers; the memory lives as long as they do."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.unlink(path)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
-    finally:
-        os.close(fd)
-    return [view[offset : offset + length] for offset, length in spans]
+def open_buffers(parcel: Parcel) -> list[Buffer]:
+    """Map the segment and unlink it; the memory lives as long as the buffers do."""
+    view, small = memoryview(b""), iter(parcel.small)
+    if parcel.segment is not None:
+        fd = os.open(parcel.segment, os.O_RDWR)
+        try:
+            os.unlink(parcel.segment)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
+        finally:
+            os.close(fd)
+    return [bytearray(next(small)) if span is None else view[span[0] : span[1]] for span in parcel.spans]
 
 
 def discard(parcel: Parcel) -> None:
     """Free the bulk of a parcel that nobody will open."""
-    if parcel.segment and os.path.exists(parcel.segment):
-        os.unlink(parcel.segment)
+    if parcel.segment is not None:
+        with suppress(FileNotFoundError):
+            os.unlink(parcel.segment)
 
 
-def _write(buffers: Sequence[memoryview], directory: str) -> tuple[str, list[tuple[int, int]]]:
+def _write(buffers: Sequence[memoryview], spans: Sequence[tuple[int, int] | None], directory: str) -> str:
     path = os.path.join(directory, f"{os.getpid()}-{next(_counter)}")
-    spans: list[tuple[int, int]] = []
-    offset = 0
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
-        for buffer in buffers:
-            spans.append((offset, buffer.nbytes))
-            _write_all(fd, buffer, offset)
-            offset += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT
+        for buffer, span in zip(buffers, spans, strict=True):
+            done = 0
+            # write() into tmpfs rather than a mapping: no page fault per 4 KiB, and ENOSPC instead of SIGBUS
+            while span is not None and done < buffer.nbytes:
+                done += os.pwrite(fd, buffer[done:], span[0] + done)
     except OSError as error:
         os.unlink(path)
         if error.errno != errno.ENOSPC:
@@ -94,12 +96,4 @@ def _write(buffers: Sequence[memoryview], directory: str) -> tuple[str, list[tup
         ) from error
     finally:
         os.close(fd)
-    return path, spans
-
-
-def _write_all(fd: int, buffer: Buffer, offset: int) -> None:
-    # write() into tmpfs rather than a mapping: no page fault per 4 KiB, and ENOSPC instead of SIGBUS
-    view = memoryview(buffer)
-    done = 0
-    while done < view.nbytes:
-        done += os.pwrite(fd, view[done:], offset + done)
+    return path

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf_lite.scheduler.errors import PeerError
-from rlinf_lite.scheduler.spans import Span, SpanRecorder
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import WorkerGroup
@@ -15,25 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WorkerIdentity:
-    """Who a worker is; its fields become attributes of the worker before `__init__` runs."""
+class Span:
+    """What a process did from `start` to `end`, in seconds of `time.time()`."""
 
     name: str
-    role: str
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    device: str
-    master_addr: str
-    master_port: int
+    start: float
+    end: float
+    process: str
+    """Group and rank, for example `env 0`."""
 
 
 class Worker:
     """A process of a group. `__init__` only defines; heavy work goes into a method such as `init`.
 
-    Every public method of a subclass can be called through the group. Outside a cluster, a worker is rank 0 of 1.
+    Every public method of a subclass can be called through the group. Who a worker is, it knows before `__init__`
+    runs. Outside a cluster, it is rank 0 of 1.
     """
 
     name: str = "local"
@@ -54,7 +51,7 @@ class Worker:
     """A port that was free there at launch."""
 
     _mailbox: Mailbox | None = None
-    _spans: SpanRecorder | None = None
+    _spans: list[Span] | None = None
     _not_callable: ClassVar[frozenset[str]] = frozenset(
         {"create_group", "send", "recv", "recv_any", "check_abort", "timer"}
     )
@@ -82,15 +79,20 @@ class Worker:
         """Raise AbortedError after `group.abort`; for long work that receives nothing."""
         self._connected().check_abort(doing)
 
-    def timer(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def timer(self, name: str) -> Iterator[None]:
         """Record a span: `with self.timer("simulate"): ...`."""
-        if self._spans is None:
-            self._spans = SpanRecorder(f"{self.name} {self.rank}")
-        return self._spans.record(name)
+        start = time.time()
+        try:
+            yield
+        finally:
+            self._spans = self._spans or []
+            self._spans.append(Span(name, start, time.time(), f"{self.name} {self.rank}"))
 
     def pop_spans(self) -> list[Span]:
         """The spans recorded since the last call."""
-        return self._spans.pop() if self._spans else []
+        spans, self._spans = self._spans, None
+        return spans or []
 
     def _connected(self) -> Mailbox:
         if self._mailbox is None:

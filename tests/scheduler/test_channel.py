@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lite.scheduler import Channel, ChannelTimeoutError, Cluster, SchedulerError, Worker, WorkerGroup, wait_all
+from rlinf_lite.scheduler import (
+    Channel,
+    ChannelTimeoutError,
+    Cluster,
+    SchedulerError,
+    Worker,
+    WorkerError,
+    WorkerGroup,
+    wait_all,
+)
 
 
 class Endpoint(Worker):
@@ -26,6 +36,9 @@ class Endpoint(Worker):
 
     def get_all(self, count: int, key: Any = None) -> list[Any]:
         return [self.channel.get(key=key, timeout_s=20) for _ in range(count)]
+
+    def make(self, name: str) -> None:
+        Channel.create(name)
 
     def double(self) -> None:
         item = self.channel.get(key="in", timeout_s=20)
@@ -158,3 +171,39 @@ def test_closing_frees_the_bulk(group: WorkerGroup, cluster: Cluster) -> None:
     assert len(os.listdir(cluster.context(0).shm_dir)) == 2
     channel.close()
     assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
+
+
+def test_closing_ends_waits(group: WorkerGroup) -> None:
+    channel = Channel.create("closing")
+    group.open("closing").wait()
+    waiting = group.get_all(1)
+    time.sleep(0.3)
+    channel.close()
+    with pytest.raises(WorkerError, match="the channel 'closing' was closed"):
+        waiting.wait(10)
+    with pytest.raises(SchedulerError, match="the channel 'closing' is gone: it was closed, or its creator ended"):
+        channel.put(1)
+    Channel.create("closing").close()  # the name is free
+
+
+def test_a_channel_ends_with_its_creator(cluster: Cluster) -> None:
+    creator = Endpoint.create_group().launch(cluster, "2", name="creator")
+    creator.make("mortal").wait()
+    channel = Channel.connect("mortal")
+    channel.put(1)
+    os.kill(creator.members[0].pid, signal.SIGKILL)
+    with pytest.raises(SchedulerError, match="the channel 'mortal' is gone"):
+        channel.get(key="nothing")
+    Channel.create("mortal").close()
+    creator.shutdown()
+
+
+def test_many_can_wait_at_once(channel: Channel) -> None:
+    async def talk() -> list[int]:
+        waiting = [asyncio.create_task(channel.get_async(key=i, timeout_s=20)) for i in range(40)]
+        await asyncio.sleep(0.05)
+        for i in range(40):
+            await channel.put_async(i, key=i)
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(talk()) == list(range(40))

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlinf_lite.scheduler.scratch import ScratchDirs, temp_root
-from rlinf_lite.scheduler.segments import SHM_ROOT
+from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 
 SCRIPT = """
 import os, sys, time
