@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
 
 _ALIGNMENT = 64
+_PIECE_BYTES = 4 * 2**20
+"""What a copying thread takes at a time: with torch's threads, each tensor would wait for the slower half."""
 
 
 class WeightVersionError(RuntimeError):
@@ -70,14 +72,10 @@ class _Segment:
         return torch.from_numpy(raw).view(entry.dtype).view(entry.shape)
 
 
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _pieces(tensor: Tensor) -> list[np.ndarray]:
+    """The bytes of a contiguous tensor in host memory."""
+    raw = tensor.view(-1).view(torch.uint8).numpy()
+    return [raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES)]
 
 
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
@@ -100,7 +98,8 @@ class WeightSender:
         self, worker: Worker, group: str, layout: Layout, bucket_bytes: int, timeout_s: float, num_threads: int = 1
     ) -> None:
         self._worker, self._group = worker, group
-        self._bucket_bytes, self._timeout_s, self._num_threads = bucket_bytes, timeout_s, num_threads
+        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
+        self._threads = ThreadPoolExecutor(num_threads)
         self._receivers = [r for r in range(layout.num_rollout_workers) if layout.weight_sender(r) == worker.rank]
         own_node = layout.actor_nodes[worker.rank]
         self._on_this_node = {rank for rank in self._receivers if layout.rollout_nodes[rank] == own_node}
@@ -118,9 +117,7 @@ class WeightSender:
             self._segment = _Segment(*self._layout(tensors), create=True)
         for bucket in self._buckets(tensors):
             if sharing and self._segment is not None:
-                with _torch_threads(self._num_threads):
-                    for name, tensor in bucket.items():
-                        self._segment.tensors[name].copy_(tensor)
+                self._write(self._segment, bucket)
             for rank in others:
                 self._worker.send((version, bucket, False), self._group, rank)
                 self._worker.recv(self._group, rank, self._timeout_s)
@@ -133,6 +130,13 @@ class WeightSender:
         if first:
             self._unlink_when_mapped(sharing)
         self._full_sent = True
+
+    def _write(self, segment: _Segment, bucket: dict[str, Tensor]) -> None:
+        targets = [piece for name in bucket for piece in _pieces(segment.tensors[name])]
+        sources = [piece for tensor in bucket.values() for piece in _pieces(tensor.contiguous())]
+        is_small = sum(source.nbytes for source in sources) <= _PIECE_BYTES
+        for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
+            pass
 
     def _unlink_when_mapped(self, sharing: list[int]) -> None:
         assert self._segment is not None

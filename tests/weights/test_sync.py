@@ -14,7 +14,7 @@ LAYOUT = Layout(num_envs=2, num_env_workers=1, num_stages=1, rollout_nodes=(0, 0
 
 def make_module():
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 4))
+    module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 60_000))  # 5 MB
     module[0].weight.requires_grad_(False)
     return module
 
@@ -22,7 +22,7 @@ def make_module():
 class Sending(Worker):
     def init(self, bucket_bytes):
         self.module = make_module()
-        self.sender = WeightSender(self, "rollout", LAYOUT, bucket_bytes, timeout_s=20)
+        self.sender = WeightSender(self, "rollout", LAYOUT, bucket_bytes, timeout_s=20, num_threads=2)
 
     def change_and_send(self, version):
         with torch.no_grad():
