@@ -12,6 +12,7 @@ from rlinf_lite.config.names import COMPONENTS, did_you_mean
 from rlinf_lite.config.plan import TASKS, Plan, episode_steps, observed, place, slots
 from rlinf_lite.config.schema import Config
 from rlinf_lite.config.sizes import vla_config
+from rlinf_lite.envs.maniskill import expert as experts
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.placement import ProcessPlacement
@@ -386,15 +387,22 @@ def _sft_has_a_length(config: Config, plan: Plan) -> Iterator[str]:
         )
 
 
-@_check("data", "env.id", task_type="sft")
+@_check("data", "env.id", "env.task", "env.maniskill", task_type="sft")
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[str]:
-    data = config.data
+    data, env = config.data, config.env
     there = data.demos_dir is not None and (Path(data.demos_dir) / "meta.json").is_file()
-    if config.env.id in ("maniskill", "gymnasium") and data.teacher_dir is None and not there:
-        yield (
-            f"data.teacher_dir: {config.env.id} has no expert of its own. Name a trained policy, or in data.demos_dir "
-            "demonstrations that are there already"
+    if env.id not in ("maniskill", "gymnasium") or data.teacher_dir is not None or there:
+        return
+    problem = env.id + " has no expert of its own"
+    if env.id == "maniskill":
+        control, sim = env.maniskill.control_mode, env.maniskill.sim_backend
+        if env.task in experts.TASKS and control in experts.CONTROL_MODES and sim != "physx_cuda":
+            return
+        problem = (
+            f"no scripted expert for {env.task} under {control} in {sim}: there is one for {', '.join(experts.TASKS)} "
+            f"under {' and '.join(experts.CONTROL_MODES)}, in physx_cpu"
         )
+    yield (f"data.teacher_dir: {problem}. Name a trained policy, or in data.demos_dir demonstrations that are there")
 
 
 @_check("data.teacher_dir", "env.id", "env.maniskill", "model.num_action_chunks", task_type="sft")

@@ -89,9 +89,10 @@ class Demonstrator(Protocol):
     """Optional part of a VecEnv or Simulator: a scripted expert, for demonstrations."""
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The expert's next `num_actions` actions [B, C, D] from the present state, open loop; nothing is stepped.
+        """The expert's next actions [B, n, D] from the present state, open loop; nothing is stepped.
 
-        Zeros in rows that have nothing left to do. Raises EnvContractError where there is no expert.
+        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows that have nothing
+        left to do. Raises EnvContractError where there is no expert.
         """
         ...
 

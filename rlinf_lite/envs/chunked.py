@@ -126,7 +126,7 @@ class ChunkedEnv:
         return result
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The simulator's expert's next actions [B, C, D], zeros in frozen rows; see `Demonstrator`."""
+        """The simulator's expert's next actions [B, n, D], zeros in frozen rows; see `Demonstrator`."""
         if not isinstance(self.simulator, Demonstrator):
             raise EnvContractError(
                 [f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."]

@@ -1,8 +1,8 @@
 """Collecting demonstrations: an expert plays seeded episodes, and what it would have done is kept.
 
-The expert is the environment's own (`Demonstrator`), which gives the next C actions without looking in between, or a
-trained policy that acts on the state and looks as often as it did in its own training. Noise moves the episodes off
-the expert's path; labels are what it wants where it then is.
+The expert is the environment's own (`Demonstrator`), which gives as many next actions as it cares to without looking,
+or a trained policy that acts on the state and looks as often as it did in its own training. Noise moves the episodes
+off the expert's path; labels are what it wants where it then is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, env_seed, 
 from rlinf_lite.models import load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
 
-Expert = Callable[[VecEnv, Obs], np.ndarray]
+Expert = Callable[[VecEnv, Obs, int], np.ndarray]
+"""The next actions [B, n, D], at most so many, from what is seen."""
 
 
 class Collector:
@@ -34,15 +35,11 @@ class Collector:
         self._cfg = cfg
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         self._noise = cfg.data.action_noise * (self._high - self._low) / 2
-        self._num_actions = cfg.model.num_action_chunks
-        """Actions that the expert gives at a time."""
-        self._expert: Expert
-        if cfg.data.teacher_dir is None:
-            self._expert = self._scripted
-        else:
+        self._expert: Expert = self._scripted
+        if cfg.data.teacher_dir is not None:
             self._teacher = load_policy(policy_directory(cfg.data.teacher_dir)).to(device).eval()
             self._teacher.check_env_spec(spec)
-            self._num_actions, self._expert = self._teacher.num_action_chunks, self._taught
+            self._expert = self._taught
         self._writer = ShardWriter(directory, rank)
         self._records: list[EpisodeRecord] = []
         self._num_env_steps = 0
@@ -81,9 +78,11 @@ class Collector:
         mask = np.zeros((len(episodes), chunk), np.bool_)
         keys = noise_keys(data.seed, episodes, decision)
         noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
-        for first in range(0, chunk, self._num_actions):
-            part = slice(first, first + self._num_actions)
-            actions[:, part] = np.clip(self._expert(env, obs), self._low, self._high)
+        first = 0
+        while first < chunk:
+            wanted = self._expert(env, obs, chunk - first)
+            part = slice(first, first + wanted.shape[1])
+            actions[:, part] = np.clip(wanted, self._low, self._high)
             result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
             mask[:, part] = result.executed & running[:, None]
             for record in result.episodes:
@@ -91,7 +90,7 @@ class Collector:
                     running[record.env_id] = False
                     kept[record.env_id] = self._is_kept(record)
                     self._records.append(replace(record, env_id=int(episodes[record.env_id])))
-            obs = result.obs
+            obs, first = result.obs, part.stop
         self._num_env_steps += int(mask.sum())
         return obs, actions, mask
 
@@ -104,14 +103,14 @@ class Collector:
             )
         return record.success_once
 
-    def _scripted(self, env: VecEnv, obs: Obs) -> np.ndarray:
+    def _scripted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         if not isinstance(env, Demonstrator):
             raise DemonstrationError(
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
             )
-        return env.expert_actions(self._num_actions)
+        return env.expert_actions(num_actions)
 
-    def _taught(self, env: VecEnv, obs: Obs) -> np.ndarray:
+    def _taught(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         with torch.inference_mode():
             actions: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
         return actions

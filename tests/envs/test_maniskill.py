@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, UnknownEnvError, check_env, get_env_spec, make_vec_env
+from rlinf_lite.envs import (
+    ChunkedEnv,
+    EnvContractError,
+    RenderUnavailableError,
+    UnknownEnvError,
+    check_env,
+    get_env_spec,
+    make_vec_env,
+)
 
 pytest.importorskip("mani_skill")
 
@@ -205,3 +213,26 @@ def test_images() -> None:
     moved, expected = env.chunk_step(actions).obs["images"], fresh.chunk_step(actions[:1]).obs["images"]
     np.testing.assert_array_equal(moved["base_camera"][0], expected["base_camera"][0])
     assert (moved["base_camera"][0] != image[1]).any()
+
+
+@pytest.mark.parametrize("control_mode", ["pd_ee_delta_pos", "pd_ee_delta_pose"])
+def test_the_scripted_expert_picks_the_cube(control_mode: str) -> None:
+    env = make(4, config(control_mode=control_mode))
+    env.reset(seeds=[0, 1, 2, 3])
+    records = []
+    for _ in range(50):
+        actions = env.expert_actions(8)
+        assert actions.shape == (4, 1, env.action_dim), "it looks again after each action"
+        records += env.chunk_step(actions).episodes
+    first = {record.env_id: record for record in reversed(records)}
+    assert all(first[row].success_once and first[row].length < 30 for row in range(4))
+    env.close()
+
+
+def test_what_has_no_scripted_expert_says_so() -> None:
+    for cfg in (config("PushCube-v1"), config(control_mode="pd_joint_delta_pos")):
+        env = make(1, cfg)
+        env.reset(seeds=[0])
+        with pytest.raises(EnvContractError, match=r"no scripted expert for .*PickCube-v1 under pd_ee_delta_pos"):
+            env.expert_actions(1)
+        env.close()

@@ -9,6 +9,7 @@ import torch
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.maniskill.build import Stepper, bounds_of, build, limit_of, reset_unseen, split_obs
+from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.fast import speed_up
 from rlinf_lite.envs.maniskill.renew import renew_physics
 from rlinf_lite.envs.maniskill.setup import Backends
@@ -65,6 +66,11 @@ class CpuSimulator:
         if parts and parts[0][1]:
             obs["images"] = {name: torch.cat([images[name] for _, images in parts]).numpy() for name in parts[0][1]}
         return obs
+
+    @torch.inference_mode()
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The scripted expert's next action [B, 1, D]: it looks again after each."""
+        return np.stack([expert_action(env, self.task_id) for env in self.envs])[:, None]
 
     def close(self) -> None:
         for env in self.envs:
