@@ -1,6 +1,6 @@
 # make train, make test and make lint each do the set-up they need: a .venv with the versions of constraints.txt.
 
-CONFIG ?= maniskill_pushcube_ppo_mlp
+CONFIG ?= tabletop_ppo_vla
 ARGS ?=
 TESTS ?= tests
 EXTRAS ?= maniskill,bench,dev
@@ -24,7 +24,7 @@ help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 16
 	@echo 'Variables: CONFIG=<name under configs/embodiment> ARGS="key=value ..." TESTS=<path> EXTRAS=$(EXTRAS) PYTHON=<python 3.11>'
 
-train: $(STAMP)  ## Train: CONFIG=maniskill_pushcube_ppo_mlp ARGS="runner.max_steps=10 ..."
+train: $(STAMP)  ## Train: CONFIG=tabletop_ppo_vla ARGS="runner.max_steps=10 ..."
 	@$(BIN)/python examples/embodiment/train_embodied_agent.py --config-name $(CONFIG) $(ARGS)
 
 test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)

@@ -1,7 +1,7 @@
 """Train a policy in a simulator.
 
-python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp actor.optim.lr=1e-4
-python examples/embodiment/train_embodied_agent.py --config-name maniskill_pushcube_ppo_mlp --dry-run
+python examples/embodiment/train_embodied_agent.py --config-name tabletop_ppo_vla actor.optim.lr=1e-4
+python examples/embodiment/train_embodied_agent.py --config-name tabletop_ppo_vla --dry-run
 """
 
 import sys
@@ -11,7 +11,7 @@ from rlinf_lite.config import Config, parse_cli
 
 def main() -> int:
     about = "Train a policy in a simulator by reinforcement learning."
-    cfg = parse_cli(sys.argv[1:], default_config="embodiment/maniskill_pushcube_ppo_mlp", description=about)
+    cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_ppo_vla", description=about)
 
     # only now what takes time to import: mistakes in the config are reported at once
     from rlinf_lite.runners import CheckpointError

@@ -1,7 +1,7 @@
 """Collect demonstrations and train a policy on them. Reinforcement learning can start from the checkpoint.
 
-python examples/embodiment/train_sft.py --config-name tabletop_sft_mlp data.num_episodes=2000
-python examples/embodiment/train_sft.py --config-name tabletop_sft_mlp --dry-run
+python examples/embodiment/train_sft.py --config-name tabletop_sft_vla data.num_episodes=2000
+python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 """
 
 import sys
@@ -11,7 +11,7 @@ from rlinf_lite.config import Config, parse_cli
 
 def main() -> int:
     about = "Collect demonstrations and train a policy on them."
-    cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_sft_mlp", description=about, task_type="sft")
+    cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_sft_vla", description=about, task_type="sft")
 
     # only now what takes time to import: mistakes in the config are reported at once
     from rlinf_lite.data.demonstrations import DemonstrationError

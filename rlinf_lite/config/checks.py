@@ -309,13 +309,6 @@ def _dual_clip(config: Config, plan: Plan) -> Iterator[str]:
         yield f"algorithm.clip_ratio_c: is {dual:g}, and the dual clip must be above 1. Use 3, or null to turn it off"
 
 
-@_check("actor.optim", "runner.max_steps", "runner.max_epochs")
-def _warmup_ends(config: Config, plan: Plan) -> Iterator[str]:
-    warmup = config.actor.optim.warmup_steps
-    if warmup and warmup >= plan.num_steps:
-        yield f"actor.optim.warmup_steps: {warmup} steps of warm-up in a run of {plan.num_steps} never end. Use fewer"
-
-
 # what runs where
 
 

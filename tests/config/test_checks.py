@@ -136,11 +136,6 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             PPO,
-            ["actor.optim.warmup_steps=100", "runner.max_steps=100"],
-            "actor.optim.warmup_steps: 100 steps of warm-up in a run of 100 never end. Use fewer",
-        ),
-        (
-            PPO,
             ["env.eval.auto_reset=true"],
             "env.eval.auto_reset: an evaluation plays each of its seeded episodes once. Set it to false",
         ),

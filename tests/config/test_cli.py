@@ -15,7 +15,7 @@ from rlinf_lite.config.explain import schema_keys
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
 HYBRID = str(Path(__file__).parent / "yaml" / "hybrid.yaml")
-DEFAULT = "embodiment/maniskill_pushcube_ppo_mlp"
+DEFAULT = "embodiment/tabletop_ppo_vla"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -103,5 +103,5 @@ def test_the_entry_point_knows_dry_run(repo: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_sizes_are_said_to_be_unknown() -> None:
-    text = describe(load_config(DEFAULT, ["env.task=LiftPegUpright-v1"]))
+    text = describe(load_config("embodiment/maniskill_pushcube_ppo_mlp", ["env.task=LiftPegUpright-v1"]))
     assert "known once LiftPegUpright-v1 and mlp_gaussian are built" in text

@@ -19,7 +19,7 @@ from rlinf_lite.config.explain import schema_keys
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
-DEFAULT_CONFIG = "maniskill_pushcube_ppo_mlp"
+DEFAULT_CONFIG = "tabletop_ppo_vla"
 IDS = [str(page.relative_to(REPO)) for page in PAGES]
 
 FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```", re.M | re.S)

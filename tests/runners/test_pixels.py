@@ -22,7 +22,6 @@ SMALL = [
     "actor.global_batch_size=4",
     "actor.micro_batch_size=4",
     "actor.optim.lr_scheduler=constant",
-    "actor.optim.warmup_steps=0",
     "runner.phase_timeout_s=300",
     "cluster.num_gpus_per_node=2",
     "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
