@@ -32,6 +32,7 @@ from rlinf_lite.scheduler.placement import resolve_placements as resolve_placeme
 from rlinf_lite.scheduler.pool import ResourcePool as ResourcePool
 from rlinf_lite.scheduler.routing import Piece as Piece
 from rlinf_lite.scheduler.routing import route as route
+from rlinf_lite.scheduler.rows import nd_compute as nd_compute
 from rlinf_lite.scheduler.worker import Span as Span
 from rlinf_lite.scheduler.worker import Worker as Worker
 

@@ -20,6 +20,9 @@ class Dispatch:
     ONE_TO_ALL = "ONE_TO_ALL"
     ALL_TO_ALL = "ALL_TO_ALL"
     DP_COMPUTE = "DP_COMPUTE"
+    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
+    DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
+    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
 
 
 class Execute:
@@ -53,6 +56,18 @@ class Deferred:
 
         return Deferred(self.refs, pick)
 
+    def rows(self, rank: int, world_size: int) -> Deferred:
+        """What rank i of a DP_COMPUTE_PROTO call gets: its rows where the value turns out to be a batch."""
+        from rlinf_lite.scheduler.rows import Batch
+
+        resolve = self.resolve
+
+        def cut(values: list[Any]) -> Any:
+            value = resolve(values)
+            return value.chunk(world_size)[rank] if isinstance(value, Batch) else value
+
+        return Deferred(self.refs, cut)
+
 
 @dataclass(frozen=True)
 class CallRule:
@@ -69,6 +84,8 @@ class DispatchMode:
     dispatch: DispatchFn
     collect: CollectFn = list
     """`list`: the outputs by rank."""
+    mesh: str | None = None
+    """The device mesh whose places replace both functions, call by call (`nd_compute`)."""
 
 
 def register(

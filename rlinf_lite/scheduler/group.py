@@ -22,6 +22,7 @@ from rlinf_lite.scheduler.mailbox import Abort
 from rlinf_lite.scheduler.nodes import free_port, tail_logs
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.post import push
+from rlinf_lite.scheduler.rows import MeshPlace, mesh_mode
 from rlinf_lite.scheduler.worker import Worker
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class WorkerGroup:
         self._methods = _public_methods(cls)
         self._cluster: Cluster | None = None
         self._epoch = 0
+        self._meshes: dict[tuple[str, int], MeshPlace | None] = {}
         self.name = cls.__name__
         self.members: list[Member] = []
         taken = sorted(set(self._methods) & {name for name in dir(WorkerGroup) if not name.startswith("_")})
@@ -151,7 +153,7 @@ class WorkerGroup:
         cluster.release(self)
         withdraw("group", self.name)
         _wait_gone(self.members)
-        self.members = []
+        self.members, self._meshes = [], {}
 
     def _running(self) -> Cluster:
         if self._cluster is None:
@@ -211,6 +213,8 @@ class WorkerGroup:
     ) -> Handle:
         self._running()
         mode = get_dispatch_mode(rule.dispatch_mode)
+        if mode.mesh is not None:
+            mode = mesh_mode(mode.mesh, self._places(mode.mesh, members))
         rank_zero = rule.execute_mode == Execute.RANK_ZERO
         members, collect = (members[:1], only) if rank_zero else (members, mode.collect)
         stored: dict[int, Any] = {}
@@ -219,6 +223,14 @@ class WorkerGroup:
             positional, named = _carried(arguments, stored, share=len(members) > 1)
             refs.append(getattr(member.actor, method).remote(*positional, **named))
         return Handle(self, method, members, refs, collect, rule.timeout_s)
+
+    def _places(self, mesh: str, members: Sequence[Member]) -> list[MeshPlace | None]:
+        """Where these workers stand in a device mesh; asked once, since nobody moves."""
+        if any(self._meshes.get((mesh, member.rank)) is None for member in members):
+            refs = [member.actor._mesh_place.remote(mesh) for member in members]
+            for member, place in zip(members, Handle(self, "join_mesh", members, refs).wait(), strict=True):
+                self._meshes[mesh, member.rank] = place
+        return [self._meshes[mesh, member.rank] for member in members]
 
 
 class GroupView:

@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 from rlinf_lite.scheduler.dispatch import CollectFn, Deferred
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerError
+from rlinf_lite.scheduler.rows import ConcatRows, take_rows
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import Member, WorkerGroup
@@ -74,6 +75,12 @@ class Handle:
         if len(self._refs) != world_size:
             raise ValueError(f"{self!r} has {len(self._refs)} outputs for {world_size} ranks; give one per rank")
         return Deferred((self._refs[rank],), only)
+
+    def rows(self, rank: int, world_size: int) -> Deferred:
+        """What rank i of a DP_COMPUTE_PROTO call gets: its rows of the outputs, without putting all together."""
+        if not isinstance(self._collect, ConcatRows):
+            return self.map(same).rows(rank, world_size)
+        return Deferred(tuple(self._collect.chosen(self._refs)), lambda parts: take_rows(parts, rank, world_size))
 
 
 def wait_all(*handles: Handle, timeout_s: float | None = None, what: str = "") -> list[Any]:

@@ -17,6 +17,7 @@ from ray import cloudpickle
 from rlinf_lite.scheduler.context import Address, ProcessContext, set_context
 from rlinf_lite.scheduler.dispatch import Deferred
 from rlinf_lite.scheduler.errors import WorkerError
+from rlinf_lite.scheduler.rows import MeshPlace
 from rlinf_lite.scheduler.worker import Worker
 
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
@@ -82,6 +83,10 @@ class Host:
 
     def _duration(self, task_id: str) -> float:
         return self._durations[task_id]
+
+    def _mesh_place(self, mesh: str) -> MeshPlace | None:
+        assert self._worker is not None
+        return self._worker._mesh_places.get(mesh)
 
     def _ping(self) -> None:
         """Answers once the calls before it are done; fails when the process is gone."""

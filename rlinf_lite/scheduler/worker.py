@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf_lite.scheduler.errors import PeerError
+from rlinf_lite.scheduler.rows import MeshPlace
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import WorkerGroup
@@ -52,8 +54,9 @@ class Worker:
 
     _mailbox: Mailbox | None = None
     _spans: list[Span] | None = None
+    _mesh_places: Mapping[str, MeshPlace] = MappingProxyType({})
     _not_callable: ClassVar[frozenset[str]] = frozenset(
-        {"create_group", "send", "recv", "recv_any", "check_abort", "timer"}
+        {"create_group", "send", "recv", "recv_any", "check_abort", "timer", "join_mesh"}
     )
 
     @classmethod
@@ -78,6 +81,17 @@ class Worker:
     def check_abort(self, doing: str) -> None:
         """Raise AbortedError after `group.abort`; for long work that receives nothing."""
         self._connected().check_abort(doing)
+
+    def join_mesh(self, mesh: str, dp_rank: int, dp_size: int, collects: bool = True) -> None:
+        """Say where this worker stands in a device mesh, for its `nd_compute(mesh)` methods.
+
+        Workers of one data-parallel rank (tensor-parallel ones) get the same shard; one of them `collects`, that is,
+        its outputs are those of the rank. With torch's DeviceMesh of ("dp", "tp"):
+        `join_mesh("actor", mesh.get_local_rank("dp"), mesh["dp"].size(), mesh.get_local_rank("tp") == 0)`.
+        """
+        if not 0 <= dp_rank < dp_size:
+            raise ValueError(f"dp_rank {dp_rank} is not within 0..{dp_size - 1}")
+        self._mesh_places = {**self._mesh_places, mesh: MeshPlace(dp_rank, dp_size, collects)}
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:

@@ -1,0 +1,357 @@
+"""`DataProto`: a batch that travels between worker groups, rows of tensors and of Python objects with the same index.
+
+Methods return a new DataProto and leave the old one as it is, but for `pop`. What they return may share memory with the
+old one, as in torch: slices are views, gathered rows are copies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Index = int | slice | Sequence[int] | np.ndarray | Tensor
+_TENSORS, _REST = "batch.safetensors", "batch.json"
+_NUMERIC = "biuf"  # kinds of numpy arrays that are saved with the tensors
+
+
+class DataProtoError(ValueError):
+    """Rows that do not fit together, keys that are missing or in conflict, or values that cannot be saved."""
+
+
+@dataclass
+class DataProto:
+    """B rows. Raises DataProtoError where they differ in number."""
+
+    batch: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors [B, ...]."""
+    non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
+    """Arrays [B, ...], often of objects: strings, dicts."""
+    meta_info: dict[str, Any] = field(default_factory=dict)
+    """What is true of the whole batch."""
+
+    def __post_init__(self) -> None:
+        rows = {name: len(value) for name, value in self._columns()}
+        if len(set(rows.values())) > 1:
+            counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+            raise DataProtoError(f"columns have different numbers of rows: {counts}")
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, Tensor] | None = None,
+        non_tensors: Mapping[str, Any] | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Of tensors, and of arrays or lists of anything."""
+        return cls(
+            dict(tensors or {}),
+            {name: _as_array(name, value) for name, value in (non_tensors or {}).items()},
+            dict(meta_info or {}),
+        )
+
+    def __len__(self) -> int:
+        return next((len(value) for _, value in self._columns()), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors and arrays."""
+        return sum(value.nbytes for _, value in self._columns())
+
+    def __getitem__(self, index: Index) -> Self:
+        """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"row {index} of a batch of {len(self)}")
+            index = slice(index, index + 1 or None)
+        if isinstance(index, slice):
+            return self._rows(index, index)
+        chosen = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+        if chosen.dtype == np.bool_:
+            if chosen.shape != (len(self),):
+                raise DataProtoError(f"a mask of shape {list(chosen.shape)} over {len(self)} rows")
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64)
+        return self._rows(torch.from_numpy(chosen), chosen)
+
+    # columns
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+    ) -> Self:
+        """Only these columns; None: all of that kind."""
+        return type(self)(
+            _chosen(self.batch, batch_keys),
+            _chosen(self.non_tensor_batch, non_tensor_batch_keys),
+            _chosen(self.meta_info, meta_info_keys),
+        )
+
+    def pop(
+        self,
+        batch_keys: Iterable[str] = (),
+        non_tensor_batch_keys: Iterable[str] = (),
+        meta_info_keys: Iterable[str] = (),
+    ) -> Self:
+        """Takes these columns out of this batch and returns them as another."""
+        taken = self.select(batch_keys, non_tensor_batch_keys, meta_info_keys)
+        for ours, theirs in zip(self._parts(), taken._parts(), strict=True):
+            for key in theirs:
+                del ours[key]
+        return taken
+
+    def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
+        """Tensor columns under other names, in the same order."""
+        old, new = _as_list(old_keys), _as_list(new_keys)
+        if len(old) != len(new):
+            raise DataProtoError(f"{len(old)} old names and {len(new)} new ones")
+        _chosen(self.batch, old)
+        names = dict(zip(old, new, strict=True))
+        renamed = [names.get(key, key) for key in self.batch]
+        twice = {key for key in renamed if renamed.count(key) > 1}
+        if twice:
+            raise DataProtoError(f"two columns would be called {_listed(twice)}")
+        tensors = dict(zip(renamed, self.batch.values(), strict=True))
+        return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
+
+    def union(self, other: DataProto) -> Self:
+        """All columns of both, of the same rows. Raises DataProtoError where both have one and its values differ."""
+        return type(self)(
+            _united(self.batch, other.batch),
+            _united(self.non_tensor_batch, other.non_tensor_batch),
+            _united(self.meta_info, other.meta_info),
+        )
+
+    # rows
+
+    def chunk(self, chunks: int) -> list[Self]:
+        """Contiguous parts whose sizes differ by at most 1, the larger ones first; views."""
+        if chunks < 1:
+            raise DataProtoError(f"{chunks} chunks: at least 1 is needed")
+        return [self[part] for part in split_rows(len(self), chunks)]
+
+    def split(self, split_size: int) -> list[Self]:
+        """Contiguous parts of so many rows, the last one what is left; views."""
+        if split_size < 1:
+            raise DataProtoError(f"parts of {split_size} rows: at least 1 is needed")
+        return [self[start : start + split_size] for start in range(0, len(self), split_size)]
+
+    @classmethod
+    def concat(cls, data: Sequence[DataProto]) -> Self:
+        """The rows of all, in order; columns must be the same, and `meta_info` must not contradict itself.
+
+        `meta_info["metrics"]` becomes the list of what the parts have there, in order, so that none is lost.
+        """
+        if not data:
+            raise DataProtoError("nothing to put together")
+        first = data[0]
+        for part in data[1:]:
+            for ours, theirs in zip(first._parts()[:2], part._parts()[:2], strict=True):
+                if ours.keys() != theirs.keys():
+                    raise DataProtoError(f"parts have different columns: {_listed(set(ours) ^ set(theirs))}")
+        meta: dict[str, Any] = {}
+        for part in data:
+            meta = _united(meta, {key: value for key, value in part.meta_info.items() if key != "metrics"})
+        metrics = [part.meta_info["metrics"] for part in data if "metrics" in part.meta_info]
+        if metrics:
+            meta["metrics"] = metrics[0] if len(data) == 1 else _flattened(metrics)
+        if len(data) == 1:
+            return cls(dict(first.batch), dict(first.non_tensor_batch), meta)
+        return cls(
+            {key: torch.cat([part.batch[key] for part in data]) for key in first.batch},
+            {key: np.concatenate([part.non_tensor_batch[key] for part in data]) for key in first.non_tensor_batch},
+            meta,
+        )
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
+        """Every row so many times: one after the other (a a b b), or the batch as a whole (a b a b)."""
+        if repeat_times < 1:
+            raise DataProtoError(f"{repeat_times} times: at least 1 is needed")
+        rows = np.arange(len(self))
+        return self[np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times)]
+
+    def reorder(self, indices: Index) -> Self:
+        """The rows in another order; `indices` is a permutation."""
+        order = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
+        if not np.array_equal(np.sort(order), np.arange(len(self))):
+            raise DataProtoError(f"no permutation of {len(self)} rows: {order.tolist()[:8]}")
+        return self[order]
+
+    def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
+        """The batch with its first rows again behind it, until `size_divisor` divides it; and how many were added."""
+        if not len(self):
+            raise DataProtoError("no rows to pad with")
+        added = -len(self) % size_divisor
+        if not added:
+            return self[:], 0
+        return self[np.arange(len(self) + added) % len(self)], added
+
+    def unpad(self, pad_size: int) -> Self:
+        """Without the rows that `pad_to_divisor` added."""
+        if not 0 <= pad_size <= len(self):
+            raise DataProtoError(f"{pad_size} rows of padding in a batch of {len(self)}")
+        return self[: len(self) - pad_size]
+
+    def make_iterator(
+        self, mini_batch_size: int, epochs: int = 1, seed: int | None = None, shuffle: bool = True
+    ) -> Iterator[Self]:
+        """Mini-batches of so many rows, every row once per epoch, in a new order each; the last may be smaller.
+
+        Orders follow from `seed`; None: from numpy's entropy.
+        """
+        if mini_batch_size < 1:
+            raise DataProtoError(f"mini-batches of {mini_batch_size} rows: at least 1 is needed")
+        rng = np.random.default_rng(seed)
+        for _ in range(epochs):
+            order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
+            for start in range(0, len(order), mini_batch_size):
+                yield self[order[start : start + mini_batch_size]]
+
+    # places
+
+    def to(self, device: torch.device | str) -> Self:
+        """With tensors on this device."""
+        tensors = {key: value.to(device) for key, value in self.batch.items()}
+        return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
+
+    def save(self, directory: str | Path) -> None:
+        """Write safetensors and JSON into `directory`. Raises DataProtoError for what JSON cannot hold."""
+        directory = Path(directory)
+        numeric = {key: array for key, array in self.non_tensor_batch.items() if array.dtype.kind in _NUMERIC}
+        objects = {key: array.tolist() for key, array in self.non_tensor_batch.items() if key not in numeric}
+        tensors = {f"batch.{key}": value.detach().cpu().contiguous().clone() for key, value in self.batch.items()}
+        tensors |= {f"array.{key}": torch.from_numpy(np.array(array)) for key, array in numeric.items()}
+        try:
+            rest = json.dumps({"objects": objects, "meta_info": self.meta_info, "num_rows": len(self)})
+        except TypeError as error:
+            raise DataProtoError(f"only what JSON can hold is saved besides tensors and numbers: {error}") from error
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, directory / _TENSORS)
+        (directory / _REST).write_text(rest)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """Read what `save` wrote. Raises FileNotFoundError."""
+        directory = Path(directory)
+        rest = json.loads((directory / _REST).read_text())
+        batch, arrays = {}, {}
+        for name, tensor in load_file(directory / _TENSORS).items():
+            kind, _, key = name.partition(".")
+            if kind == "batch":
+                batch[key] = tensor
+            else:
+                arrays[key] = tensor.numpy()
+        arrays |= {key: _as_array(key, values) for key, values in rest["objects"].items()}
+        return cls(batch, arrays, rest["meta_info"])
+
+    def __reduce__(self) -> Any:
+        """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
+        packed = {key: _packed(value) for key, value in self.batch.items()}
+        return _unpacked, (type(self), packed, self.non_tensor_batch, self.meta_info)
+
+    def _columns(self) -> Iterator[tuple[str, Any]]:
+        yield from self.batch.items()
+        yield from self.non_tensor_batch.items()
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        return self.batch, self.non_tensor_batch, self.meta_info
+
+    def _rows(self, of_tensors: Any, of_arrays: Any) -> Self:
+        return type(self)(
+            {key: value[of_tensors] for key, value in self.batch.items()},
+            {key: value[of_arrays] for key, value in self.non_tensor_batch.items()},
+            dict(self.meta_info),
+        )
+
+
+def split_rows(num_rows: int, parts: int) -> list[slice]:
+    """Contiguous slices whose sizes differ by at most 1, the larger ones first."""
+    size, larger = divmod(num_rows, parts)
+    stops = np.cumsum([size + (part < larger) for part in range(parts)])
+    return [slice(int(stop - size - (part < larger)), int(stop)) for part, stop in enumerate(stops)]
+
+
+def _packed(tensor: Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:
+    host = tensor.detach().cpu().contiguous()
+    return host.reshape(-1).view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def _unpacked(
+    cls: type[DataProto], packed: dict[str, Any], arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
+) -> DataProto:
+    """What arrives from Ray's object store is read-only memory, which torch would write to: it is copied, once."""
+
+    def tensor(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        if 0 in shape:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+        owned = raw if raw.flags.writeable else raw.copy()
+        return torch.from_numpy(owned).view(getattr(torch, dtype)).reshape(shape)
+
+    return cls({key: tensor(*value) for key, value in packed.items()}, arrays, meta_info)
+
+
+def _chosen(columns: dict[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:
+    if keys is None:
+        return dict(columns)
+    keys = list(keys)
+    missing = [key for key in keys if key not in columns]
+    if missing:
+        raise DataProtoError(f"there is no {_listed(missing)}; there are {_listed(columns)}")
+    return {key: columns[key] for key in keys}
+
+
+def _united(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    different = [key for key in ours.keys() & theirs.keys() if not _equal(ours[key], theirs[key])]
+    if different:
+        raise DataProtoError(f"both have {_listed(different)}, with different values")
+    return {**ours, **theirs}
+
+
+def _flattened(metrics: list[Any]) -> list[Any]:
+    return [item for one in metrics for item in (one if isinstance(one, list) else [one])]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        if not (both and a.dtype == b.dtype and a.shape == b.shape):
+            return False
+        b = b.to(a.device)
+        return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        a, b = np.asarray(a), np.asarray(b)
+        return a.dtype == b.dtype and a.shape == b.shape and all(map(_equal, a.ravel().tolist(), b.ravel().tolist()))
+    if isinstance(a, float) and isinstance(b, float) and a != a and b != b:
+        return True  # nan
+    return bool(a == b)
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    """Arrays as they are; a list becomes one of numbers or, one object per row, of objects."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise DataProtoError(f"{name}: a {type(value).__name__} has no rows; give an array or a list")
+    if all(isinstance(item, bool | int | float | np.number) for item in value) and value:
+        return np.asarray(value)
+    array = np.empty(len(value), dtype=object)
+    for row, item in enumerate(value):
+        array[row] = item
+    return array
+
+
+def _as_list(keys: str | Sequence[str]) -> list[str]:
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,161 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_lite.data import DataProto, DataProtoError
+
+
+def make(rows: int = 5, **meta) -> DataProto:
+    return DataProto.from_dict(
+        tensors={"x": torch.arange(rows * 2).reshape(rows, 2), "y": torch.arange(rows).to(torch.bfloat16)},
+        non_tensors={"text": [f"row {i}" for i in range(rows)], "n": np.arange(rows)},
+        meta_info=meta,
+    )
+
+
+def same(a: DataProto, b: DataProto) -> bool:
+    return (
+        a.batch.keys() == b.batch.keys()
+        and a.non_tensor_batch.keys() == b.non_tensor_batch.keys()
+        and all(torch.equal(a.batch[key], b.batch[key]) and a.batch[key].dtype == b.batch[key].dtype for key in a.batch)
+        and all((a.non_tensor_batch[key] == b.non_tensor_batch[key]).all() for key in a.non_tensor_batch)
+        and a.meta_info == b.meta_info
+    )
+
+
+def rows_of(data: DataProto) -> list[int]:
+    return data.non_tensor_batch["n"].tolist()
+
+
+def test_rows_of_all_columns_must_be_equal_in_number():
+    with pytest.raises(DataProtoError, match="x 2, n 3"):
+        DataProto.from_dict({"x": torch.zeros(2)}, {"n": np.zeros(3)})
+    assert len(DataProto()) == 0 and len(make(3)) == 3
+
+
+@pytest.mark.parametrize("index", [[3, 0], np.array([3, 0]), torch.tensor([3, 0])])
+def test_rows_are_gathered(index):
+    data = make()
+    got = data[index]
+    assert rows_of(got) == [3, 0] and got.batch["x"].tolist() == [[6, 7], [0, 1]]
+    assert got.non_tensor_batch["text"].tolist() == ["row 3", "row 0"]
+
+
+def test_slices_masks_and_single_rows():
+    data = make()
+    assert rows_of(data[1:4:2]) == [1, 3] and rows_of(data[-1]) == [4] and rows_of(data[2]) == [2]
+    assert rows_of(data[np.array([True, False, False, False, True])]) == [0, 4]
+    assert rows_of(data[torch.tensor([False] * 5)]) == []
+    with pytest.raises(IndexError):
+        data[5]
+    with pytest.raises(DataProtoError, match="mask"):
+        data[np.array([True])]
+    assert data[1:3].batch["x"].data_ptr() == data.batch["x"][1:].data_ptr(), "a slice is a view"
+
+
+def test_columns():
+    data = make(step=3)
+    assert data.select(["x"], []).batch.keys() == {"x"} and not data.select(["x"], []).non_tensor_batch
+    assert data.rename("x", "z").batch.keys() == {"z", "y"} and "x" in data.batch
+    taken = data.pop(["x"], ["n"])
+    assert taken.batch.keys() == {"x"} and taken.non_tensor_batch.keys() == {"n"}
+    assert data.batch.keys() == {"y"} and data.non_tensor_batch.keys() == {"text"} and data.meta_info == {"step": 3}
+    for wrong in (lambda: data.select(["nothing"]), lambda: data.pop(["nothing"]), lambda: data.rename("nothing", "x")):
+        with pytest.raises(DataProtoError, match="no nothing; there are y"):
+            wrong()
+    with pytest.raises(DataProtoError, match="would be called y"):
+        make().rename("x", "y")
+
+
+def test_union_refuses_values_that_differ():
+    data = make()
+    both = data.union(DataProto.from_dict({"z": torch.ones(5), "x": data.batch["x"].clone()}, meta_info={"k": 1}))
+    assert both.batch.keys() == {"x", "y", "z"} and both.meta_info == {"k": 1} and "z" not in data.batch
+    with pytest.raises(DataProtoError, match="both have x"):
+        data.union(DataProto.from_dict({"x": data.batch["x"] + 1}))
+    with pytest.raises(DataProtoError, match="both have text"):
+        data.union(DataProto.from_dict(non_tensors={"text": ["other"] * 5}))
+    with pytest.raises(DataProtoError, match="both have k"):
+        both.union(DataProto.from_dict({"w": torch.ones(5)}, meta_info={"k": 2}))
+    with pytest.raises(DataProtoError, match="numbers of rows"):
+        data.union(DataProto.from_dict({"z": torch.ones(4)}))
+    nan = DataProto.from_dict({"z": torch.tensor([1.0, float("nan")])}, meta_info={"k": float("nan")})
+    assert nan.union(DataProto.from_dict({"z": torch.tensor([1.0, float("nan")])}, meta_info={"k": float("nan")}))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8])
+@pytest.mark.parametrize("chunks", [1, 3, 8])
+def test_chunks_put_together_are_the_batch(rows, chunks):
+    data = make(rows, step=1)
+    parts = data.chunk(chunks)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == chunks and sum(sizes) == rows and max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+    assert same(DataProto.concat(parts), data)
+
+
+def test_split_repeat_and_reorder():
+    data = make(3)
+    assert [rows_of(part) for part in data.split(2)] == [[0, 1], [2]]
+    assert rows_of(data.repeat(2)) == [0, 0, 1, 1, 2, 2]
+    assert rows_of(data.repeat(2, interleave=False)) == [0, 1, 2, 0, 1, 2]
+    assert rows_of(data.reorder(torch.tensor([2, 0, 1]))) == [2, 0, 1] and rows_of(data) == [0, 1, 2]
+    with pytest.raises(DataProtoError, match="permutation"):
+        data.reorder([0, 0, 1])
+
+
+def test_concat_refuses_parts_that_do_not_fit_and_keeps_all_metrics():
+    with pytest.raises(DataProtoError, match="different columns: x"):
+        DataProto.concat([make(), make().select(["y"])])
+    with pytest.raises(DataProtoError, match="both have step"):
+        DataProto.concat([make(step=1), make(step=2)])
+    parts = [make(2, metrics={"loss": 1.0}), make(2, metrics={"loss": 2.0}), make(1)]
+    assert DataProto.concat(parts).meta_info["metrics"] == [{"loss": 1.0}, {"loss": 2.0}]
+    assert parts[0].meta_info == {"metrics": {"loss": 1.0}}
+
+
+@pytest.mark.parametrize(("rows", "divisor", "added"), [(5, 4, 3), (4, 4, 0), (1, 4, 3), (3, 7, 4)])
+def test_padding_repeats_rows_mutates_nothing_and_is_undone(rows, divisor, added):
+    data = make(rows)
+    padded, count = data.pad_to_divisor(divisor)
+    assert count == added and len(padded) % divisor == 0 and len(data) == rows
+    assert rows_of(padded)[rows:] == [row % rows for row in range(added)]
+    assert same(padded.unpad(count), make(rows))
+    padded.batch["x"] = padded.batch["x"] + 1
+    assert same(data, make(rows))
+
+
+def test_mini_batches_see_every_row_once_per_epoch():
+    data = make(10)
+    batches = list(data.make_iterator(4, epochs=2, seed=1))
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    first, second = (rows_of(DataProto.concat(batches[i : i + 3])) for i in (0, 3))
+    assert sorted(first) == sorted(second) == list(range(10)) and first != second
+    again = list(data.make_iterator(4, epochs=2, seed=1))
+    assert all(same(a, b) for a, b in zip(batches, again, strict=True))
+    assert rows_of(next(data.make_iterator(4, shuffle=False))) == [0, 1, 2, 3]
+
+
+def test_files_hold_everything_and_no_pickle(tmp_path):
+    data = make(4, step=3, nested={"a": [1, 2]})
+    data.save(tmp_path / "batch")
+    assert {path.suffix for path in (tmp_path / "batch").iterdir()} == {".safetensors", ".json"}
+    loaded = DataProto.load(tmp_path / "batch")
+    assert same(loaded, data) and loaded.non_tensor_batch["n"].dtype == data.non_tensor_batch["n"].dtype
+    with pytest.raises(DataProtoError, match="JSON"):
+        DataProto.from_dict(non_tensors={"x": [object()]}).save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_pickling_carries_bytes_beside_and_owns_what_arrives_read_only(buffers):
+    data, beside = make(3, step=1), []
+    data.batch["empty"] = torch.zeros(3, 0)
+    head = pickle.dumps(data, protocol=5, buffer_callback=beside.append if buffers else None)
+    frozen = [bytes(buffer.raw()) for buffer in beside]
+    got = pickle.loads(head, buffers=frozen)
+    assert same(got, data)
+    got.batch["x"] += 1
+    assert data.batch["x"][0, 0] == 0
