@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from rlinf_lite.scheduler.codec import writable
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"
@@ -26,22 +27,49 @@ class DataProtoError(ValueError):
     """Rows that do not fit together, keys that are missing or in conflict, or values that cannot be saved."""
 
 
-@dataclass
 class DataProto:
-    """B rows. Raises DataProtoError where they differ in number."""
+    """B rows: `batch`, tensors [B, ...]; `non_tensor_batch`, arrays [B, ...], often of objects such as strings or
+    dicts; `meta_info`, what is true of the whole batch. Raises DataProtoError where columns differ in number of rows.
 
-    batch: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors [B, ...]."""
-    non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
-    """Arrays [B, ...], often of objects: strings, dicts."""
-    meta_info: dict[str, Any] = field(default_factory=dict)
-    """What is true of the whole batch."""
+    What arrives in a worker lies in memory that others read too. It is copied when `batch` or `non_tensor_batch` is
+    first looked at, and not at all where a batch is only cut, put together or passed on.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        batch: dict[str, Tensor] | None = None,
+        non_tensor_batch: dict[str, np.ndarray] | None = None,
+        meta_info: dict[str, Any] | None = None,
+        *,
+        borrowed: bool = False,
+    ) -> None:
+        """`borrowed`: tensors and arrays lie in memory that must not be written to."""
+        self._tensors, self._arrays, self._borrowed = batch or {}, non_tensor_batch or {}, borrowed
+        self.meta_info = meta_info or {}
         rows = {name: len(value) for name, value in self._columns()}
         if len(set(rows.values())) > 1:
             counts = ", ".join(f"{name} {count}" for name, count in rows.items())
             raise DataProtoError(f"columns have different numbers of rows: {counts}")
+
+    @property
+    def batch(self) -> dict[str, Tensor]:
+        return self._owned()._tensors
+
+    @batch.setter
+    def batch(self, tensors: dict[str, Tensor]) -> None:
+        self._owned()._tensors = tensors
+
+    @property
+    def non_tensor_batch(self) -> dict[str, np.ndarray]:
+        return self._owned()._arrays
+
+    @non_tensor_batch.setter
+    def non_tensor_batch(self, arrays: dict[str, np.ndarray]) -> None:
+        self._owned()._arrays = arrays
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {list(value.shape)}" for name, value in self._columns())
+        return f"DataProto({len(self)} rows: {columns or 'no columns'}; meta_info: {_listed(self.meta_info)})"
 
     @classmethod
     def from_dict(
@@ -90,11 +118,9 @@ class DataProto:
         meta_info_keys: Iterable[str] | None = None,
     ) -> Self:
         """Only these columns; None: all of that kind."""
-        return type(self)(
-            _chosen(self.batch, batch_keys),
-            _chosen(self.non_tensor_batch, non_tensor_batch_keys),
-            _chosen(self.meta_info, meta_info_keys),
-        )
+        chosen = self._like(_chosen(self._tensors, batch_keys), _chosen(self._arrays, non_tensor_batch_keys))
+        chosen.meta_info = _chosen(self.meta_info, meta_info_keys)
+        return chosen
 
     def pop(
         self,
@@ -114,14 +140,13 @@ class DataProto:
         old, new = _as_list(old_keys), _as_list(new_keys)
         if len(old) != len(new):
             raise DataProtoError(f"{len(old)} old names and {len(new)} new ones")
-        _chosen(self.batch, old)
+        _chosen(self._tensors, old)
         names = dict(zip(old, new, strict=True))
-        renamed = [names.get(key, key) for key in self.batch]
+        renamed = [names.get(key, key) for key in self._tensors]
         twice = {key for key in renamed if renamed.count(key) > 1}
         if twice:
             raise DataProtoError(f"two columns would be called {_listed(twice)}")
-        tensors = dict(zip(renamed, self.batch.values(), strict=True))
-        return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
+        return self._like(dict(zip(renamed, self._tensors.values(), strict=True)), dict(self._arrays))
 
     def union(self, other: DataProto) -> Self:
         """All columns of both, of the same rows. Raises DataProtoError where both have one and its values differ."""
@@ -165,10 +190,10 @@ class DataProto:
         if metrics:
             meta["metrics"] = metrics[0] if len(data) == 1 else _flattened(metrics)
         if len(data) == 1:
-            return cls(dict(first.batch), dict(first.non_tensor_batch), meta)
+            return cls(dict(first._tensors), dict(first._arrays), meta, borrowed=first._borrowed)
         return cls(
-            {key: torch.cat([part.batch[key] for part in data]) for key in first.batch},
-            {key: np.concatenate([part.non_tensor_batch[key] for part in data]) for key in first.non_tensor_batch},
+            {key: torch.cat([part._tensors[key] for part in data]) for key in first._tensors},
+            {key: np.concatenate([part._arrays[key] for part in data]) for key in first._arrays},
             meta,
         )
 
@@ -255,22 +280,29 @@ class DataProto:
 
     def __reduce__(self) -> Any:
         """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
-        packed = {key: _packed(value) for key, value in self.batch.items()}
-        return _unpacked, (type(self), packed, self.non_tensor_batch, self.meta_info)
+        packed = {key: _packed(value) for key, value in self._tensors.items()}
+        return _unpacked, (type(self), packed, self._arrays, self.meta_info)
 
     def _columns(self) -> Iterator[tuple[str, Any]]:
-        yield from self.batch.items()
-        yield from self.non_tensor_batch.items()
+        yield from self._tensors.items()
+        yield from self._arrays.items()
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        return self.batch, self.non_tensor_batch, self.meta_info
+        return self._tensors, self._arrays, self.meta_info
 
     def _rows(self, of_tensors: Any, of_arrays: Any) -> Self:
-        return type(self)(
-            {key: value[of_tensors] for key, value in self.batch.items()},
-            {key: value[of_arrays] for key, value in self.non_tensor_batch.items()},
-            dict(self.meta_info),
-        )
+        tensors = {key: value[of_tensors] for key, value in self._tensors.items()}
+        return self._like(tensors, {key: value[of_arrays] for key, value in self._arrays.items()})
+
+    def _like(self, tensors: dict[str, Tensor], arrays: dict[str, np.ndarray]) -> Self:
+        return type(self)(tensors, arrays, dict(self.meta_info), borrowed=self._borrowed)
+
+    def _owned(self) -> Self:
+        if self._borrowed:
+            self._tensors = {key: value.clone() for key, value in self._tensors.items()}
+            self._arrays = {key: value.copy() for key, value in self._arrays.items()}
+            self._borrowed = False
+        return self
 
 
 def split_rows(num_rows: int, parts: int) -> list[slice]:
@@ -288,15 +320,16 @@ def _packed(tensor: Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:
 def _unpacked(
     cls: type[DataProto], packed: dict[str, Any], arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
 ) -> DataProto:
-    """What arrives from Ray's object store is read-only memory, which torch would write to: it is copied, once."""
+    """What arrives from Ray's object store is read-only, which torch does not know of: the batch then borrows it."""
+    borrowed = any(not raw.flags.writeable for raw, _, _ in packed.values())
+    borrowed |= any(not array.flags.writeable for array in arrays.values())
+    return cls({key: _tensor(*value) for key, value in packed.items()}, arrays, meta_info, borrowed=borrowed)
 
-    def tensor(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        if 0 in shape:
-            return torch.empty(shape, dtype=getattr(torch, dtype))
-        owned = raw if raw.flags.writeable else raw.copy()
-        return torch.from_numpy(owned).view(getattr(torch, dtype)).reshape(shape)
 
-    return cls({key: tensor(*value) for key, value in packed.items()}, arrays, meta_info)
+def _tensor(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(writable(raw)).view(getattr(torch, dtype)).reshape(shape)
 
 
 def _chosen(columns: dict[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:

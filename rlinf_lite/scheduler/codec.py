@@ -37,7 +37,7 @@ class _Pickler(cloudpickle.Pickler):
         if kind is np.ndarray:
             if obj.dtype.hasobject or (obj.flags.forc and obj.flags.writeable):
                 return NotImplemented
-            return _writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
+            return writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized:
             return _reduce_tensor(obj, torch)
@@ -52,7 +52,8 @@ class _WritableInterface:
         self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
 
 
-def _writable(array: np.ndarray) -> np.ndarray:
+def writable(array: np.ndarray) -> np.ndarray:
+    """The same memory, said to be writable; whoever writes to it must know what they do."""
     return array if array.flags.writeable else np.asarray(_WritableInterface(array))
 
 

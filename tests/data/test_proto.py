@@ -156,6 +156,9 @@ def test_pickling_carries_bytes_beside_and_owns_what_arrives_read_only(buffers):
     head = pickle.dumps(data, protocol=5, buffer_callback=beside.append if buffers else None)
     frozen = [bytes(buffer.raw()) for buffer in beside]
     got = pickle.loads(head, buffers=frozen)
-    assert same(got, data)
+    passed_on = DataProto.concat([got[:1], got[1:]])
+    assert got._borrowed == buffers, "looked at too early"
+    assert same(got, data) and same(passed_on, data)
     got.batch["x"] += 1
-    assert data.batch["x"][0, 0] == 0
+    got.non_tensor_batch["n"] += 1
+    assert same(pickle.loads(head, buffers=frozen), data) and data.batch["x"][0, 0] == 0
