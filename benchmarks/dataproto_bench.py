@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import ray
@@ -29,7 +30,6 @@ class Echo(Worker):
         return data
 
 
-@ray.remote(num_cpus=0)
 class BareEcho:
     def echo(self, shard: np.ndarray) -> np.ndarray:
         return shard
@@ -45,7 +45,8 @@ def main() -> None:
     with Cluster(num_nodes=1, num_gpus_per_node=2, accelerator="cpu") as cluster:
         first = Echo.create_group().launch(cluster, "0-1", name="first")
         second = Echo.create_group().launch(cluster, "0-1", name="second")
-        bare = [[BareEcho.remote() for _ in range(2)] for _ in range(2)]
+        remote: Any = ray.remote(num_cpus=0)(BareEcho)
+        bare = [[remote.remote() for _ in range(2)] for _ in range(2)]
 
         rows = round(args.mb * 1e6 / 4096)
         data = DataProto.from_dict({"tokens": torch.arange(rows * 512).reshape(rows, 512)})
