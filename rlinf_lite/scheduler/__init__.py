@@ -40,10 +40,18 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler.channel import Channel as Channel
     from rlinf_lite.scheduler.cluster import Cluster as Cluster
     from rlinf_lite.scheduler.group import WorkerGroup as WorkerGroup
+    from rlinf_lite.scheduler.group import fuse as fuse
     from rlinf_lite.scheduler.handle import Handle as Handle
     from rlinf_lite.scheduler.handle import wait_all as wait_all
 
-_HOME = {"Channel": "channel", "Cluster": "cluster", "Handle": "handle", "WorkerGroup": "group", "wait_all": "handle"}
+_HOME = {
+    "Channel": "channel",
+    "Cluster": "cluster",
+    "Handle": "handle",
+    "WorkerGroup": "group",
+    "fuse": "group",
+    "wait_all": "handle",
+}
 
 
 def __getattr__(name: str) -> Any:

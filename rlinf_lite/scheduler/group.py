@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rlinf_lite.scheduler.context import Address, publish, run_on, withdraw
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
 from rlinf_lite.scheduler.handle import Handle, only, same
-from rlinf_lite.scheduler.host import host_class
+from rlinf_lite.scheduler.host import host_class, ray_method
 from rlinf_lite.scheduler.mailbox import Abort
 from rlinf_lite.scheduler.nodes import free_port, tail_logs
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
@@ -43,6 +43,8 @@ class Member:
     actor: Any
     process: Any
     """A reference to the process id and the log files."""
+    index: int = 0
+    """Which of its process's workers it is."""
     address: Address | None = None
     """Of its mailbox; None until it is constructed."""
 
@@ -78,6 +80,7 @@ class WorkerGroup:
         self._methods = _public_methods(cls)
         self._cluster: Cluster | None = None
         self._epoch = 0
+        self._fused: Sequence[WorkerGroup] = (self,)
         self._meshes: dict[tuple[str, int], MeshPlace | None] = {}
         self.name = cls.__name__
         self.members: list[Member] = []
@@ -96,17 +99,8 @@ class WorkerGroup:
         `placement_strategy`: what `HybridComponentPlacement` or a `ResourcePool` gives for a component, processes, or a
         spec such as `0-3:0-7`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
         """
-        if self._cluster is not None:
-            raise SchedulerError(f"the group {self.name!r} runs already")
         placed = cluster.place(placement_strategy, name or self._cls.__name__)
-        self.name = name or placed.component
-        cluster.claim(self, placed)
-        self._cluster = cluster
-        try:
-            self._start(cluster, placed)
-        except BaseException:
-            self.shutdown()
-            raise
+        launch([self], cluster, placed, {placed.component: name or placed.component})
         return self
 
     @property
@@ -138,58 +132,30 @@ class WorkerGroup:
     def clear_abort(self, timeout_s: float = 60.0) -> None:
         """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
         oldest_epochs = self._running().oldest_epochs
-        refs = [member.actor._clear_abort.remote(self._epoch, oldest_epochs) for member in self.members]
+        refs = [member.actor._clear_abort.remote(member.index, self._epoch, oldest_epochs) for member in self.members]
         Handle(self, "clear_abort", self.members, refs).wait(timeout_s)
 
     def shutdown(self) -> None:
-        """Kill the workers and wait until they are gone. A second call does nothing."""
+        """Kill the workers, and those fused with them, and wait until they are gone. A second call does nothing."""
         if self._cluster is None:
             return
-        cluster, self._cluster = self._cluster, None
+        cluster = self._cluster
         for member in self.members:
             ray.kill(member.actor)
-        for member in self.members:
-            member.unlink_socket()
-        cluster.release(self)
-        withdraw("group", self.name)
+        for group in self._fused:
+            for member in group.members:
+                member.unlink_socket()
+            if group._cluster is not None:
+                cluster.release(group)
+                withdraw("group", group.name)
         _wait_gone(self.members)
-        self.members, self._meshes = [], {}
+        for group in self._fused:
+            group._cluster, group.members, group._meshes = None, [], {}
 
     def _running(self) -> Cluster:
         if self._cluster is None:
             raise SchedulerError(f"the group {self.name!r} is not running: launch it first")
         return self._cluster
-
-    def _start(self, cluster: Cluster, placed: ComponentPlacement) -> None:
-        payload = cloudpickle.dumps((self._cls, self._args, self._kwargs))
-        shared = ray.put(payload) if len(payload) > _SHARED_BYTES else payload
-        host = ray.remote(host_class(self._cls.__name__, self._methods))
-        nodes = [cluster.nodes[cluster.shape.node_of(process.slots[0])] for process in placed.processes]
-        common = {
-            "name": self.name,
-            "role": placed.component,
-            "world_size": placed.world_size,
-            "device": "cuda:0" if cluster.accelerator == "cuda" else "cpu",
-            "master_addr": nodes[0].ip,
-            "master_port": run_on(nodes[0].node_id, free_port),
-        }
-        self._epoch = cluster.epoch
-        building = []
-        for process, node in zip(placed.processes, nodes, strict=True):
-            actor: Any = host.options(**cluster.actor_options(node)).remote(self.name, process.rank)
-            self.members.append(Member(self.name, process.rank, node, actor, actor._process.remote()))
-            identity = common | {
-                "rank": process.rank,
-                "local_rank": nodes[: process.rank].count(node),
-                "local_world_size": nodes.count(node),
-                "node_rank": node.rank,
-            }
-            env_vars = cluster.env_vars(node, process.slots)
-            building.append(actor._build.remote(identity, cluster.context(node.rank), env_vars, self._epoch, shared))
-        addresses = Handle(self, "__init__", self.members, building).wait(cluster.start_timeout_s)
-        for member, address in zip(self.members, addresses, strict=True):
-            member.address = address
-        publish("group", self.name, addresses)
 
     def _caller(self, name: str, members: Sequence[Member]) -> Callable[..., Any]:
         methods = self.__dict__.get("_methods", {})
@@ -221,13 +187,13 @@ class WorkerGroup:
         refs = []
         for member, arguments in zip(members, mode.dispatch(len(members), args, kwargs), strict=True):
             positional, named = _carried(arguments, stored, share=len(members) > 1)
-            refs.append(getattr(member.actor, method).remote(*positional, **named))
+            refs.append(getattr(member.actor, ray_method(member.index, method)).remote(*positional, **named))
         return Handle(self, method, members, refs, collect, rule.timeout_s)
 
     def _places(self, mesh: str, members: Sequence[Member]) -> list[MeshPlace | None]:
         """Where these workers stand in a device mesh; asked once, since nobody moves."""
         if any(self._meshes.get((mesh, member.rank)) is None for member in members):
-            refs = [member.actor._mesh_place.remote(mesh) for member in members]
+            refs = [member.actor._mesh_place.remote(member.index, mesh) for member in members]
             for member, place in zip(members, Handle(self, "join_mesh", members, refs).wait(), strict=True):
                 self._meshes[mesh, member.rank] = place
         return [self._meshes[mesh, member.rank] for member in members]
@@ -245,6 +211,102 @@ class GroupView:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return self.__dict__["_group"]._caller(name, self.__dict__["_members"])
+
+
+class FusedGroups(Mapping[str, WorkerGroup]):
+    """Groups by role whose workers of one rank share a process. Each is called as any group; they end together."""
+
+    def __init__(self, groups: dict[str, WorkerGroup]) -> None:
+        self._groups = groups
+
+    def launch(
+        self, cluster: Cluster, placement_strategy: ComponentPlacement | Sequence[ProcessPlacement] | str = "all"
+    ) -> FusedGroups:
+        """Start the processes and wait until all workers are constructed. As `WorkerGroup.launch`; groups have the
+        names of their roles."""
+        placed = cluster.place(placement_strategy, "+".join(self._groups))
+        launch(list(self._groups.values()), cluster, placed, {role: role for role in self._groups})
+        return self
+
+    def shutdown(self) -> None:
+        next(iter(self._groups.values())).shutdown()
+
+    def __getitem__(self, role: str) -> WorkerGroup:
+        return self._groups[role]
+
+    def __getattr__(self, role: str) -> WorkerGroup:
+        if role not in self.__dict__.get("_groups", {}):
+            raise AttributeError(f"no role {role!r} was fused; there are {', '.join(self.__dict__.get('_groups', {}))}")
+        return self._groups[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def fuse(**roles: WorkerGroup) -> FusedGroups:
+    """`fuse(actor=Actor.create_group(cfg), rollout=Rollout.create_group(cfg)).launch(cluster, "0-1")`: two processes,
+    each with one worker of every role, which find each other in `self.fused`. Constructed in this order."""
+    if not roles:
+        raise ValueError("fuse() needs a group for at least one role")
+    for role, group in roles.items():
+        if group._cluster is not None:
+            raise SchedulerError(f"{role}: the group {group.name!r} runs already; fuse groups before they are launched")
+    return FusedGroups(roles)
+
+
+def launch(groups: Sequence[WorkerGroup], cluster: Cluster, placed: ComponentPlacement, names: dict[str, str]) -> None:
+    """Start processes with a worker of every group in each. `names`: a group's name by its role."""
+    for group, name in zip(groups, names.values(), strict=True):
+        if group._cluster is not None:
+            raise SchedulerError(f"the group {group.name!r} runs already")
+        group.name, group._fused = name, groups
+    try:
+        for group in groups:
+            cluster.claim(group, placed)
+            group._cluster, group._epoch = cluster, cluster.epoch
+        _start(groups, cluster, placed, list(names))
+    except BaseException:
+        groups[0].shutdown()
+        raise
+
+
+def _start(groups: Sequence[WorkerGroup], cluster: Cluster, placed: ComponentPlacement, roles: list[str]) -> None:
+    payload = cloudpickle.dumps([(group._cls, group._args, group._kwargs) for group in groups])
+    shared = ray.put(payload) if len(payload) > _SHARED_BYTES else payload
+    host = ray.remote(host_class(groups[0]._cls.__name__, [group._methods for group in groups]))
+    nodes = [cluster.nodes[cluster.shape.node_of(process.slots[0])] for process in placed.processes]
+    common = {
+        "world_size": placed.world_size,
+        "device": "cuda:0" if cluster.accelerator == "cuda" else "cpu",
+        "master_addr": nodes[0].ip,
+    }
+    ports = [run_on(nodes[0].node_id, free_port) for _ in groups]
+    building = []
+    for process, node in zip(placed.processes, nodes, strict=True):
+        actor: Any = host.options(**cluster.actor_options(node)).remote("+".join(g.name for g in groups), process.rank)
+        born = actor._process.remote()
+        for index, group in enumerate(groups):
+            group.members.append(Member(group.name, process.rank, node, actor, born, index))
+        mine = common | {
+            "rank": process.rank,
+            "local_rank": nodes[: process.rank].count(node),
+            "local_world_size": nodes.count(node),
+            "node_rank": node.rank,
+        }
+        identities = [
+            mine | {"name": group.name, "role": role, "master_port": port}
+            for group, role, port in zip(groups, roles, ports, strict=True)
+        ]
+        env_vars = cluster.env_vars(node, process.slots)
+        building.append(actor._build.remote(identities, cluster.context(node.rank), env_vars, cluster.epoch, shared))
+    built = Handle(groups[0], "__init__", groups[0].members, building).wait(cluster.start_timeout_s)
+    for index, group in enumerate(groups):
+        for member, addresses in zip(group.members, built, strict=True):
+            member.address = addresses[index]
+        publish("group", group.name, [addresses[index] for addresses in built])
 
 
 def _public_methods(cls: type[Worker]) -> dict[str, CallRule]:

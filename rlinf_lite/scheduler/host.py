@@ -1,4 +1,4 @@
-"""The Ray actor around one worker: builds it, calls it, and makes WorkerErrors of what it raises."""
+"""The Ray actor around a process's workers: builds them, calls them, and makes WorkerErrors of what they raise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,14 +26,15 @@ _KEPT_DURATIONS = 4096
 
 
 class Host:
-    """What Ray runs. The worker's methods run one after the other, in this process's main thread.
+    """What Ray runs: one worker, or one of each group that was fused. Their methods run one after the other, in this
+    process's main thread.
 
     Methods of its own start with an underscore, as no method does that a group calls.
     """
 
     def __init__(self, name: str, rank: int) -> None:
         self._name, self._rank = name, rank
-        self._worker: Worker | None = None
+        self._workers: list[Worker] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
 
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
@@ -48,34 +49,45 @@ class Host:
         return os.getpid(), list(dict.fromkeys(paths))
 
     def _build(
-        self, identity: dict[str, Any], context: ProcessContext, env_vars: dict[str, str], epoch: int, payload: bytes
-    ) -> Address:
-        """Construct the worker from its pickled (class, args, kwargs); returns where to send messages for it."""
+        self,
+        identities: list[dict[str, Any]],
+        context: ProcessContext,
+        env_vars: dict[str, str],
+        epoch: int,
+        payload: bytes,
+    ) -> list[Address]:
+        """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
         os.environ.update(_THREADS | env_vars)
         set_context(context)
+        name = self._name
         try:
-            cls, args, kwargs = cloudpickle.loads(payload)
+            definitions = cloudpickle.loads(payload)
             from rlinf_lite.scheduler.mailbox import Mailbox  # only now: numpy reads the variables set above
 
-            worker: Worker = cls.__new__(cls)
-            vars(worker).update(identity)
-            worker._mailbox = Mailbox(self._name, self._rank, epoch)
-            worker.__init__(*args, **kwargs)  # type: ignore[misc]
+            fused: dict[str, Worker] = {}
+            for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
+                name = identity["name"]
+                worker: Worker = cls.__new__(cls)
+                vars(worker).update(identity, fused=fused)
+                worker._mailbox = Mailbox(name, self._rank, epoch)
+                worker.__init__(*args, **kwargs)  # type: ignore[misc]
+                fused[worker.role] = worker
+                self._workers.append(worker)
         except Exception as error:
-            raise self._failure("__init__", error) from None
-        self._worker = worker
+            raise self._failure(name, "__init__", error) from None
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
-        return worker._mailbox.inbox.address
+        return [worker._connected().inbox.address for worker in self._workers]
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        worker = self._workers[index]
         start = time.perf_counter()
         try:
             args, kwargs = _resolved(args, kwargs)
-            return getattr(self._worker, method)(*args, **kwargs)
+            return getattr(worker, method)(*args, **kwargs)
         except Exception as error:
-            raise self._failure(method, error) from None
+            raise self._failure(worker.name, method, error) from None
         finally:
             self._durations[ray.get_runtime_context().get_task_id() or ""] = time.perf_counter() - start
             if len(self._durations) > _KEPT_DURATIONS:
@@ -84,36 +96,40 @@ class Host:
     def _duration(self, task_id: str) -> float:
         return self._durations[task_id]
 
-    def _mesh_place(self, mesh: str) -> MeshPlace | None:
-        assert self._worker is not None
-        return self._worker._mesh_places.get(mesh)
+    def _mesh_place(self, index: int, mesh: str) -> MeshPlace | None:
+        return self._workers[index]._mesh_places.get(mesh)
 
     def _ping(self) -> None:
         """Answers once the calls before it are done; fails when the process is gone."""
 
-    def _clear_abort(self, epoch: int, oldest_epochs: dict[str, int]) -> None:
-        assert self._worker is not None and self._worker._mailbox is not None
-        self._worker._mailbox.clear_abort(epoch, oldest_epochs)
+    def _clear_abort(self, index: int, epoch: int, oldest_epochs: dict[str, int]) -> None:
+        self._workers[index]._connected().clear_abort(epoch, oldest_epochs)
 
-    def _failure(self, method: str, error: Exception) -> WorkerError:
+    def _failure(self, name: str, method: str, error: Exception) -> WorkerError:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return WorkerError(self._name, self._rank, method, summary, text, _pickled(error))
+        return WorkerError(name, self._rank, method, summary, text, _pickled(error))
 
 
-def host_class(name: str, methods: Iterable[str]) -> type[Host]:
-    """A Host with a Ray method for each of the worker's: a call without arguments then has nothing to carry."""
-    return type(name, (Host,), {method: _forwarder(method) for method in methods})
+def host_class(name: str, methods: Sequence[Iterable[str]]) -> type[Host]:
+    """A Host with a Ray method for each of every worker's: a call without arguments then has nothing to carry."""
+    forwarders = {ray_method(i, method): _forwarder(i, method) for i, names in enumerate(methods) for method in names}
+    return type(name, (Host,), forwarders)
 
 
-def _forwarder(method: str) -> Callable[..., Any]:
+def ray_method(index: int, method: str) -> str:
+    """What a method of the process's worker `index` is called in Ray."""
+    return f"{method}_of_{index}" if index else method
+
+
+def _forwarder(index: int, method: str) -> Callable[..., Any]:
     def forward(self: Host, *args: Any, **kwargs: Any) -> Any:
-        return self._call(method, args, kwargs)
+        return self._call(index, method, args, kwargs)
 
-    forward.__name__ = method
+    forward.__name__ = ray_method(index, method)
     return forward
 
 

@@ -52,6 +52,9 @@ class Worker:
     master_port: int = 0
     """A port that was free there at launch."""
 
+    fused: Mapping[str, Worker] = MappingProxyType({})
+    """The workers of this process by role, itself included; several where groups were fused."""
+
     _mailbox: Mailbox | None = None
     _spans: list[Span] | None = None
     _mesh_places: Mapping[str, MeshPlace] = MappingProxyType({})
