@@ -59,8 +59,10 @@ def main() -> None:
             Session(cluster, cfg) as session,
         ):
             runner = session.new_runner()
+            root = runner.run_dir
             runner.total_steps = 2  # the first steps allocate, map and only train the value head
             for repeat in range(args.repeats + 1):
+                runner.run_dir = root.with_name(f"{root.name}-{repeat}")
                 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                     runner.run()
                 lines = [json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines()]
