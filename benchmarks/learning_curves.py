@@ -24,7 +24,7 @@ OURS, SB3 = "rlinf_lite", "stable_baselines3"
 Curve = list[tuple[float, float]]
 """Env steps and the metric."""
 
-COLOURS = {OURS: "#1f5fa8", SB3: "#c8661b"}
+COLOURS = ("#1f5fa8", "#c8661b", "#3b8a4a", "#7a4fa0")
 HERE = Path(__file__).parent
 
 
@@ -96,26 +96,38 @@ def collect_run(run: Path, directory: Path) -> Path:
 
 
 def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
-    """Every seed's curve thin and each system's mean thick, and a table of the ends."""
+    """A picture of the JSONs in a directory, and a table of the ends."""
+    curves = read_curves(directory, metric)
+    groups = {system: list(by_seed.values()) for system, by_seed in curves.items()}
+    draw(groups, f"{metric}, greedy", "PushCube-v1 from state, PPO with the same settings", out)
+    print_summary(curves, metric)
+    say(f"written: {out}")
+
+
+def draw(groups: dict[str, list[Curve]], label: str, title: str, out: Path, target: float | None = None) -> None:
+    """Every seed's curve thin and each group's mean thick, over env steps; `target` as a dashed line."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    curves = read_curves(directory, metric)
     figure, axes = plt.subplots(figsize=(7.2, 3.8), dpi=150)
-    for system, by_seed in curves.items():
-        colour = COLOURS[system]
-        for curve in by_seed.values():
+    for colour, (name, curves) in zip(COLOURS, groups.items(), strict=False):
+        for curve in curves:
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.0, alpha=0.4)
-        label = f"{system}, mean of {len(by_seed)} seeds" if len(by_seed) > 1 else f"{system}, one seed"
-        axes.plot(*zip(*mean_curve(list(by_seed.values())), strict=True), color=colour, linewidth=2.6, label=label)
-    axes.set_ylim(-0.02, 1.02)
+        named = f"{name}, mean of {len(curves)} seeds" if len(curves) > 1 else f"{name}, one seed"
+        axes.plot(*zip(*mean_curve(curves), strict=True), color=colour, linewidth=2.6, label=named.lstrip(", "))
+    if "success" in label:
+        axes.set_ylim(-0.02, 1.02)
+    if target is not None:
+        axes.axhline(target, color="0.6", linewidth=0.8, linestyle=(0, (4, 4)))
+        place = (0.995, target - 0.005)
+        axes.annotate(f"{target:g}", place, xycoords=("axes fraction", "data"), ha="right", va="top", color="0.45")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g} k" if value else "0")
     axes.set_xlabel("env steps")
-    axes.set_ylabel(f"{metric}, greedy")
-    axes.set_title("PushCube-v1 from state, PPO with the same settings", loc="left", fontsize=11)
+    axes.set_ylabel(label)
+    axes.set_title(title, loc="left", fontsize=11)
     axes.grid(color="0.9", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
@@ -123,8 +135,6 @@ def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out)
     plt.close(figure)
-    print_summary(curves, metric)
-    say(f"written: {out}")
 
 
 def print_summary(curves: dict[str, dict[int, Curve]], metric: str) -> None:
