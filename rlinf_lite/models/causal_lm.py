@@ -24,8 +24,8 @@ from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
 _CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED_TOO = ("generation_config.json", "LICENSE")
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
-LOGITS_PER_CHUNK = 2**25
-"""Numbers of the vocabulary's logits that are held at once (float32: 128 MiB); longer batches are recomputed."""
+LOGITS_PER_CHUNK = 2**26
+"""Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
 
 
 class SequenceShapeError(ValueError):
