@@ -46,7 +46,7 @@ class TransformersEngine:
 
     Sequences that end leave the batch, waiting ones take their place, and where none wait the batch gets smaller. The
     prompt of several responses that start together is computed once. The model is shared, not copied: weights that
-    change elsewhere change here.
+    change elsewhere change here, and it is in eval mode until a stream has ended.
     """
 
     def __init__(self, model: CausalLM, max_batch_size: int, max_length: int, max_prefill_tokens: int = 16384) -> None:
@@ -171,8 +171,8 @@ class _Batch:
         ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts.values()], device=device)
         sources = torch.tensor([source_of[request.index] for request in requests], device=device)
         lengths = torch.tensor([len(request.prompt) for request in requests], device=device)
-        noise = [np.zeros(1, np.uint64)[0] if request.key is None else request.key for request in requests]
-        uniform = uniform_noise(np.array(noise, np.uint64), self.params.max_tokens)
+        keys = np.array([request.key or 0 for request in requests], np.uint64)
+        uniform = uniform_noise(keys, self.params.max_tokens)
 
         self._cache.start_prefill(first_row, sources)
         causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
