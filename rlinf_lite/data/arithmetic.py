@@ -1,0 +1,90 @@
+"""Generated arithmetic in GSM8K's format: sums solved one operation per line, and `#### ` before the answer.
+
+7+8-9+5=?
+7+8=15
+15-9=6
+6+5=11
+#### 11
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+
+DATA_SOURCE = "arithmetic"
+_TEST_SHARE = 8
+"""One problem in this many is for tests."""
+_MAX_DRAWS = 100
+"""Per row asked for; then there are too few problems."""
+
+
+class ProblemSpaceError(ValueError):
+    """Settings that allow no problem, or fewer different ones than were asked for."""
+
+
+def generate(
+    num_rows: int,
+    seed: int,
+    split: Literal["train", "test"] = "train",
+    num_terms: int = 4,
+    max_number: int = 9,
+) -> list[dict[str, Any]]:
+    """`num_rows` different problems of `num_terms` numbers from 1 to `max_number`; no result on the way is negative.
+
+    Rows are `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info: {solution, split, index}}`;
+    the solution is the worked one, its answer included. Equal arguments give equal rows; which split a problem belongs
+    to is a hash of the problem, so that no seed puts one into both.
+
+    Raises:
+        ProblemSpaceError: where `num_terms` is below 2, `max_number` below 1, or there are too few such problems.
+    """
+    if num_terms < 2 or max_number < 1:
+        raise ProblemSpaceError(
+            f"num_terms is {num_terms} and max_number {max_number}; a sum has at least 2 terms, of 1 or more"
+        )
+    rng = np.random.default_rng(seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(_MAX_DRAWS * num_rows):
+        if len(rows) == num_rows:
+            break
+        problem, steps, answer = _draw(rng, num_terms, max_number)
+        if split_of(problem) == split and problem not in rows:
+            rows[problem] = _row(problem, steps, answer, split, len(rows))
+    if len(rows) < num_rows:
+        raise ProblemSpaceError(
+            f"{num_rows} {split} rows were asked for, and {_MAX_DRAWS * num_rows} draws of {num_terms} terms up to "
+            f"{max_number} gave {len(rows)} different problems. Ask for fewer, or raise num_terms or max_number"
+        )
+    return list(rows.values())
+
+
+def split_of(problem: str) -> Literal["train", "test"]:
+    """The split that a problem belongs to, by its text."""
+    digest = hashlib.blake2b(problem.encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "little") % _TEST_SHARE == 0 else "train"
+
+
+def _draw(rng: np.random.Generator, num_terms: int, max_number: int) -> tuple[str, list[str], int]:
+    """(problem, its steps, its answer)."""
+    numbers = rng.integers(1, max_number + 1, num_terms).tolist()
+    signs = rng.integers(0, 2, num_terms - 1).tolist()
+    total, problem, steps = numbers[0], str(numbers[0]), []
+    for number, sign in zip(numbers[1:], signs, strict=True):
+        minus = sign and number <= total
+        before, total = total, total - number if minus else total + number
+        operation = f"{'-' if minus else '+'}{number}"
+        problem += operation
+        steps.append(f"{before}{operation}={total}")
+    return problem, steps, total
+
+
+def _row(problem: str, steps: list[str], answer: int, split: str, index: int) -> dict[str, Any]:
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": f"{problem}=?\n",
+        "reward_model": {"style": "rule", "ground_truth": str(answer)},
+        "extra_info": {"solution": "\n".join([*steps, f"#### {answer}"]), "split": split, "index": index},
+    }

@@ -1,0 +1,260 @@
+"""An engine on transformers models: continuous batching over a static cache, one forward pass per token of the batch.
+
+A small model's pass costs what Python and torch take to launch it, so a step adds little: one mask and one index for
+all layers, one draw for all rows, two copies of B numbers to the host. For bf16, give it a model in bf16 or, slower,
+call it under autocast.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.generation.cache import StaticCache
+from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightsError
+from rlinf_lite.generation.sampling import sample
+from rlinf_lite.models.causal_lm import CausalLM
+from rlinf_lite.models.sampling import uniform_noise
+
+_REFILL = 8
+"""Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""
+
+
+@dataclass
+class _Request:
+    index: int
+    sample: int
+    prompt: Sequence[int]
+    key: np.uint64 | None
+    """None: greedy."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.token_ids)
+
+
+class TransformersEngine:
+    """Generates with a `CausalLM` of full-attention layers; see `GenerationEngine`.
+
+    Sequences that end leave the batch, waiting ones take their place, and where none wait the batch gets smaller. The
+    prompt of several responses that start together is computed once. The model is shared, not copied: weights that
+    change elsewhere change here, and it is in eval mode until a stream has ended.
+    """
+
+    def __init__(self, model: CausalLM, max_batch_size: int, max_length: int, max_prefill_tokens: int = 16384) -> None:
+        """`max_length`: of a prompt and its response together. `max_prefill_tokens`: of the prompts of one pass.
+
+        Raises:
+            ValueError: where the model has layers or positions that this engine cannot serve.
+        """
+        config = model.language_model.config
+        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if layers != {"full_attention"}:
+            raise ValueError(f"the engine knows layers of full_attention; the model's are {', '.join(sorted(layers))}")
+        if config._attn_implementation != "sdpa":
+            raise ValueError(f"model.attn_implementation: the engine needs sdpa, not {config._attn_implementation}")
+        if max_length > config.max_position_embeddings:
+            raise ValueError(
+                f"max_length is {max_length}, and the model has positions for {config.max_position_embeddings} tokens"
+            )
+        self.model, self.version = model, -1
+        self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
+    ) -> list[Generation]:
+        return sorted(self.stream(prompts, params, keys), key=lambda done: (done.index, done.sample))
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
+    ) -> Iterator[Generation]:
+        self._check_prompts(prompts, params)
+        requests = _requests(prompts, params, keys)
+        return self._run(requests, params)
+
+    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+        own = self.model.state_dict()
+        problems = [f"unexpected {name}" for name in state if name not in own]
+        problems += [
+            f"{name} has shape {tuple(x.shape)}, the model's has {tuple(own[name].shape)}"
+            for name, x in state.items()
+            if name in own and x.shape != own[name].shape
+        ]
+        if problems:
+            raise WeightsError(f"version {version} is not of this model: " + "; ".join(problems))
+        with torch.no_grad():
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
+        self.version = version
+
+    def _check_prompts(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        room = self.max_length - params.max_tokens
+        vocab_size = self.model.language_model.config.vocab_size
+        for index, prompt in enumerate(prompts):
+            if not len(prompt):
+                raise PromptError(f"prompt {index} has no tokens; at least one is needed to start from")
+            if len(prompt) > room:
+                raise PromptError(
+                    f"prompt {index} has {len(prompt)} tokens, and {room} fit: max_length {self.max_length} - "
+                    f"max_tokens {params.max_tokens}. Filter prompts by length, or raise max_length"
+                )
+            if min(prompt) < 0 or max(prompt) >= vocab_size:
+                raise PromptError(
+                    f"prompt {index} has ids from {min(prompt)} to {max(prompt)}; the model's go from 0 to "
+                    f"{vocab_size - 1}. Is it another model's tokenizer?"
+                )
+
+    def _run(self, requests: list[_Request], params: SamplingParams) -> Iterator[Generation]:
+        if not requests:
+            return
+        num_rows = min(self.max_batch_size, len(requests))
+        length = max(len(request.prompt) for request in requests) + params.max_tokens
+        waiting, batch = deque(requests), _Batch(self.model, params, num_rows, length)
+        training = self.model.training
+        self.model.eval()  # in training mode, layers that checkpoint would drop the cache
+        try:
+            while waiting or batch.requests:
+                num_free = num_rows - len(batch.requests)
+                if waiting and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
+                    yield from batch.admit(self._next(waiting, num_free))
+                else:
+                    yield from batch.step()
+        finally:
+            self.model.train(training)
+
+    def _next(self, waiting: deque[_Request], num_free: int) -> list[_Request]:
+        """The next requests, as many as there are rows for and fit `max_prefill_tokens`, padding included."""
+        taken = [waiting.popleft()]
+        num_prompts, width = 1, len(taken[0].prompt)
+        while waiting and len(taken) < num_free:
+            num_prompts += waiting[0].index != taken[-1].index
+            width = max(width, len(waiting[0].prompt))
+            if num_prompts * width > self.max_prefill_tokens:
+                break
+            taken.append(waiting.popleft())
+        return taken
+
+
+class _Batch:
+    """The sequences that run. Row i of the cache and of every tensor here is that of `requests[i]`."""
+
+    def __init__(self, model: CausalLM, params: SamplingParams, num_rows: int, length: int) -> None:
+        self.model, self.params = model, params
+        self.requests: list[_Request] = []
+        self._stops = frozenset(params.stop_token_ids)
+        self._cache = StaticCache(model.language_model.config.num_hidden_layers, num_rows, length)
+        device = next(model.parameters()).device
+        self._columns = torch.arange(length, device=device)
+        self._numbers = torch.zeros(3, num_rows, dtype=torch.long, device=device)
+        self._last, self._position, self._count = self._numbers  # token, its column, tokens drawn so far
+        self._uniform = torch.zeros(num_rows, params.max_tokens, device=device)
+        self._greedy = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self._num_columns = 0
+        """Of the longest row, the next token included."""
+
+    @torch.no_grad()
+    def admit(self, requests: list[_Request]) -> list[Generation]:
+        """Start these behind the others, up to their first token. Returns those that end with it."""
+        device, first_row = self._columns.device, len(self.requests)
+        rows = slice(first_row, first_row + len(requests))
+        source_of = {index: source for source, index in enumerate(dict.fromkeys(r.index for r in requests))}
+        prompts = {request.index: request.prompt for request in requests}
+        width = max(map(len, prompts.values()))
+        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts.values()], device=device)
+        sources = torch.tensor([source_of[request.index] for request in requests], device=device)
+        lengths = torch.tensor([len(request.prompt) for request in requests], device=device)
+        keys = np.array([request.key or 0 for request in requests], np.uint64)
+        uniform = uniform_noise(keys, self.params.max_tokens)
+
+        self._cache.start_prefill(first_row, sources)
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        states = self._states(ids, causal[None, None], self._columns[None, :width])  # padding is behind: unseen
+        self._uniform[rows] = torch.from_numpy(uniform).float().to(device)
+        self._greedy[rows] = torch.tensor([request.key is None for request in requests], device=device)
+        self._position[rows], self._count[rows] = lengths - 1, 0
+        self.requests += requests
+        return self._draw(states[sources, lengths - 1], first_row)
+
+    @torch.no_grad()
+    def step(self) -> list[Generation]:
+        """One more token for every row. Returns the sequences that end with it."""
+        num_rows = len(self.requests)
+        positions = self._position[:num_rows, None]
+        self._cache.start_decode(self._position[:num_rows], self._num_columns)
+        seen = self._columns[: self._num_columns] <= positions
+        states = self._states(self._last[:num_rows, None], seen[:, None, None], positions)
+        return self._draw(states[:, 0], 0)
+
+    def _states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        output = self.model.language_model.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self._cache, use_cache=True
+        )
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def _draw(self, states: Tensor, first_row: int) -> list[Generation]:
+        """A token for each row from `first_row` on; `states` are those that it follows from."""
+        rows = slice(first_row, len(self.requests))
+        uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
+        greedy = self._greedy[rows] if self.params.add_greedy else None
+        logits = self.model.language_model.get_output_embeddings()(states)
+        tokens, logprobs = sample(logits, self.params, uniform, greedy)
+        self._last[rows] = tokens
+        self._numbers[1:, rows] += 1
+        finished = []
+        drawn = zip(self.requests[rows], tokens.tolist(), logprobs.tolist(), strict=True)
+        for row, (request, token, logprob) in enumerate(drawn, first_row):
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            if token in self._stops or len(request.token_ids) == self.params.max_tokens:
+                finished.append(row)
+        done = [self._result(self.requests[row]) for row in finished]
+        if finished:
+            self._remove(finished)
+        self._num_columns = max((request.num_tokens for request in self.requests), default=0)
+        return done
+
+    def _result(self, request: _Request) -> Generation:
+        reason: Literal["stop", "length"] = "stop" if request.token_ids[-1] in self._stops else "length"
+        return Generation(request.index, request.sample, request.token_ids, request.logprobs, reason)
+
+    def _remove(self, finished: list[int]) -> None:
+        """The last rows move to where these were."""
+        left = len(self.requests) - len(finished)
+        holes = [row for row in finished if row < left]
+        movers = sorted(set(range(left, len(self.requests))) - set(finished))
+        if holes:
+            sources, targets = (torch.tensor(r, device=self._columns.device) for r in (movers, holes))
+            self._cache.move(sources, targets, max(self.requests[row].num_tokens for row in movers))
+            self._numbers[:, targets] = self._numbers[:, sources]
+            self._uniform[targets] = self._uniform[sources]
+            self._greedy[targets] = self._greedy[sources]
+            for source, target in zip(movers, holes, strict=True):
+                self.requests[target] = self.requests[source]
+        del self.requests[left:]
+
+
+def _requests(prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None) -> list[_Request]:
+    """In the order in which they start: a prompt's responses one behind the other."""
+    shape = (len(prompts), params.n)
+    if keys is None:
+        keys = torch.randint(0, 2**62, shape).numpy()
+    elif keys.shape != shape:
+        raise SamplingError(
+            f"keys are {list(keys.shape)}; one per prompt and sampled response is needed, {list(shape)}"
+        )
+    requests = []
+    for index, prompt in enumerate(prompts):
+        own: list[np.uint64 | None] = [None] if params.greedy else list(keys[index].astype(np.uint64))
+        if params.add_greedy:
+            own.append(None)
+        requests += [_Request(index, number, prompt, key) for number, key in enumerate(own)]
+    return requests
