@@ -3,7 +3,7 @@
 CONFIG ?= tabletop_ppo_vla
 ARGS ?=
 TESTS ?= tests
-EXTRAS ?= maniskill,bench,dev
+EXTRAS ?= maniskill,math,bench,dev
 VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 

@@ -87,22 +87,68 @@ def grpo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
     return AdvantageOutputs(_to_positions(deviations, inputs), _to_positions(scores, inputs))
 
 
+@register_advantage("rloo")
+def rloo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). Needs `group_ids`.
+
+    A row's score minus the mean score of the n - 1 others of its group, which is n / (n - 1) * (s - mean). A group of
+    one has nothing to compare with: 0. Returns are the scores.
+    """
+    scores = _scores(inputs)
+    index, counts = _group_index(require(inputs.group_ids, "group_ids", "rloo"))
+    others = (counts - 1)[index]
+    mean_of_others = (_sum_by_group(scores, index, len(counts))[index] - scores) / others.clamp(min=1)
+    advantages = torch.where(others > 0, scores - mean_of_others, 0.0)
+    return AdvantageOutputs(_to_positions(advantages, inputs), _to_positions(scores, inputs))
+
+
+@register_advantage("opo")
+def opo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """On-policy optimal baseline (Hao et al. 2025, arXiv:2505.23585). Needs `group_ids`.
+
+    A row's score minus its group's mean weighted by length, sum(l s) / sum(l) with l valid positions in a row. A group
+    of one: the score itself. Returns are the scores.
+    """
+    scores, lengths = _scores(inputs), inputs.mask.bool().sum(dim=1).double()
+    index, counts = _group_index(require(inputs.group_ids, "group_ids", "opo"))
+    total_length = _sum_by_group(lengths, index, len(counts)).clamp(min=1)
+    baseline = torch.where(counts == 1, 0.0, _sum_by_group(lengths * scores, index, len(counts)) / total_length)
+    return AdvantageOutputs(_to_positions(scores - baseline[index], inputs), _to_positions(scores, inputs))
+
+
 @register_advantage("reinforce_plus_plus")
 def reinforce_plus_plus(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the valid positions of all ranks.
 
-    The return is carried through masked positions, undiscounted, and starts anew after a done. Returns are not
-    whitened.
+    Returns are not whitened.
     """
-    rewards, valid = inputs.rewards.float(), inputs.mask.bool()
-    going_on = _going_on(inputs)
-    returns = torch.zeros_like(rewards)
-    to_go = rewards.new_zeros(rewards.shape[0])  # [B]
-    for t in reversed(range(rewards.shape[1])):
-        to_go = torch.where(valid[:, t], rewards[:, t] + cfg.gamma * going_on[:, t] * to_go, to_go)
-        returns[:, t] = to_go
-    returns = torch.where(valid, returns, 0.0)
+    returns = _rewards_to_go(inputs, cfg.gamma)
     return AdvantageOutputs(whiten(returns, inputs.mask, all_reduce=inputs.all_reduce), returns)
+
+
+@register_advantage("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """REINFORCE++-baseline (Hu 2025, arXiv:2501.03262). Needs `group_ids`.
+
+    A row's score minus its group's mean at every valid position, whitened over those of all ranks. The mean of a group
+    of one is taken as 0. Returns are the scores.
+    """
+    scores = _scores(inputs)
+    deviations, _ = _group_deviations(scores, require(inputs.group_ids, "group_ids", "reinforce_plus_plus_baseline"))
+    whitened = whiten(_to_positions(deviations, inputs), inputs.mask, all_reduce=inputs.all_reduce)
+    return AdvantageOutputs(whitened, _to_positions(scores, inputs))
+
+
+@register_advantage("remax")
+def remax(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+    """ReMax (Li et al. 2023, arXiv:2310.10505): reward-to-go, not discounted, minus `baselines`, which it needs.
+
+    A row's baseline is the score of the greedy answer to its prompt. Returns are the reward-to-go.
+    """
+    baselines = require(inputs.baselines, "baselines", "remax").double()
+    returns = _rewards_to_go(inputs, gamma=1.0)
+    advantages = torch.where(inputs.mask.bool(), returns - baselines.unsqueeze(1), 0.0).float()
+    return AdvantageOutputs(advantages, returns)
 
 
 def filter_groups(inputs: AdvantageInputs) -> Tensor:
@@ -116,6 +162,18 @@ def filter_groups(inputs: AdvantageInputs) -> Tensor:
     index, counts = _group_index(group_ids)
     num_differing = _sum_by_group((deviations.abs() > GROUP_STD_EPS).double(), index, len(counts))
     return (num_differing[index] > 0).nonzero().flatten()
+
+
+def _rewards_to_go(inputs: AdvantageInputs, gamma: float) -> Tensor:
+    """r_t + gamma * (what follows in the row), [B, T]: undiscounted through masked positions, anew after a done."""
+    rewards, valid = inputs.rewards.float(), inputs.mask.bool()
+    going_on = _going_on(inputs)
+    returns = torch.zeros_like(rewards)
+    to_go = rewards.new_zeros(rewards.shape[0])  # [B]
+    for t in reversed(range(rewards.shape[1])):
+        to_go = torch.where(valid[:, t], rewards[:, t] + gamma * going_on[:, t] * to_go, to_go)
+        returns[:, t] = to_go
+    return torch.where(valid, returns, 0.0)
 
 
 def _going_on(inputs: AdvantageInputs) -> Tensor:

@@ -66,32 +66,64 @@ def ppo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
     """
     if cfg.clip_ratio_c is not None and cfg.clip_ratio_c <= 1:
         raise ValueError(f"algorithm.clip_ratio_c: the dual clip must be above 1 ({cfg.clip_ratio_c}). 3.0 is usual.")
-    valid = inputs.mask.bool()
-    log_ratio = inputs.logprobs.float() - inputs.old_logprobs.float()
-    log_ratio = torch.where(valid, log_ratio, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
     ratio = log_ratio.exp()
-    advantages = torch.where(valid, inputs.advantages.float(), 0.0)
-
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
-    losses = torch.maximum(unclipped, clipped)
-    beyond_bound = torch.zeros_like(valid)
+    losses, clipped = _clipped(ratio, advantages, cfg)
+    beyond_bound = torch.zeros_like(clipped)
     if cfg.clip_ratio_c is not None:
         bound = -advantages * cfg.clip_ratio_c
         beyond_bound = (advantages < 0) & (losses > bound)
         losses = torch.where(advantages < 0, torch.minimum(losses, bound), losses)
+    outputs = _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
+    outputs.metrics["clip_fraction_lower"] = masked_mean(beyond_bound.float(), inputs.mask)
+    return outputs
 
-    with torch.no_grad():
-        metrics = {
-            "policy_loss": masked_mean(losses, valid),
-            "approx_kl": masked_mean(-log_ratio, valid),
-            "approx_kl_k3": masked_mean(ratio - 1 - log_ratio, valid),
-            "clip_fraction": masked_mean((clipped > unclipped).float(), valid),
-            "clip_fraction_lower": masked_mean(beyond_bound.float(), valid),
-            "ratio_mean": masked_mean(ratio, valid),
-            "ratio_max": torch.where(valid, ratio, 0.0).max(),
-        }
-    return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
+
+@register_policy_loss("gspo")
+def gspo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """Group sequence policy optimisation (Zheng et al. 2025, arXiv:2507.18071), its token form (GSPO-token).
+
+    One ratio per row, s = exp(mean over valid positions of the log-ratio), and per position max(-A s', -A clip(s'))
+    with s' = stop_gradient(s) * p / stop_gradient(p), so that each position has its own advantage and gradient. The
+    paper aggregates by `seq-mean-token-mean` and clips much closer than PPO: low 3e-4, high 4e-4.
+
+    Metrics as in `ppo`, without the dual clip's; ratios are those of rows, `approx_kl` those of positions.
+    """
+    log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
+    row_log_ratio = masked_mean(log_ratio.detach(), inputs.mask, dim=1).unsqueeze(1)  # [B, 1]
+    logprobs = _valid(inputs.logprobs, inputs.mask)
+    ratio = (row_log_ratio + logprobs - logprobs.detach()).exp()
+    losses, clipped = _clipped(ratio, advantages, cfg)
+    return _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
+
+
+@register_policy_loss("cispo")
+def cispo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+    """Clipped importance-sampling weights (MiniMax 2025, arXiv:2506.13585): -stop_gradient(clip(r)) * A * log p.
+
+    The weight of a position is clipped to [1 - low, 1 + high], its gradient never: no position drops out. The paper
+    clips above only, which is `clip_ratio_low: 1`. Metrics as in `ppo`, without the dual clip's.
+    """
+    log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
+    ratio = log_ratio.detach().exp()
+    kept = ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
+    losses = -kept * advantages * _valid(inputs.logprobs, inputs.mask)
+    return _policy_outputs(losses, log_ratio, ratio, kept != ratio, inputs, cfg)
+
+
+def truncated_importance_weights(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """min(p_train / p_rollout, cap) per position, [B, T], for `LossInputs.weights`: detached, 0 where masked.
+
+    Corrects for a rollout engine whose log-probabilities of the same weights are not quite the trainer's (Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training"). Both are of the policy that
+    sampled: `train_logprobs` are `LossInputs.old_logprobs`. Raises InputError for a cap that is not positive.
+    """
+    if not cap > 0:
+        raise InputError(f"a cap of {cap} on importance weights; above 0 is needed, 2.0 is usual.")
+    valid = mask.bool()
+    log_ratio = _valid(train_logprobs.detach(), mask) - _valid(rollout_logprobs.detach(), mask)
+    weights = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
+    return torch.where(valid, weights, 0.0)
 
 
 def value_loss(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
@@ -177,6 +209,42 @@ def loss_denominator(mask: Tensor, mode: str) -> Tensor:
         raise unknown_name("loss_agg_mode", mode, get_args(AggregationMode))
     valid = mask.bool()
     return valid.any(dim=1).sum() if mode.startswith("seq-mean") else valid.sum()
+
+
+def _valid(values: Tensor, mask: Tensor) -> Tensor:
+    """float32, 0 where masked; what stands there enters no gradient."""
+    return torch.where(mask.bool(), values.float(), 0.0)
+
+
+def _log_ratio(inputs: LossInputs) -> Tensor:
+    log_ratio = inputs.logprobs.float() - inputs.old_logprobs.float()
+    return _valid(log_ratio, inputs.mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    """max(-A r, -A clip(r)), and where the clip is the larger one, both [B, T]."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
+    return torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+def _policy_outputs(
+    losses: Tensor, log_ratio: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, cfg: AlgorithmConfig
+) -> LossOutputs:
+    """Per-position losses, weighted and aggregated, and the metrics that all policy losses have."""
+    valid = inputs.mask.bool()
+    if inputs.weights is not None:
+        losses = losses * _valid(inputs.weights.detach(), inputs.mask)
+    with torch.no_grad():
+        metrics = {
+            "policy_loss": masked_mean(losses, valid),
+            "approx_kl": masked_mean(-log_ratio, valid),
+            "approx_kl_k3": masked_mean(log_ratio.exp() - 1 - log_ratio, valid),
+            "clip_fraction": masked_mean(clipped.float(), valid),
+            "ratio_mean": masked_mean(ratio, valid),
+            "ratio_max": torch.where(valid, ratio, 0.0).max(),
+        }
+    return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
 
 
 def _aggregate(losses: Tensor, inputs: LossInputs, cfg: AlgorithmConfig) -> Tensor:

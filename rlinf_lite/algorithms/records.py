@@ -25,7 +25,7 @@ class AdvantageInputs:
     next_values: Tensor | None = None  # [B, T]; value after each decision, the bootstrap where an episode ends
     dones: Tensor | None = None  # [B, T]; non-zero where an episode ends
     group_ids: Tensor | None = None  # [B]; integers; a group must be whole on this rank
-    baselines: Tensor | None = None  # [B]
+    baselines: Tensor | None = None  # [B]; a score to compare the row's with
     all_reduce: AllReduce | None = None  # for estimators that normalise over the global batch; None: one rank
 
     def __post_init__(self) -> None:
@@ -53,12 +53,13 @@ class LossInputs:
     values: Tensor | None = None  # [B, T]
     old_values: Tensor | None = None  # [B, T]
     returns: Tensor | None = None  # [B, T]
+    weights: Tensor | None = None  # [B, T]; factors of the policy loss, as `truncated_importance_weights` gives them
     denominator: Tensor | float | None = None
     dp_size: int = 1
 
     def __post_init__(self) -> None:
         names = ("logprobs", "old_logprobs", "advantages", "ref_logprobs", "entropy", "values", "old_values", "returns")
-        _check_shapes(self, names, ())
+        _check_shapes(self, (*names, "weights"), ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Check = Callable[[Config, Plan], Iterator[str]]
 _CHECKS: list[tuple[tuple[str, ...], str | None, Check]] = []
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
-_WHOLE_EPISODE_ESTIMATORS = ("grpo", "reinforce_plus_plus")
+_GROUP_ESTIMATORS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+_WHOLE_EPISODE_ESTIMATORS = (*_GROUP_ESTIMATORS, "reinforce_plus_plus")
 
 _ENVS = "env.train.num_envs"
 _PLACEMENT = "cluster.component_placement"
@@ -264,19 +265,28 @@ def _eval_plays_each_episode_once(config: Config, plan: Plan) -> Iterator[str]:
 @_check("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups", task_type="embodied")
 def _group_sizes(config: Config, plan: Plan) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.adv_type == "grpo" and algorithm.group_size < 2:
+    if algorithm.adv_type in _GROUP_ESTIMATORS and algorithm.group_size < 2:
         yield (
-            f"algorithm.group_size: grpo compares the episodes of a group, and a group has {algorithm.group_size}. "
-            "Use 2 or more"
+            f"algorithm.group_size: {algorithm.adv_type} compares the episodes of a group, and a group has "
+            f"{algorithm.group_size}. Use 2 or more"
         )
     if algorithm.filter_groups and algorithm.adv_type in ("gae", "reinforce_plus_plus"):
         yield f"algorithm.filter_groups: {algorithm.adv_type} has no groups to drop. Set it to false"
 
 
+@_check("algorithm.adv_type", task_type="embodied")
+def _baselines_to_subtract(config: Config, plan: Plan) -> Iterator[str]:
+    if config.algorithm.adv_type == "remax":
+        yield (
+            "algorithm.adv_type: remax compares with a greedy answer to the same prompt, which simulators do not "
+            "play. Use rloo, or grpo"
+        )
+
+
 @_check("algorithm.adv_type", "algorithm.critic_warmup_steps", task_type="embodied")
 def _critic_to_warm_up(config: Config, plan: Plan) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.critic_warmup_steps and algorithm.adv_type in ("grpo", "reinforce_plus_plus"):
+    if algorithm.critic_warmup_steps and algorithm.adv_type in _WHOLE_EPISODE_ESTIMATORS:
         yield f"algorithm.critic_warmup_steps: {algorithm.adv_type} has no critic to warm up. Set it to 0"
 
 

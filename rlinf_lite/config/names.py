@@ -9,8 +9,11 @@ from collections.abc import Iterable
 COMPONENTS = ("actor", "rollout", "env")
 
 _BUILT_IN = {
-    "algorithm.adv_type": ("gae", "grpo", "reinforce_plus_plus"),
-    "algorithm.loss_type": ("ppo",),
+    "algorithm.adv_type": (
+        *("gae", "grpo", "rloo", "opo", "remax"),
+        *("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    ),
+    "algorithm.loss_type": ("ppo", "gspo", "cispo"),
     "env.id": ("maniskill", "tabletop", "gymnasium"),
     "model.id": ("mlp_gaussian", "openvla"),
 }

@@ -48,16 +48,20 @@ def _names(config: Config) -> Iterator[tuple[str, str]]:
 
 def _packages(config: Config) -> Iterator[tuple[str, str]]:
     if config.env.id == "maniskill" and find_spec("mani_skill") is None:
-        yield "env.id", f"env.id: maniskill is not installed (no module mani_skill). {_install('maniskill')}"
+        yield "env.id", f"env.id: maniskill is not installed (no module mani_skill). {install_command('maniskill')}"
     if "wandb" in config.runner.logger.backends and find_spec("wandb") is None:
         key = "runner.logger.backends"
-        yield key, f"{key}: wandb is not installed. {_install('wandb')}, or leave it out"
+        yield key, f"{key}: wandb is not installed. {install_command('wandb')}, or leave it out"
     if config.model.attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
         key = "model.attn_implementation"
-        yield key, f"{key}: flash_attention_2 is not installed (no module flash_attn). {_install('gpu')}, or use sdpa"
+        yield (
+            key,
+            f"{key}: flash_attention_2 is not installed (no module flash_attn). {install_command('gpu')}, or use sdpa",
+        )
 
 
-def _install(extra: str) -> str:
+def install_command(extra: str) -> str:
+    """How to install an extra of rlinf_lite, for the end of an error message."""
     return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 

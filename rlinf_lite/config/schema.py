@@ -105,11 +105,12 @@ class RunnerConfig(Section):
 
 class AlgorithmConfig(Section):
     adv_type: str = "gae"
-    """Advantage estimator: gae, grpo, reinforce_plus_plus, or `pkg.module:function`."""
+    """Advantage estimator: gae, grpo, rloo, opo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, or
+    `pkg.module:function`."""
     loss_type: str = "ppo"
-    """Policy loss: ppo, or `pkg.module:function`."""
+    """Policy loss: ppo, gspo, cispo, or `pkg.module:function`."""
     group_size: PositiveInt = 1
-    """Episodes from the same initial state (grpo)."""
+    """Episodes from the same initial state (grpo, rloo, opo, reinforce_plus_plus_baseline)."""
     gamma: UnitFloat = 0.99
     """Discount per position (per chunk, or per action where reward_type is action_level)."""
     gae_lambda: UnitFloat = 0.95

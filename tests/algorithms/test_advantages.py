@@ -1,5 +1,7 @@
 """Advantage estimators against slow loops, over random masks, dones and groups."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,8 +14,12 @@ from rlinf_lite.algorithms import (
     filter_groups,
     gae,
     grpo,
+    opo,
     register_advantage,
     reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
 )
 from rlinf_lite.config import AlgorithmConfig
 
@@ -115,6 +121,75 @@ def test_grpo_equals_a_slow_loop(seed: int, normalize: bool) -> None:
     torch.testing.assert_close(outputs.advantages, expected, atol=1e-4, rtol=0)
 
 
+def scores_by_row(inputs: AdvantageInputs) -> list[float]:
+    return [float(inputs.rewards[b][inputs.mask[b].bool()].sum()) for b in range(B)]
+
+
+def members(inputs: AdvantageInputs, row: int) -> list[int]:
+    assert inputs.group_ids is not None
+    return [b for b in range(B) if inputs.group_ids[b] == inputs.group_ids[row]]
+
+
+def at_valid_positions(rows: list[float], inputs: AdvantageInputs) -> Tensor:
+    return torch.where(inputs.mask.bool(), torch.tensor(rows).unsqueeze(1), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rloo_equals_a_slow_loop(seed: int) -> None:
+    inputs = random_inputs(seed, with_dones=False, with_next_values=False)
+    scores, advantages = scores_by_row(inputs), []
+    for b in range(B):
+        others = [scores[i] for i in members(inputs, b) if i != b]
+        advantages.append(scores[b] - sum(others) / len(others) if others else 0.0)
+    outputs = rloo(inputs, CFG)
+    torch.testing.assert_close(outputs.advantages, at_valid_positions(advantages, inputs), atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs.returns, at_valid_positions(scores, inputs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_opo_equals_a_slow_loop(seed: int) -> None:
+    inputs = random_inputs(seed, with_dones=False, with_next_values=False)
+    scores, advantages = scores_by_row(inputs), []
+    for b in range(B):
+        group = members(inputs, b)
+        lengths = {i: int(inputs.mask[i].sum()) for i in group}
+        weighted = sum(lengths[i] * scores[i] for i in group) / sum(lengths.values())
+        advantages.append(scores[b] - (weighted if len(group) > 1 else 0.0))
+    outputs = opo(inputs, CFG)
+    torch.testing.assert_close(outputs.advantages, at_valid_positions(advantages, inputs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reinforce_plus_plus_baseline_equals_a_slow_loop(seed: int) -> None:
+    inputs = random_inputs(seed, with_dones=False, with_next_values=False)
+    scores, deviations = scores_by_row(inputs), []
+    for b in range(B):
+        group = [scores[i] for i in members(inputs, b)]
+        deviations.append(scores[b] - (sum(group) / len(group) if len(group) > 1 else 0.0))
+    kept = at_valid_positions(deviations, inputs)[inputs.mask.bool()]
+    outputs = reinforce_plus_plus_baseline(inputs, CFG)
+    torch.testing.assert_close(
+        outputs.advantages[inputs.mask.bool()], (kept - kept.mean()) / kept.std(), atol=1e-5, rtol=0
+    )
+    assert (outputs.advantages[~inputs.mask.bool()] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_remax_equals_a_slow_loop(seed: int) -> None:
+    inputs = replace(random_inputs(seed, with_dones=False, with_next_values=False), baselines=torch.arange(float(B)))
+    advantages = torch.zeros(B, T)
+    for b, t in inputs.mask.nonzero().tolist():
+        to_go = sum(float(inputs.rewards[b, i]) for i in range(t, T) if inputs.mask[b, i])
+        advantages[b, t] = to_go - b
+    outputs = remax(inputs, CFG)
+    torch.testing.assert_close(outputs.advantages, advantages, atol=1e-5, rtol=0)
+
+
+def test_remax_without_greedy_scores_says_what_is_missing() -> None:
+    with pytest.raises(InputError, match="remax needs baselines"):
+        compute_advantages("remax", random_inputs(0, with_dones=False, with_next_values=False), CFG)
+
+
 def test_grpo_gives_nothing_to_a_group_whose_members_score_the_same() -> None:
     rewards = torch.full((3, 1), 0.1)  # a mean in float32 would be off by 1e-9 and be divided by 1e-6
     inputs = AdvantageInputs(rewards, torch.ones(3, 1), group_ids=torch.zeros(3, dtype=torch.long))
@@ -134,7 +209,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     inputs = random_inputs(0, False, False)
     with pytest.raises(UnknownAlgorithmError, match="Did you mean grpo"):
         compute_advantages("gpro", inputs, CFG)
-    with pytest.raises(ValueError, match="Known: gae, grpo, reinforce_plus_plus"):
+    with pytest.raises(ValueError, match="Known: gae, grpo, opo, reinforce_plus_plus"):
         compute_advantages("nope", inputs, CFG)
 
 

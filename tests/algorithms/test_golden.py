@@ -14,6 +14,7 @@ from rlinf_lite.algorithms import (
     LossInputs,
     aggregate_loss,
     compute_advantages,
+    kl_in_rewards,
     kl_penalty,
     masked_mean,
     masked_var,
@@ -52,6 +53,15 @@ def test_grpo() -> None:
     assert_equal("grpo_vectorized_pairs", outputs.advantages, "advantages", mask)
 
 
+@pytest.mark.parametrize("estimator", ["rloo", "opo"])
+def test_group_baselines(estimator: str) -> None:
+    name = f"{estimator}_pairs"
+    case = inputs_of(name)
+    mask = case["response_mask"]
+    inputs = AdvantageInputs(case["token_level_rewards"], mask, group_ids=case["index"].long())
+    assert_equal(name, compute_advantages(estimator, inputs, AlgorithmConfig()).advantages, "advantages", mask)
+
+
 def test_reinforce_plus_plus() -> None:
     case = inputs_of("rpp_g1")
     mask = case["response_mask"]
@@ -65,6 +75,21 @@ def test_reinforce_plus_plus() -> None:
 def test_kl(name: str) -> None:
     case = inputs_of(name)
     assert_equal(name, kl_penalty(case["logprob"], case["ref_logprob"], case["kl_penalty"]), "kl")
+
+
+def test_kl_in_rewards() -> None:
+    name = "apply_kl_penalty_fixed"
+    case = inputs_of(name)
+    rewards, mean_kl = kl_in_rewards(
+        case["token_level_scores"],
+        case["old_log_probs"],
+        case["ref_log_prob"],
+        case["response_mask"],
+        case["kl_coef"],
+        case["kl_penalty"],
+    )
+    assert_equal(name, rewards, "token_level_rewards")
+    assert_equal(name, mean_kl, "metrics.actor/reward_kl_penalty")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("agg_")])
@@ -117,6 +142,22 @@ def test_ppo(name: str) -> None:
     assert_equal(name, logprobs.grad, "grad_log_prob")
     assert_equal(name, outputs.metrics["clip_fraction"], "metrics.actor/pg_clipfrac")
     assert_equal(name, outputs.metrics["clip_fraction_lower"], "metrics.actor/pg_clipfrac_lower")
+    assert_equal(name, outputs.metrics["approx_kl"], "metrics.actor/ppo_kl")
+
+
+@pytest.mark.parametrize(("loss_type", "low", "high"), [("gspo", 3e-4, 4e-4), ("cispo", 0.2, 0.2)])
+def test_other_policy_losses(loss_type: str, low: float, high: float) -> None:
+    name = f"policy_{loss_type}"
+    case = inputs_of(name)
+    logprobs = case["log_prob"].requires_grad_()
+    inputs = LossInputs(logprobs, case["old_log_prob"], case["advantages"], case["response_mask"])
+    cfg = AlgorithmConfig(clip_ratio_low=low, clip_ratio_high=high, loss_agg_mode=case["loss_agg_mode"])
+    outputs = policy_loss(loss_type, inputs, cfg)
+    outputs.loss.backward()
+    assert logprobs.grad is not None
+    assert_equal(name, outputs.loss, "loss")
+    assert_equal(name, logprobs.grad, "grad_log_prob")
+    assert_equal(name, outputs.metrics["clip_fraction"], "metrics.actor/pg_clipfrac")
     assert_equal(name, outputs.metrics["approx_kl"], "metrics.actor/ppo_kl")
 
 

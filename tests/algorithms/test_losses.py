@@ -17,15 +17,18 @@ from rlinf_lite.algorithms import (
     UnknownAlgorithmError,
     actor_critic_loss,
     aggregate_loss,
+    cispo,
     compute_advantages,
     entropy_at_level,
     expand_to_level,
     explained_variance,
+    gspo,
     kl_penalty,
     loss_denominator,
     policy_loss,
     ppo,
     sum_to_level,
+    truncated_importance_weights,
     value_loss,
     whiten,
 )
@@ -94,6 +97,82 @@ def test_ppo_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
     assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
     assert float(outputs.metrics["clip_fraction"]) == pytest.approx(num_clipped / len(losses))
     assert float(outputs.metrics["approx_kl_k3"]) >= 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_gspo_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
+    inputs = random_inputs(seed)
+    log_ratio = inputs.logprobs.detach() - inputs.old_logprobs
+    losses, slopes = {}, {}
+    for b in range(B):
+        valid = [t for t in range(T) if inputs.mask[b, t]]
+        for t in valid:
+            ratio = math.exp(sum(float(log_ratio[b, i]) for i in valid) / len(valid))
+            advantage = float(inputs.advantages[b, t])
+            clipped = -advantage * min(max(ratio, 0.8), 1.3)
+            losses[b, t] = max(-advantage * ratio, clipped)
+            slopes[b, t] = 0.0 if clipped > -advantage * ratio else -advantage * ratio
+    outputs = gspo(inputs, CFG.model_copy(update={"loss_agg_mode": mode}))
+    assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+    outputs.loss.backward()
+    assert_gradient(inputs, slopes, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_cispo_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
+    inputs = random_inputs(seed)
+    losses, slopes = {}, {}
+    for b, t in inputs.mask.nonzero().tolist():
+        logprob = float(inputs.logprobs.detach()[b, t])
+        ratio = math.exp(logprob - float(inputs.old_logprobs[b, t]))
+        slopes[b, t] = -min(max(ratio, 0.8), 1.3) * float(inputs.advantages[b, t])
+        losses[b, t] = slopes[b, t] * logprob
+    outputs = cispo(inputs, CFG.model_copy(update={"loss_agg_mode": mode}))
+    assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+    outputs.loss.backward()
+    assert_gradient(inputs, slopes, mode)
+
+
+def assert_gradient(inputs: LossInputs, slopes: dict[tuple[int, int], float], mode: str) -> None:
+    """The gradient of the log-probabilities is that of the aggregated `slopes`, 0 where masked."""
+    grad = inputs.logprobs.grad
+    assert grad is not None
+    expected = torch.zeros(B, T)
+    for position, slope in slopes.items():
+        only_this = {other: slope if other == position else 0.0 for other in slopes}
+        expected[position] = slow_aggregate(only_this, mode)
+    torch.testing.assert_close(grad, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("loss_type", ["ppo", "gspo", "cispo"])
+def test_weights_multiply_every_policy_loss(loss_type: str) -> None:
+    inputs = random_inputs(0)
+    weights = torch.where(inputs.mask.bool(), 3.0, torch.nan)
+    plain, weighted = (policy_loss(loss_type, x, CFG) for x in (inputs, replace(inputs, weights=weights)))
+    torch.testing.assert_close(weighted.loss, 3 * plain.loss)
+    only_first = torch.zeros(B, T)
+    only_first[0] = 1.0
+    policy_loss(loss_type, replace(inputs, weights=only_first), CFG).loss.backward()
+    assert inputs.logprobs.grad is not None
+    assert (inputs.logprobs.grad[0] != 0).any() and (inputs.logprobs.grad[1:] == 0).all()
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    with pytest.raises(InputError, match="weights has shape"):
+        replace(random_inputs(0), weights=torch.ones(B))
+
+
+def test_importance_weights_are_ratios_up_to_the_cap() -> None:
+    nan = torch.nan
+    train = torch.tensor([[math.log(0.5), math.log(0.8), nan]], requires_grad=True)
+    rollout = torch.tensor([[math.log(0.4), math.log(0.1), -1.0]])
+    weights = truncated_importance_weights(train, rollout, torch.tensor([[1.0, 1.0, 0.0]]), cap=2.0)
+    torch.testing.assert_close(weights, torch.tensor([[1.25, 2.0, 0.0]]))
+    assert not weights.requires_grad
+    with pytest.raises(InputError, match="a cap of 0"):
+        truncated_importance_weights(train, rollout, torch.ones(1, 3), cap=0)
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.3])

@@ -47,6 +47,17 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             GRPO,
+            ["algorithm.adv_type=rloo", "algorithm.group_size=1"],
+            "algorithm.group_size: rloo compares the episodes of a group, and a group has 1. Use 2 or more",
+        ),
+        (
+            GRPO,
+            ["algorithm.adv_type=remax"],
+            "algorithm.adv_type: remax compares with a greedy answer to the same prompt, which simulators do not "
+            "play. Use rloo, or grpo",
+        ),
+        (
+            GRPO,
             ["algorithm.group_size=16"],
             "algorithm.group_size: a stage holds 32 environments / 2 env workers / 2 stages = 8, which are no whole "
             "number of groups of 16 (8 / 16 = 0.5). Use 64 for env.train.num_envs, or another group_size",
@@ -184,6 +195,7 @@ def test_rules(name: str, overrides: list[str], expected: str) -> None:
         (PPO, [*ACTION_LEVEL, "algorithm.logprob_type=token_level", "algorithm.entropy_type=action_level"]),
         (GRPO, ["model.value_type=action_level"]),  # grpo has no values
         (GRPO, ["algorithm.adv_type=reinforce_plus_plus", "algorithm.group_size=1"]),
+        (GRPO, ["algorithm.adv_type=opo", "algorithm.loss_type=cispo"]),
         (PPO, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
         (PPO, ["env.id=my_pkg.my_env:make_env", "model.id=my_pkg.policies:Mine"]),
     ],

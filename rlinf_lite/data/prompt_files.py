@@ -1,0 +1,185 @@
+"""Rows of prompt files: found by place, checked one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlinf_lite.config.resources import install_command
+
+NUM_SHOWN = 5
+_ROWS_AT_ONCE = 1024
+
+
+class DatasetError(ValueError):
+    """A data set that cannot be used. `problems` has one line per bad row or file; the message shows the first five."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        shown = "".join(f"\n  - {problem}" for problem in self.problems[:NUM_SHOWN])
+        more = len(self.problems) - NUM_SHOWN
+        rest = f"\n  and {more} more" if more > 0 else ""
+        super().__init__(f"prompts cannot be used, {len(self.problems)} problem(s):{shown}{rest}")
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.problems,)
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A row that has what it needs: `messages` of a chat, or `text`."""
+
+    messages: list[dict[str, str]] | None
+    text: str
+    data_source: str
+    ground_truth: str
+    extra_info: dict[str, Any]
+
+
+class BadRowError(ValueError):
+    """What is wrong with one row, and how to put it right."""
+
+
+def parse_row(raw: Any, prompt_key: str) -> PromptRow:
+    """What a file's `rows` and `read` give, checked; a chat's `text` is "". Raises BadRowError."""
+    if isinstance(raw, BadRowError):
+        raise raw
+    if not isinstance(raw, dict):
+        raise BadRowError(f"a row is a {type(raw).__name__}, not an object with {prompt_key} and reward_model")
+    prompt = raw.get(prompt_key)
+    if not prompt:
+        there = ", ".join(map(str, raw)) or "nothing"
+        raise BadRowError(f"no {prompt_key}, which is text or a list of {{role, content}} (there is {there})")
+    messages = None if isinstance(prompt, str) else _messages(prompt, prompt_key)
+    source, extra_info = raw.get("data_source"), raw.get("extra_info")
+    if not isinstance(source, str | None) or not isinstance(extra_info, dict | None):
+        raise BadRowError("data_source must be text, and extra_info an object")
+    text = prompt if isinstance(prompt, str) else ""
+    return PromptRow(messages, text, source or "", _ground_truth(raw.get("reward_model")), extra_info or {})
+
+
+def _messages(prompt: Any, prompt_key: str) -> list[dict[str, str]]:
+    if not isinstance(prompt, list):
+        raise BadRowError(f"{prompt_key} is a {type(prompt).__name__}, neither text nor a list of {{role, content}}")
+    for i, message in enumerate(prompt):
+        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRowError(f"message {i + 1} of {prompt_key} has no role and content, or they are not text")
+    return prompt
+
+
+def _ground_truth(reward_model: Any) -> str:
+    if not isinstance(reward_model, dict | None):
+        raise BadRowError(f"reward_model is a {type(reward_model).__name__}, not {{style: rule, ground_truth}}")
+    truth, style = (reward_model or {}).get("ground_truth"), (reward_model or {}).get("style") or "rule"
+    if truth is None or truth == "":
+        raise BadRowError("no ground truth. reward_model.ground_truth is the answer, as text")
+    if style != "rule":
+        raise BadRowError(f"reward_model.style is {style!r}, and only rule is known")
+    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+        raise BadRowError(
+            f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
+        )
+    return str(truth)
+
+
+class PromptFile(Protocol):
+    """Rows by place, from 0, as they were written. In the place of one that cannot be read stands a BadRowError."""
+
+    path: Path
+
+    def rows(self) -> Iterator[tuple[int, Any]]: ...
+    def read(self, place: int) -> Any: ...
+
+
+def open_prompts(paths: Sequence[str | Path], prompt_key: str) -> list[PromptFile]:
+    """`.jsonl` and `.parquet` files. Raises DatasetError, with every one that cannot be read."""
+    files: list[PromptFile] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            files.append(_open(Path(path), prompt_key))
+        except DatasetError as error:
+            problems += error.problems
+    if problems:
+        raise DatasetError(problems)
+    return files
+
+
+def _open(path: Path, prompt_key: str) -> PromptFile:
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise DatasetError([f"{path}: is neither .jsonl nor .parquet. Convert it, or rename it"])
+    if not path.is_file():
+        raise DatasetError([f"{path}: there is no such file (looked for {path.absolute()}). Correct the path"])
+    try:
+        return _Jsonl(path) if path.suffix == ".jsonl" else _Parquet(path, prompt_key)
+    except OSError as error:
+        raise DatasetError([f"{path}: cannot be read: {error}"]) from error
+
+
+class _Jsonl:
+    """One JSON object per line; a place is a line, found by its offset. Blank lines are no rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            lengths = np.fromiter(map(len, file), dtype=np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # of each line, and of the end
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        with self.path.open("rb") as file:
+            yield from ((place, _loads(line)) for place, line in enumerate(file) if line.strip())
+
+    def read(self, place: int) -> Any:
+        start, stop = self._offsets[place : place + 2].tolist()
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return _loads(file.read(stop - start))
+
+
+def _loads(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:  # JSON or UTF-8
+        return BadRowError(f"is not JSON: {error}")
+
+
+class _Parquet:
+    """The columns that are used, in memory in Arrow's form, about the size of the text in them."""
+
+    def __init__(self, path: Path, prompt_key: str) -> None:
+        if find_spec("pyarrow") is None:
+            problem = (
+                f"{path}: Parquet needs pyarrow, which is not installed. {install_command('math')}, or convert "
+                "the file to .jsonl"
+            )
+            raise DatasetError([problem])
+        import pyarrow
+        import pyarrow.parquet
+
+        self.path = path
+        used = (prompt_key, "data_source", "reward_model", "extra_info")
+        try:
+            names = pyarrow.parquet.read_schema(path).names
+            self._table = pyarrow.parquet.read_table(path, columns=[name for name in used if name in names])
+        except pyarrow.ArrowException as error:
+            raise DatasetError([f"{path}: is not Parquet, or is damaged: {error}"]) from error
+        if prompt_key not in names:
+            raise DatasetError(
+                [f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key"]
+            )
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        start = 0
+        for batch in self._table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            yield from enumerate(batch.to_pylist(), start)
+            start += batch.num_rows
+
+    def read(self, place: int) -> Any:
+        return self._table.slice(place, 1).to_pylist()[0]

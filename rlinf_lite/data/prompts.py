@@ -1,0 +1,233 @@
+"""Prompts with known answers, from JSONL and Parquet files, for language models that are scored by rules.
+
+A row is `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info}`. `prompt` is a list of
+`{role, content}`, which the tokenizer's chat template puts together, or text, which is tokenised as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlinf_lite.data.prompt_files import BadRowError, DatasetError, PromptFile, PromptRow, open_prompts, parse_row
+from rlinf_lite.data.proto import DataProto
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ROWS_AT_ONCE = 1024  # rows that are tokenised together while lengths are measured
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row, tokenised; `row` is its index in the data set."""
+
+    prompt_ids: list[int]
+    data_source: str
+    ground_truth: str
+    extra_info: dict[str, Any]
+    row: int
+
+
+class PromptDataset:
+    """The rows of some files, in order. Files stay on disk; what is kept are the places of the rows.
+
+    Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
+    counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows,
+    "" where a row has none, sorted. Plain text gets the special tokens that the tokenizer puts around text by itself.
+
+    Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
+    or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_length: int,
+        prompt_key: str = "prompt",
+        filter_overlong: bool = True,
+    ) -> None:
+        self.tokenizer, self.max_prompt_length, self.prompt_key = tokenizer, max_prompt_length, prompt_key
+        self.num_overlong = 0
+        self.data_sources: list[str] = []
+        self._files = open_prompts([paths] if isinstance(paths, str | Path) else paths, prompt_key)
+        self._places = self._check(filter_overlong)  # [num_rows, 2]; which file, and which row of it
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, row: int) -> Prompt:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a data set of {len(self)}")
+        file, place = self._places[row].tolist()
+        found = self._row(self._files[file].read(place))
+        return Prompt(self._tokenise([found])[0], found.data_source, found.ground_truth, found.extra_info, row)
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> DataProto:
+        """`collate` of these rows."""
+        return self.collate([self[int(row)] for row in rows])
+
+    def collate(self, prompts: Sequence[Prompt]) -> DataProto:
+        """B prompts, padded on the left to the longest, P tokens.
+
+        Tensors `prompt_ids` int64 [B, P] and `prompt_mask` bool [B, P], False where padded; arrays `data_source`,
+        `ground_truth`, `extra_info` and `row` [B].
+        """
+        length = max(len(prompt.prompt_ids) for prompt in prompts)
+        ids = torch.full((len(prompts), length), self._pad_token_id(), dtype=torch.int64)
+        mask = torch.zeros(len(prompts), length, dtype=torch.bool)
+        for i, prompt in enumerate(prompts):
+            start = length - len(prompt.prompt_ids)
+            ids[i, start:] = torch.tensor(prompt.prompt_ids)
+            mask[i, start:] = True
+        names = ("data_source", "ground_truth", "extra_info", "row")
+        columns = {name: [getattr(prompt, name) for prompt in prompts] for name in names}
+        return DataProto.from_dict({"prompt_ids": ids, "prompt_mask": mask}, columns)
+
+    def _pad_token_id(self) -> int:
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((int(token) for token in candidates if token is not None), 0)
+
+    def _check(self, filter_overlong: bool) -> np.ndarray:
+        """Read everything once: the places of the rows to use, int64 [num_rows, 2]."""
+        problems: list[str] = []
+        places: list[tuple[int, int]] = []
+        sources: set[str] = set()
+        for number, file in enumerate(self._files):
+            rows = self._good_rows(file, problems)
+            while some := list(islice(rows, _ROWS_AT_ONCE)):
+                for (place, row), ids in zip(some, self._tokenise([row for _, row in some]), strict=True):
+                    if 0 < len(ids) <= self.max_prompt_length:
+                        places.append((number, place))
+                        sources.add(row.data_source)
+                    elif ids and filter_overlong:
+                        self.num_overlong += 1
+                    else:
+                        problems.append(f"{_where(file, place)}: {self._wrong_length(len(ids))}")
+        if not places and not problems:
+            problems.append(self._emptiness())
+        if problems:
+            raise DatasetError(problems)
+        self.data_sources = sorted(sources)
+        return np.array(places, dtype=np.int64)
+
+    def _good_rows(self, file: PromptFile, problems: list[str]) -> Iterator[tuple[int, PromptRow]]:
+        """Place and content of each row that can be used; what is wrong with the others goes into `problems`."""
+        for place, raw in file.rows():
+            try:
+                row = self._row(raw)
+            except BadRowError as error:
+                problems.append(f"{_where(file, place)}: {error}")
+            else:
+                yield place, row
+
+    def _row(self, raw: Any) -> PromptRow:
+        row = parse_row(raw, self.prompt_key)
+        return row if row.messages is None else replace(row, text=self._from_template(row.messages))
+
+    def _tokenise(self, rows: Sequence[PromptRow]) -> list[list[int]]:
+        """Token ids of each row. A chat template writes special tokens out, so the tokenizer adds none to those."""
+        ids: list[list[int]] = [[] for _ in rows]
+        for is_chat in (False, True):
+            chosen = [i for i, row in enumerate(rows) if (row.messages is not None) == is_chat]
+            if chosen:
+                encoded = self.tokenizer([rows[i].text for i in chosen], add_special_tokens=not is_chat)
+                for i, row_ids in zip(chosen, encoded["input_ids"], strict=True):
+                    ids[i] = list(row_ids)
+        return ids
+
+    def _from_template(self, messages: list[dict[str, str]]) -> str:
+        from jinja2 import TemplateError
+
+        if self.tokenizer.chat_template is None:
+            problem = (
+                f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
+                "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
+            )
+            raise DatasetError([problem])
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise BadRowError(f"the tokenizer's chat template refuses it: {error}") from error
+
+    def _wrong_length(self, num_tokens: int) -> str:
+        if num_tokens == 0:
+            return "the prompt has no tokens. Give it some text"
+        return (
+            f"the prompt has {num_tokens} tokens, {num_tokens - self.max_prompt_length} more than max_prompt_length "
+            f"{self.max_prompt_length}. Raise it, or set filter_overlong"
+        )
+
+    def _emptiness(self) -> str:
+        names = ", ".join(str(file.path) for file in self._files) or "no files"
+        if self.num_overlong:
+            return (
+                f"{names}: all {self.num_overlong} prompts have more than {self.max_prompt_length} tokens. "
+                "Raise max_prompt_length"
+            )
+        return f"{names}: there are no rows"
+
+
+def _where(file: PromptFile, place: int) -> str:
+    return f"{file.path}, row {place + 1}"
+
+
+class ResumableSampler:
+    """Batches of row indices, int64 [batch_size], without end; every row once per pass, in a new order each.
+
+    The rows that a pass leaves over come first in a batch with the next pass's, so that every batch is full; no row is
+    in a batch twice. Orders follow from `seed`. Raises ValueError where a batch needs more rows than there are.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
+        if not 0 < batch_size <= num_rows:
+            raise ValueError(
+                f"a batch of {batch_size} prompts out of a data set of {num_rows} rows ({num_rows} / {batch_size} = "
+                f"{num_rows / batch_size if batch_size > 0 else 0:.2f} batches per pass). Use a batch size of 1 to "
+                f"{num_rows}, or more data"
+            )
+        self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
+        self._left = np.empty(0, dtype=np.int64)  # rows of this pass and of the one before that are still to come
+        self._pass = self._num_batches = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self
+
+    def __next__(self) -> np.ndarray:
+        if len(self._left) < self.batch_size:
+            self._begin_pass()
+        batch, self._left = self._left[: self.batch_size], self._left[self.batch_size :]
+        self._num_batches += 1
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """What continues with exactly the next batch, in a sampler of the same arguments."""
+        arguments = {"num_rows": self.num_rows, "batch_size": self.batch_size, "seed": self.seed}
+        return {**arguments, "num_batches": self._num_batches}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Raises ValueError where the state is of other data, another batch size or another seed."""
+        own = self.state_dict()
+        different = [name for name in ("num_rows", "batch_size", "seed") if state[name] != own[name]]
+        if different:
+            listed = ", ".join(f"{name} was {state[name]} and is {own[name]}" for name in different)
+            raise ValueError(f"the order of prompts cannot be continued: {listed}. Put it back, or start a new run")
+        self._pass = self._num_batches = 0
+        self._left = self._left[:0]
+        for _ in range(state["num_batches"]):
+            next(self)
+
+    def _begin_pass(self) -> None:
+        """A new order behind the rows left over, those rows as late in it as the batch they share needs."""
+        order = np.random.default_rng([self.seed, self._pass]).permutation(self.num_rows)
+        again = np.isin(order, self._left)
+        others = np.flatnonzero(~again)[: self.batch_size - len(self._left)]
+        self._left = np.concatenate([self._left, order[others], np.delete(order, others)])
+        self._pass += 1

@@ -1,0 +1,60 @@
+"""The process that an `IsolatedFunction` calls into: `python -m rlinf_lite.rewards.child fd log_fd path timeout_s`.
+
+It ends itself where a call takes too long, by a watchdog thread of the interpreter's that needs no lock, so that loops
+in C end too, whether or not the caller is still there. What hung is then in the log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from numbers import Real
+from typing import Any
+
+from rlinf_lite.rewards.registry import RewardFn, import_reward
+
+
+def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
+    with Connection(fd) as connection, os.fdopen(log_fd, "wb") as log:
+        faulthandler.enable(log)
+        try:
+            function = import_reward(path)
+        except BaseException:
+            connection.send(traceback.format_exc())
+            return
+        connection.send(None)
+        while True:
+            try:
+                arguments = connection.recv()
+            except EOFError:
+                return
+            faulthandler.dump_traceback_later(timeout_s, exit=True, file=log)
+            answer = _call(function, arguments)
+            faulthandler.cancel_dump_traceback_later()
+            connection.send(answer)
+
+
+def _call(function: RewardFn, arguments: tuple[Any, ...]) -> float | str:
+    """The score, or a traceback."""
+    try:
+        return as_score(function(*arguments))
+    except BaseException:  # a function that exits has failed like any other
+        return traceback.format_exc()
+
+
+def as_score(value: Any) -> float:
+    """Any finite number, numpy's and torch's too, as float; true is 1. Raises TypeError or ValueError."""
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, Real):
+        raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
+    if not math.isfinite(number):
+        raise ValueError(f"a reward function returned {number}; a finite number is needed")
+    return float(number)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

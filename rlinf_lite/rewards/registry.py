@@ -1,0 +1,77 @@
+"""Which rule scores the rows of which `data_source`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rlinf_lite.config.names import did_you_mean
+from rlinf_lite.rewards.errors import RewardError, UnknownSourceError
+
+RewardFn = Callable[[str, str, dict[str, Any]], float]
+"""`score(solution, ground_truth, extra_info)`."""
+F = TypeVar("F", bound=RewardFn)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A function by its import path; `bounded` ones end soon whatever the text, and need no process of their own."""
+
+    path: str
+    bounded: bool = False
+    needs: str | None = None  # a module of the extra `math`
+
+
+_GSM8K = Rule("rlinf_lite.rewards.rules:gsm8k", bounded=True)
+_BOXED = Rule("rlinf_lite.rewards.rules:boxed", needs="math_verify")
+_RULES = {"openai/gsm8k": _GSM8K, "arithmetic": _GSM8K, "MATH": _BOXED, "lighteval/MATH": _BOXED}
+
+
+def register_reward(*data_sources: str) -> Callable[[F], F]:
+    """Score rows of these sources by a function `(solution, ground_truth, extra_info) -> float` of a module.
+
+    It runs in a process of its own, under the scorer's time limit. The module has to be imported wherever rows are
+    scored. Raises RewardError where a source has a rule, or the function cannot be imported elsewhere.
+    """
+
+    def register(function: F) -> F:
+        path = f"{function.__module__}:{function.__qualname__}"
+        if function.__module__ == "__main__" or "<" in path:
+            raise RewardError(f"{path} cannot be imported by another process. Move it to the top level of a module")
+        for source in data_sources:
+            if _RULES.get(source, Rule(path)) != Rule(path):
+                raise RewardError(f"data_source {source!r} has a rule already ({_RULES[source].path}). Choose another")
+            _RULES[source] = Rule(path)
+        return function
+
+    return register
+
+
+def known_sources() -> list[str]:
+    """Every data_source that has a rule."""
+    return sorted(_RULES)
+
+
+def rule_of(data_source: str) -> Rule:
+    """Raises UnknownSourceError."""
+    if data_source not in _RULES:
+        asked = f"data_source {data_source!r}" if data_source else "rows without a data_source"
+        raise UnknownSourceError(
+            f"no rule scores {asked}. {did_you_mean(data_source, _RULES)} Known: {', '.join(known_sources())}. Correct "
+            "it, or score all rows by one function: reward.fn: pkg.module:function"
+        )
+    return _RULES[data_source]
+
+
+def import_reward(path: str) -> RewardFn:
+    """The function at `pkg.module:function`. Raises RewardError where there is none, and what the module raises."""
+    module_name, colon, attribute = path.partition(":")
+    if not colon:
+        raise RewardError(f"{path!r} is no import path. Write pkg.module:function")
+    function = getattr(importlib.import_module(module_name), attribute, None)
+    if not callable(function):
+        raise RewardError(f"module {module_name} has no function {attribute!r}")
+    found: RewardFn = function
+    return found

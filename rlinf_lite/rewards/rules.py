@@ -1,0 +1,77 @@
+"""Built-in rules, `(solution, ground_truth, extra_info) -> 0.0 or 1.0`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from rlinf_lite.config.resources import install_command
+from rlinf_lite.rewards.errors import RewardError
+
+GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all of a long text would cost time
+
+_GSM8K_ANSWER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
+_BOXED = "\\boxed{"
+_NO_MATTER = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\$", "$", "^{\\circ}", "^\\circ", "\\%", "%", " ")
+
+
+def gsm8k(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    """1.0 where the last `#### number` in the last 300 characters is the ground truth, letter by letter.
+
+    Commas and `$` are dropped from both (Cobbe et al. 2021, arXiv:2110.14168, as verl scores it).
+    """
+    found = _GSM8K_ANSWER.findall(solution[-GSM8K_TAIL:])
+    return float(bool(found) and _plain_number(found[-1]) == _plain_number(ground_truth))
+
+
+def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    r"""1.0 where what the last `\boxed{...}` holds equals the ground truth, as text or as mathematics.
+
+    The ground truth may itself be in a box. Text is compared without spaces and signs that do not matter; where it
+    differs math-verify decides, whose time on adverse expressions nothing bounds. Raises RewardError without it.
+    """
+    answer = last_boxed(solution)
+    if answer is None:
+        return 0.0
+    truth = last_boxed(ground_truth)
+    truth = ground_truth if truth is None else truth
+    return float(_plain_text(answer) == _plain_text(truth) or _equal_symbolically(answer, truth))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last `\boxed{...}` holds, up to its own closing brace; None without one, or where it never closes."""
+    start = text.rfind(_BOXED)
+    if start < 0:
+        return None
+    start += len(_BOXED)
+    depth = 1
+    for i in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[i], 0)
+        if depth == 0:
+            return text[start:i]
+    return None
+
+
+def _plain_number(text: str) -> str:
+    return text.replace(",", "").replace("$", "").strip()
+
+
+def _plain_text(latex: str) -> str:
+    for sign in _NO_MATTER:
+        latex = latex.replace(sign, "")
+    latex = latex.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip().rstrip(".")
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+
+
+def _equal_symbolically(answer: str, truth: str) -> bool:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise RewardError(
+            f"the boxed rule needs math-verify, which is not installed. {install_command('math')}"
+        ) from error
+    # its own limits are signals, which only a main thread can have; without them it warns
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    gold, found = (parse(f"{_BOXED}{text}}}", parsing_timeout=None) for text in (truth, answer))
+    return bool(verify(gold, found, timeout_seconds=None))

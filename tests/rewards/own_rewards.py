@@ -1,0 +1,43 @@
+"""Reward functions as users write them, some of them badly."""
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+
+def length(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return len(solution) / extra_info["scale"]
+
+
+def misbehaves(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> Any:
+    """What the solution says."""
+    if solution == "raise":
+        raise RuntimeError("something is wrong with this one")
+    if solution == "hang":
+        while True:
+            pass
+    if solution == "hang in C":
+        for _ in itertools.repeat(None):
+            sum(itertools.repeat(0, 10**12))
+    if solution == "sleep in C":
+        ctypes.PyDLL(None).sleep(1000)  # with the interpreter's lock held
+    if solution == "crash":
+        ctypes.string_at(0)
+    if solution == "exit":
+        sys.exit(3)
+    if solution == "die":
+        os._exit(4)
+    if solution == "spawn":
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(ground_truth, "w") as file:
+            file.write(str(child.pid))
+        time.sleep(1000)
+    answers = {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None, "list": [1.0]}
+    answers |= {"true": True, "int": 2, "numpy": np.float32(0.5), "numpy bool": np.bool_(True)}
+    return answers[solution]
