@@ -18,15 +18,14 @@ import torch
 from common import Comparison, Report, interleaved, median, say, timed
 from torch import nn
 
-from rlinf_lite.data.layout import Layout
 from rlinf_lite.scheduler import Cluster, Worker, WorkerGroup, wait_all
-from rlinf_lite.weights import WeightReceiver, WeightSender
+from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
 
 TARGET = 1.5
 LAYERS = 16
 BUCKET_BYTES = 256 * 2**20
 TIMEOUT_S = 60.0
-LAYOUT = Layout(num_envs=2, num_env_workers=1, num_stages=1, rollout_nodes=(0, 0), actor_nodes=(0,))
+ROUTES = WeightRoutes(rollout_nodes=(0, 0), actor_nodes=(0,))
 
 
 class Model(nn.Module):
@@ -41,7 +40,7 @@ class Model(nn.Module):
 class Actor(Worker):
     def init(self, mib: int) -> None:
         self.model = Model(mib)
-        self.sender = WeightSender(self, "rollout", LAYOUT, BUCKET_BYTES, TIMEOUT_S, os.cpu_count() or 1)
+        self.sender = WeightSender(self, "rollout", ROUTES, BUCKET_BYTES, TIMEOUT_S, os.cpu_count() or 1)
         self.source = np.ones(mib * 2**20, np.uint8)
         self.target = np.zeros(mib * 2**20, np.uint8)
 

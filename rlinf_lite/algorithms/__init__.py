@@ -18,6 +18,7 @@ from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController, kl
 from rlinf_lite.algorithms.levels import Level, entropy_at_level, expand_to_level, sum_to_level
 from rlinf_lite.algorithms.losses import (
     actor_critic_loss,
+    actor_loss,
     aggregate_loss,
     cispo,
     gspo,
@@ -53,6 +54,7 @@ __all__ = [
     "LossOutputs",
     "UnknownAlgorithmError",
     "actor_critic_loss",
+    "actor_loss",
     "advantage_names",
     "aggregate_loss",
     "cispo",

@@ -13,9 +13,9 @@ from torch import Tensor
 from rlinf_lite.algorithms.masked import whiten
 from rlinf_lite.algorithms.records import AdvantageInputs, AdvantageOutputs, require
 from rlinf_lite.algorithms.registry import Registry
-from rlinf_lite.config import AlgorithmConfig
+from rlinf_lite.config.schema import BaseAlgorithmConfig
 
-AdvantageFn = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
+AdvantageFn = Callable[[AdvantageInputs, BaseAlgorithmConfig], AdvantageOutputs]
 
 GROUP_STD_EPS = 1e-6
 
@@ -42,13 +42,13 @@ def advantage_names() -> list[str]:
 
 
 @torch.no_grad()
-def compute_advantages(name: str, inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def compute_advantages(name: str, inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Run the estimator registered as `name`. Raises UnknownAlgorithmError or InputError."""
     return _ADVANTAGES.get(name)(inputs, cfg)
 
 
 @register_advantage("gae", needs_values=True)
-def gae(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def gae(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). Needs `values`.
 
     d_t = r_t + gamma * next_value_t - V_t;  A_t = d_t + gamma * lambda * (1 - done_t) * A_{t+1};  returns = A + V.
@@ -73,7 +73,7 @@ def gae(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
 
 
 @register_advantage("grpo")
-def grpo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def grpo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Group-relative advantages (Shao et al. 2024, arXiv:2402.03300). Needs `group_ids`.
 
     A row's score s is the sum of its valid rewards; every valid position gets (s - mean) / (std + 1e-6) over the
@@ -88,7 +88,7 @@ def grpo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
 
 
 @register_advantage("rloo")
-def rloo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def rloo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). Needs `group_ids`.
 
     A row's score minus the mean score of the n - 1 others of its group, which is n / (n - 1) * (s - mean). A group of
@@ -103,7 +103,7 @@ def rloo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
 
 
 @register_advantage("opo")
-def opo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def opo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """On-policy optimal baseline (Hao et al. 2025, arXiv:2505.23585). Needs `group_ids`.
 
     A row's score minus its group's mean weighted by length, sum(l s) / sum(l) with l valid positions in a row. A group
@@ -117,7 +117,7 @@ def opo(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
 
 
 @register_advantage("reinforce_plus_plus")
-def reinforce_plus_plus(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def reinforce_plus_plus(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the valid positions of all ranks.
 
     Returns are not whitened.
@@ -127,7 +127,7 @@ def reinforce_plus_plus(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> Advant
 
 
 @register_advantage("reinforce_plus_plus_baseline")
-def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++-baseline (Hu 2025, arXiv:2501.03262). Needs `group_ids`.
 
     A row's score minus its group's mean at every valid position, whitened over those of all ranks. The mean of a group
@@ -140,7 +140,7 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: AlgorithmConfig) 
 
 
 @register_advantage("remax")
-def remax(inputs: AdvantageInputs, cfg: AlgorithmConfig) -> AdvantageOutputs:
+def remax(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """ReMax (Li et al. 2023, arXiv:2310.10505): reward-to-go, not discounted, minus `baselines`, which it needs.
 
     A row's baseline is the score of the greedy answer to its prompt. Returns are the reward-to-go.

@@ -11,9 +11,9 @@ from torch import Tensor
 from rlinf_lite.algorithms.masked import masked_mean
 from rlinf_lite.algorithms.records import InputError, LossInputs, LossOutputs, require
 from rlinf_lite.algorithms.registry import Registry, unknown_name
-from rlinf_lite.config import AlgorithmConfig
+from rlinf_lite.config.schema import AlgorithmConfig, BaseAlgorithmConfig
 
-PolicyLossFn = Callable[[LossInputs, AlgorithmConfig], LossOutputs]
+PolicyLossFn = Callable[[LossInputs, BaseAlgorithmConfig], LossOutputs]
 AggregationMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 LOG_RATIO_LIMIT = 20.0
@@ -31,7 +31,7 @@ def policy_loss_names() -> list[str]:
     return _POLICY_LOSSES.names()
 
 
-def policy_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Run the policy loss registered as `name`: no entropy bonus and no value loss. Raises UnknownAlgorithmError."""
     return _POLICY_LOSSES.get(name)(inputs, cfg)
 
@@ -41,12 +41,17 @@ def actor_critic_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> Lo
 
     Metrics are those of the parts; `entropy` is its mean over valid positions.
     """
+    outputs = actor_loss(name, inputs, cfg)
+    if inputs.values is None:
+        return outputs
+    value_outputs = value_loss(inputs, cfg)
+    return LossOutputs(outputs.loss + cfg.value_coef * value_outputs.loss, outputs.metrics | value_outputs.metrics)
+
+
+def actor_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
+    """policy_loss - entropy_coef * entropy, the latter where `inputs` has it; for actors whose critic is elsewhere."""
     outputs = policy_loss(name, inputs, cfg)
     loss, metrics = outputs.loss, dict(outputs.metrics)
-    if inputs.values is not None:
-        value_outputs = value_loss(inputs, cfg)
-        loss = loss + cfg.value_coef * value_outputs.loss
-        metrics |= value_outputs.metrics
     if inputs.entropy is not None:
         if cfg.entropy_coef != 0:
             loss = loss - cfg.entropy_coef * _aggregate(inputs.entropy, inputs, cfg)
@@ -55,7 +60,7 @@ def actor_critic_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> Lo
 
 
 @register_policy_loss("ppo")
-def ppo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+def ppo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Clipped policy loss (Schulman et al. 2017, arXiv:1707.06347), clip range [1 - low, 1 + high].
 
     Per position max(-A r, -A clip(r)); with `clip_ratio_c` at most -A c where A < 0 (dual clip, Ye et al. 2020,
@@ -80,7 +85,7 @@ def ppo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
 
 
 @register_policy_loss("gspo")
-def gspo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Group sequence policy optimisation (Zheng et al. 2025, arXiv:2507.18071), its token form (GSPO-token).
 
     One ratio per row, s = exp(mean over valid positions of the log-ratio), and per position max(-A s', -A clip(s'))
@@ -98,7 +103,7 @@ def gspo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
 
 
 @register_policy_loss("cispo")
-def cispo(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+def cispo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Clipped importance-sampling weights (MiniMax 2025, arXiv:2506.13585): -stop_gradient(clip(r)) * A * log p.
 
     The weight of a position is clipped to [1 - low, 1 + high], its gradient never: no position drops out. The paper
@@ -126,7 +131,7 @@ def truncated_importance_weights(train_logprobs: Tensor, rollout_logprobs: Tenso
     return torch.where(valid, weights, 0.0)
 
 
-def value_loss(inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
+def value_loss(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """0.5 * squared error of `values` against `returns`, aggregated as the policy loss is (before `value_coef`).
 
     With `value_clip` the larger of that and of the error of the values clipped to `old_values` +- value_clip
@@ -221,7 +226,7 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
     return _valid(log_ratio, inputs.mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+def _clipped(ratio: Tensor, advantages: Tensor, cfg: BaseAlgorithmConfig) -> tuple[Tensor, Tensor]:
     """max(-A r, -A clip(r)), and where the clip is the larger one, both [B, T]."""
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
@@ -229,7 +234,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, cfg: AlgorithmConfig) -> tuple[T
 
 
 def _policy_outputs(
-    losses: Tensor, log_ratio: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, cfg: AlgorithmConfig
+    losses: Tensor, log_ratio: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, cfg: BaseAlgorithmConfig
 ) -> LossOutputs:
     """Per-position losses, weighted and aggregated, and the metrics that all policy losses have."""
     valid = inputs.mask.bool()
@@ -247,5 +252,5 @@ def _policy_outputs(
     return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
 
 
-def _aggregate(losses: Tensor, inputs: LossInputs, cfg: AlgorithmConfig) -> Tensor:
+def _aggregate(losses: Tensor, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> Tensor:
     return aggregate_loss(losses, inputs.mask, cfg.loss_agg_mode, inputs.denominator, inputs.dp_size)

@@ -12,14 +12,16 @@ from rlinf_lite import __version__
 from rlinf_lite.shipped import shipped
 
 EXAMPLES = {
-    "train": "train_embodied_agent.py",
-    "eval": "eval_embodied_agent.py",
-    "sft": "train_sft.py",
+    "train": "embodiment/train_embodied_agent.py",
+    "eval": "embodiment/eval_embodied_agent.py",
+    "sft": "embodiment/train_sft.py",
+    "math": "math/train_math.py",
 }
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
   sft      collect demonstrations and train a policy on them
+  math     train a language model on problems with known answers
   report   write a run's report.html
   doctor   check this machine and name the fix for each failure
   info     versions, extras, slots, configs, environments, policies
@@ -27,7 +29,7 @@ _ABOUT = """commands, each with a --help of its own:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. `train`, `eval` and `sft` are the scripts in examples/embodiment."""
+    """Run one command; returns its exit code. The training commands are the scripts in examples/."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rlinf_lite.metrics.report.__main__ import main as report
 
         return report()
-    return _run_example(shipped("examples") / "embodiment" / EXAMPLES[command])
+    return _run_example(shipped("examples") / EXAMPLES[command])
 
 
 def _run_example(script: Path) -> int:

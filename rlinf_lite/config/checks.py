@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.config import resources
 from rlinf_lite.config.names import COMPONENTS, did_you_mean
-from rlinf_lite.config.plan import TASKS, Plan, episode_steps, observed, place, slots
+from rlinf_lite.config.placing import placements, touches
+from rlinf_lite.config.plan import TASKS, Plan, episode_steps, observed, slots
 from rlinf_lite.config.schema import Config
 from rlinf_lite.config.sizes import vla_config
 from rlinf_lite.envs.maniskill import expert as experts
 
 if TYPE_CHECKING:
-    from rlinf_lite.scheduler.placement import ProcessPlacement
+    pass
 
 Check = Callable[[Config, Plan], Iterator[str]]
 _CHECKS: list[tuple[tuple[str, ...], str | None, Check]] = []
@@ -24,7 +25,6 @@ _GROUP_ESTIMATORS = ("grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 _WHOLE_EPISODE_ESTIMATORS = (*_GROUP_ESTIMATORS, "reinforce_plus_plus")
 
 _ENVS = "env.train.num_envs"
-_PLACEMENT = "cluster.component_placement"
 _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
 _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
@@ -41,70 +41,13 @@ def _check(*keys: str, task_type: str | None = None) -> Callable[[Check], Check]
 
 def find_problems(config: Config, suspects: set[str]) -> list[str]:
     """Every violated rule. `suspects` are keys whose values are not what their author wrote."""
-    problems: list[str] = []
-    placements: dict[str, Sequence[ProcessPlacement]] = {}
-    if not _touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
-        placements, problems = _placements(config, suspects)
-    plan = Plan(config, placements)
+    found, problems = placements(config.cluster, COMPONENTS, COMPONENTS, suspects)
+    plan = Plan(config, found)
     for keys, task_type, function in _CHECKS:
-        if task_type in (None, config.runner.task_type) and not _touches(keys, suspects):
+        if task_type in (None, config.runner.task_type) and not touches(keys, suspects):
             problems += function(config, plan)
-    problems += [text for key, text in resources.find_problems(config) if not _touches((key,), suspects)]
+    problems += [text for key, text in resources.find_problems(config) if not touches((key,), suspects)]
     return problems
-
-
-def _touches(keys: tuple[str, ...], suspects: set[str]) -> bool:
-    return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
-
-
-def _placements(config: Config, suspects: set[str]) -> tuple[dict[str, Sequence[ProcessPlacement]], list[str]]:
-    """Processes of every component that is placed well, and what is wrong with the others."""
-    cluster = config.cluster
-    try:
-        slots(cluster)
-    except ValueError as error:
-        return {}, [str(error)]
-    placed, problems = _component_names(config)
-    if not _touches((_PLACEMENT,), suspects):
-        missing = [name for name in COMPONENTS if name not in placed]
-        problems += [f"{_PLACEMENT}: {name} is not placed. Add a line such as '{name}: all'" for name in missing]
-    placements: dict[str, Sequence[ProcessPlacement]] = {}
-    for names, spec in cluster.component_placement.items():
-        try:
-            found = place(cluster, names)
-        except ValueError as error:
-            if _touches(("cluster.node_groups",), suspects):
-                continue  # the node group that this entry misses may be the one that could not be read
-            message = str(error) if str(error).startswith("cluster.") else f"{_PLACEMENT}.{error}"
-            problems.append(message + _base_60_hint(spec))
-        else:
-            placements |= {name: found[name] for name in COMPONENTS if placed.get(name) == [names]}
-    return placements, list(dict.fromkeys(problems))
-
-
-def _component_names(config: Config) -> tuple[dict[str, list[str]], list[str]]:
-    """The entries of `component_placement` that mention each component, and what is wrong with the names."""
-    placed: dict[str, list[str]] = {}
-    for names in config.cluster.component_placement:
-        for name in names.split(","):
-            placed.setdefault(name.strip(), []).append(names)
-    problems = []
-    for name, entries in placed.items():
-        if name not in COMPONENTS:
-            problems.append(f"{_PLACEMENT}: no component is called {name!r}. {did_you_mean(name, COMPONENTS)}")
-        elif len(entries) > 1:
-            where = " and ".join(map(repr, entries))
-            problems.append(
-                f"{_PLACEMENT}: {name} is placed twice, by {where}. Keep one; an inherited config's lines stay"
-            )
-    return placed, problems
-
-
-def _base_60_hint(spec: object) -> str:
-    if not isinstance(spec, int) or spec < 60:
-        return ""
-    meant = f"{spec // 60}:{spec % 60}"
-    return f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"
 
 
 def _near_multiples(value: int, unit: int) -> str:

@@ -6,25 +6,26 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 
 from rlinf_lite.config.errors import ConfigError
 from rlinf_lite.config.loading import load_config
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 
 
-def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Config:
-    """The config that a command line asks for; its `runner.task_type` must be the entry point's.
+def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:
+    """The config that a command line asks for, with the schema of `task_type`, which must be that of the config.
 
     Exits with 0 after `--help` and `--dry-run`, and with 2 after listing what is wrong with the config.
     """
     parser = _parser(default_config, description)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.help:
-        _print_help(parser)
+        _print_help(parser, ReasoningConfig if task_type == "reasoning" else Config)
     overrides = list(arguments.overrides)
     if arguments.resume is not None:
         overrides.append(f"runner.resume={arguments.resume}")
@@ -47,9 +48,13 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
 
 
 def _other_entry_point(wanted: str, task_type: str) -> str:
-    command, script = {"embodied": ("train", "train_embodied_agent.py"), "sft": ("sft", "train_sft.py")}[wanted]
+    command, script = {
+        "embodied": ("train", "embodiment/train_embodied_agent.py"),
+        "sft": ("sft", "embodiment/train_sft.py"),
+        "reasoning": ("math", "math/train_math.py"),
+    }[wanted]
     return (
-        f"runner.task_type: is {wanted}, which `rlinf-lite {command}` runs (examples/embodiment/{script}). "
+        f"runner.task_type: is {wanted}, which `rlinf-lite {command}` runs (examples/{script}). "
         f"Start that one, or set it to {task_type}"
     )
 
@@ -71,14 +76,14 @@ def _parser(default_config: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _print_help(parser: argparse.ArgumentParser) -> NoReturn:
+def _print_help(parser: argparse.ArgumentParser, schema: type[BaseModel]) -> NoReturn:
     from rlinf_lite.config.compose import config_names
 
     parser.print_help()
     print("\nconfigs (each also by its last part alone):")
     print("\n".join(f"  {name}" for name in config_names()))
     print("\nkeys:")
-    print("\n".join(key_lines()))
+    print("\n".join(key_lines(schema)))
     sys.exit(0)
 
 

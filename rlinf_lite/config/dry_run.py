@@ -7,27 +7,59 @@ from collections.abc import Iterator
 import yaml
 
 from rlinf_lite.config.memory import estimate
+from rlinf_lite.config.names import ROLES
+from rlinf_lite.config.placing import placements
 from rlinf_lite.config.plan import Plan, complete_plan, slots
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.reasoning_checks import ReasoningPlan, roles_of
 from rlinf_lite.config.schema import Config
 
 
-def describe(config: Config) -> str:
-    """Four sections of text about a config that has passed its checks; imports neither torch nor ray."""
+def describe(config: Config | ReasoningConfig) -> str:
+    """Sections of text about a config that has passed its checks; imports neither torch nor ray."""
     from rlinf_lite.scheduler.placement import HybridComponentPlacement  # see plan.py about the direction
 
-    plan = complete_plan(config)
-    resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
     sections = {
-        "config": resolved,
+        "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
         "placement": HybridComponentPlacement(config).describe(),
-        "one step": "\n".join(_sft_arithmetic(plan) if config.runner.task_type == "sft" else _arithmetic(plan)),
-        "memory per rank, estimated": "\n".join(_memory(plan)),
     }
+    if isinstance(config, ReasoningConfig):
+        placed = placements(config.cluster, ROLES, (), set())[0]
+        sections["one step"] = "\n".join(_reasoning_arithmetic(ReasoningPlan(config, placed)))
+    else:
+        plan = complete_plan(config)
+        arithmetic = _sft_arithmetic(plan) if config.runner.task_type == "sft" else _arithmetic(plan)
+        sections["one step"] = "\n".join(arithmetic)
+        sections["memory per rank, estimated"] = "\n".join(_memory(plan))
     return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in sections.items())
 
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
+    config, actor = plan.config, plan.config.actor
+    algorithm, prompts, ranks = config.algorithm, config.data.num_prompts, plan.size("actor")
+    assert ranks  # the checks have passed
+    share = -(-actor.global_batch_size // ranks)
+    greedy = ", and a greedy one each" if algorithm.adv_type == "remax" else ""
+    yield f"roles         {', '.join(roles_of(config))}; in one process: {config.cluster.fuse or 'none'}"
+    yield (
+        f"responses     {prompts} prompts x {algorithm.group_size} = {plan.num_samples}{greedy}, of at most "
+        f"{config.rollout.max_response_length} tokens; {-(-prompts // (plan.size('rollout') or 1))} prompts a worker"
+    )
+    updates = plan.num_samples // actor.global_batch_size * algorithm.update_epochs
+    yield (
+        f"updates       {plan.num_samples} responses / global batch {actor.global_batch_size} "
+        f"x {algorithm.update_epochs} epochs = {updates}"
+    )
+    yield (
+        f"per update    {actor.global_batch_size} / {ranks} actor ranks = {share} responses a rank, "
+        f"{actor.max_tokens_per_micro_batch} tokens or less per forward and backward pass"
+    )
+    sft = config.sft
+    yield from [f"before        {sft.num_steps} supervised updates of {sft.batch_size} solutions"] * bool(sft.num_steps)
 
 
 def _sft_arithmetic(plan: Plan) -> Iterator[str]:

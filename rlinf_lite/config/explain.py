@@ -33,7 +33,9 @@ _NESTED: dict[str, type[BaseModel]] = {
 }
 
 
-def explain_validation(error: ValidationError, content: dict[str, Any]) -> tuple[list[str], set[str], dict[str, Any]]:
+def explain_validation(
+    error: ValidationError, content: dict[str, Any], schema: type[BaseModel] = Config
+) -> tuple[list[str], set[str], dict[str, Any]]:
     """What is wrong, which keys cannot be judged because of it, and `content` without those values.
 
     What remains is valid, so that the checks between keys still run on the rest.
@@ -46,7 +48,7 @@ def explain_validation(error: ValidationError, content: dict[str, Any]) -> tuple
     for location, found in grouped.items():
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
-            meant, advice = _nearest_key(location)
+            meant, advice = _nearest_key(location, schema)
             problems.append(f"{key}: there is no such key. {advice}")
             suspects |= {meant} if meant else set()
         else:
@@ -113,11 +115,11 @@ def _wrong_value(key: str, found: list[ErrorDetails]) -> str:
     return f"{key}: {value}. It {message if message.startswith('must') else f'must {message}'}"
 
 
-def _nearest_key(location: tuple[str | int, ...]) -> tuple[str | None, str]:
+def _nearest_key(location: tuple[str | int, ...], schema: type[BaseModel]) -> tuple[str | None, str]:
     """The key that an unknown one probably stands for, and the advice that says so."""
     *parents, name = (str(part) for part in location)
     section = _dotted(location[:-1])
-    keys = list(schema_keys())
+    keys = list(schema_keys(schema))
     siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section]
     if not siblings:  # within a list or a dict of sections
         siblings = list(_NESTED[".".join(parents[:2])].model_fields)

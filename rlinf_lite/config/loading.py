@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from rlinf_lite.config.checks import find_problems
 from rlinf_lite.config.errors import ConfigError
 from rlinf_lite.config.explain import explain_validation
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.reasoning_checks import find_reasoning_problems
 from rlinf_lite.config.schema import Config
 
 
@@ -23,7 +25,8 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
         overrides: `key=value`, in Hydra's grammar.
 
     Returns:
-        The config; `runner.run_name` is the config's name where nothing else is set.
+        The config, a ReasoningConfig where `runner.task_type` is reasoning; `runner.run_name` is the config's name
+        where nothing else is set.
 
     Raises:
         ConfigError: with every problem found.
@@ -31,6 +34,7 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
     from rlinf_lite.config.compose import compose_config  # Hydra is not needed by workers, which import Config too
 
     composed = compose_config(name_or_path, overrides)
+    config: Config
     config, problems = validate(composed.content, composed.suspects)
     if composed.problems or problems:
         raise ConfigError(composed.name, [*composed.problems, *problems])
@@ -40,15 +44,19 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
     return config.model_copy(update={"runner": runner})
 
 
-def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Config, list[str]]:
+def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[str]]:
     """The config of a nested dict, with defaults in place of what is not valid, and every problem.
 
-    `suspects` are keys already known to be wrong.
+    Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
     """
+    runner = content.get("runner")
+    is_reasoning = isinstance(runner, dict) and runner.get("task_type") == "reasoning"
+    schema: Any = ReasoningConfig if is_reasoning else Config
+    find: Any = find_reasoning_problems if is_reasoning else find_problems
     try:
-        config = Config.model_validate(content)
-        return config, find_problems(config, set(suspects))
+        config = schema.model_validate(content)
+        return config, find(config, set(suspects))
     except ValidationError as error:
-        problems, wrong, remaining = explain_validation(error, content)
-    config = Config.model_validate(remaining)
-    return config, [*problems, *find_problems(config, wrong | set(suspects))]
+        problems, wrong, remaining = explain_validation(error, content, schema)
+    config = schema.model_validate(remaining)
+    return config, [*problems, *find(config, wrong | set(suspects))]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable
 
 COMPONENTS = ("actor", "rollout", "env")
+"""Of an embodied run."""
+ROLES = ("actor", "rollout", "reference", "critic", "reward")
+"""Of a reasoning run."""
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 _BUILT_IN = {
     "algorithm.adv_type": (
@@ -16,6 +21,7 @@ _BUILT_IN = {
     "algorithm.loss_type": ("ppo", "gspo", "cispo"),
     "env.id": ("maniskill", "tabletop", "gymnasium"),
     "model.id": ("mlp_gaussian", "openvla"),
+    "actor.strategy": ("fsdp", "replicated"),
 }
 # Where names are registered. A registry that is not imported yet holds no names but the built-in ones.
 _REGISTRIES = {
@@ -23,6 +29,7 @@ _REGISTRIES = {
     "algorithm.loss_type": ("rlinf_lite.algorithms", "policy_loss_names"),
     "env.id": ("rlinf_lite.envs.registry", "env_names"),
     "model.id": ("rlinf_lite.models.registry", "policy_names"),
+    "actor.strategy": ("rlinf_lite.workers.reasoning.strategies", "strategy_names"),
 }
 NAMED_KEYS = tuple(_BUILT_IN)
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlinf_lite.config.names import did_you_mean, known_names
+from rlinf_lite.config.names import IMPORT_PATH, did_you_mean, known_names
 from rlinf_lite.config.schema import Config
 from rlinf_lite.shipped import shipped
-
-_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def find_problems(config: Config) -> Iterator[tuple[str, str]]:
     """Keys and what is wrong with them."""
     yield from _names(config)
-    yield from _packages(config)
-    yield from _paths(config)
+    if config.env.id == "maniskill" and find_spec("mani_skill") is None:
+        yield "env.id", f"env.id: maniskill is not installed (no module mani_skill). {install_command('maniskill')}"
+    for key, path in (
+        ("rollout.model_dir", config.rollout.model_dir),
+        ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
+        ("data.teacher_dir", config.data.teacher_dir),
+    ):
+        yield from ((key, text) for text in missing_directory(key, path))
+    for text in (
+        *package_problems(config.runner.logger.backends, config.model.attn_implementation),
+        *resume_problems(config.runner.resume),
+    ):
+        yield text.partition(":")[0], text
 
 
 def policy_directory(path: str | Path) -> Path:
@@ -41,22 +49,19 @@ def _names(config: Config) -> Iterator[tuple[str, str]]:
     }
     for key, (name, own) in used.items():
         known = known_names(key)
-        if name in known or _IMPORT_PATH.fullmatch(name):
+        if name in known or IMPORT_PATH.fullmatch(name):
             continue
         yield key, f"{key}: nothing is registered as {name!r}. {did_you_mean(name, known)}{own}"
 
 
-def _packages(config: Config) -> Iterator[tuple[str, str]]:
-    if config.env.id == "maniskill" and find_spec("mani_skill") is None:
-        yield "env.id", f"env.id: maniskill is not installed (no module mani_skill). {install_command('maniskill')}"
-    if "wandb" in config.runner.logger.backends and find_spec("wandb") is None:
-        key = "runner.logger.backends"
-        yield key, f"{key}: wandb is not installed. {install_command('wandb')}, or leave it out"
-    if config.model.attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
-        key = "model.attn_implementation"
+def package_problems(backends: Sequence[str], attn_implementation: str) -> Iterator[str]:
+    """Packages that these need and that are not installed."""
+    if "wandb" in backends and find_spec("wandb") is None:
+        yield f"runner.logger.backends: wandb is not installed. {install_command('wandb')}, or leave it out"
+    if attn_implementation == "flash_attention_2" and find_spec("flash_attn") is None:
         yield (
-            key,
-            f"{key}: flash_attention_2 is not installed (no module flash_attn). {install_command('gpu')}, or use sdpa",
+            "model.attn_implementation: flash_attention_2 is not installed (no module flash_attn). "
+            f"{install_command('gpu')}, or use sdpa"
         )
 
 
@@ -65,21 +70,15 @@ def install_command(extra: str) -> str:
     return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
-def _paths(config: Config) -> Iterator[tuple[str, str]]:
-    for key, path in (
-        ("rollout.model_dir", config.rollout.model_dir),
-        ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
-        ("data.teacher_dir", config.data.teacher_dir),
-    ):
-        if path is not None and not policy_directory(path).is_dir():
-            yield (
-                key,
-                f"{key}: no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null",
-            )
-    resume = config.runner.resume
+def missing_directory(key: str, path: str | None) -> Iterator[str]:
+    """Where a model should be and is not."""
+    if path is not None and not policy_directory(path).is_dir():
+        yield f"{key}: no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null"
+
+
+def resume_problems(resume: str) -> Iterator[str]:
     if resume not in ("auto", "never") and not Path(resume).is_dir():
         yield (
-            "runner.resume",
             f"runner.resume: no directory {resume!r} (looked for {Path(resume).absolute()}). "
-            "Use auto, never, or the path of a run or checkpoint",
+            "Use auto, never, or the path of a run or checkpoint"
         )

@@ -76,14 +76,15 @@ class LoggerConfig(Section):
 
 
 class RunnerConfig(Section):
-    task_type: Literal["embodied", "sft"] = "embodied"
-    """Reinforcement learning in simulators, or supervised training on demonstrations (see `data`)."""
+    task_type: Literal["embodied", "sft", "reasoning"] = "embodied"
+    """Reinforcement learning in simulators, supervised training on demonstrations (see `data`), or reinforcement
+    learning of language models on problems with known answers, which has a schema of its own."""
     run_name: str | None = None
     """Name of the run; null: the config's name. A start time is appended to make the run directory."""
     seed: Int = 0
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
-    """Upper limit of reinforcement learning; in an embodied run an epoch is one step."""
+    """Upper limit of reinforcement learning: passes over the prompts; in an embodied run an epoch is one step."""
     max_steps: Interval = -1
     """Runner steps to train, in an sft run optimizer updates; -1: until max_epochs."""
     val_check_interval: Interval = -1
@@ -103,21 +104,21 @@ class RunnerConfig(Section):
     logger: LoggerConfig = LoggerConfig()
 
 
-class AlgorithmConfig(Section):
+class BaseAlgorithmConfig(Section):
+    """What estimators and losses read."""
+
     adv_type: str = "gae"
     """Advantage estimator: gae, grpo, rloo, opo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, or
     `pkg.module:function`."""
     loss_type: str = "ppo"
     """Policy loss: ppo, gspo, cispo, or `pkg.module:function`."""
     group_size: PositiveInt = 1
-    """Episodes from the same initial state (grpo, rloo, opo, reinforce_plus_plus_baseline)."""
+    """Episodes from the same initial state, or responses to the same prompt (grpo, rloo, opo,
+    reinforce_plus_plus_baseline)."""
     gamma: UnitFloat = 0.99
     """Discount per position (per chunk, or per action where reward_type is action_level)."""
     gae_lambda: UnitFloat = 0.95
     """Lambda of generalised advantage estimation."""
-    bootstrap_type: Literal["standard", "always"] = "standard"
-    """What follows an episode's end in gae. standard: V(final observation) after a time limit, 0 after a termination;
-    always: V(final observation) after both, so that ending early by success costs nothing under dense rewards."""
     clip_ratio_low: NonNegativeFloat = 0.2
     """Ratios are clipped below 1 - this."""
     clip_ratio_high: NonNegativeFloat = 0.2
@@ -126,10 +127,8 @@ class AlgorithmConfig(Section):
     """Dual clip for negative advantages, > 1; null: off."""
     value_clip: NonNegativeFloat | None = None
     """Clip range of the value loss around the old values; null: off."""
-    value_coef: NonNegativeFloat = 0.5
-    """Weight of the value loss."""
     critic_warmup_steps: NonNegativeInt = 0
-    """First runner steps in which only the value head trains."""
+    """First runner steps in which only the value head, or the critic, trains."""
     entropy_coef: Float = 0.0
     """Weight of the entropy bonus."""
     normalize_advantages: bool = True
@@ -140,10 +139,20 @@ class AlgorithmConfig(Section):
     """Drop groups whose members all score the same before training."""
     update_epochs: PositiveInt = 1
     """Passes over each batch."""
-    target_kl: PositiveFloat | None = None
-    """Stop a step's remaining updates once a minibatch's approximate KL passes this; null: never."""
     loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     """How per-position losses become one number."""
+
+
+class AlgorithmConfig(BaseAlgorithmConfig):
+    """Of an embodied run."""
+
+    bootstrap_type: Literal["standard", "always"] = "standard"
+    """What follows an episode's end in gae. standard: V(final observation) after a time limit, 0 after a termination;
+    always: V(final observation) after both, so that ending early by success costs nothing under dense rewards."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of the value loss."""
+    target_kl: PositiveFloat | None = None
+    """Stop a step's remaining updates once a minibatch's approximate KL passes this; null: never."""
     reward_type: Literal["chunk_level", "action_level"] = "chunk_level"
     """One reward and advantage per chunk, or per action."""
     logprob_type: Literal["chunk_level", "action_level", "token_level"] = "chunk_level"
@@ -338,20 +347,27 @@ class OptimConfig(Section):
     """Largest gradient norm."""
 
 
-class ActorConfig(Section):
+class TrainConfig(Section):
+    """What every actor has."""
+
     checkpoint_load_path: str | None = None
     """Policy directory or checkpoint to start from; overrides rollout.model_dir. Evaluation reads it too."""
     checkpoint_save_path: str = "results"
     """Checkpoints go to <checkpoint_save_path>/<run>/checkpoints."""
     global_batch_size: PositiveInt = 1024
     """Samples (decisions) per optimizer update, over all actor ranks."""
-    micro_batch_size: PositiveInt = 1024
-    """Largest number of samples per forward pass and rank."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Parameter and compute type of forward and backward; the optimizer's copy is fp32."""
     num_threads: PositiveInt | None = None
     """torch threads while training; null: all cores, divided among a node's actors."""
     optim: OptimConfig = OptimConfig()
+
+
+class ActorConfig(TrainConfig):
+    """Of an embodied run."""
+
+    micro_batch_size: PositiveInt = 1024
+    """Largest number of samples per forward pass and rank."""
 
 
 class WeightSyncConfig(Section):
@@ -364,16 +380,22 @@ class ControlConfig(Section):
     """Stop after this many non-finite updates in a row."""
 
 
-class Config(Section):
-    """A whole run."""
+class BaseConfig(Section):
+    """What all runs have."""
 
     cluster: ClusterConfig = ClusterConfig()
     runner: RunnerConfig = RunnerConfig()
+    actor: TrainConfig = TrainConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    control: ControlConfig = ControlConfig()
+
+
+class Config(BaseConfig):
+    """A whole embodied run, or one of supervised training."""
+
+    actor: ActorConfig = ActorConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     env: EnvConfig = EnvConfig()
     rollout: RolloutConfig = RolloutConfig()
-    actor: ActorConfig = ActorConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
-    weight_sync: WeightSyncConfig = WeightSyncConfig()
-    control: ControlConfig = ControlConfig()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lite.scheduler import route
+from rlinf_lite.weights.routes import WeightRoutes
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,9 @@ class Layout:
         first = (env_rank * self.num_stages + stage) * self.stage_size
         return np.arange(first, first + self.stage_size)
 
-    def weight_sender(self, rollout_rank: int) -> int:
-        """The actor that serves a rollout worker: the first on its node, or rank 0 where its node has none."""
-        node = self.rollout_nodes[rollout_rank]
-        return self.actor_nodes.index(node) if node in self.actor_nodes else 0
+    @property
+    def weight_routes(self) -> WeightRoutes:
+        return WeightRoutes(self.rollout_nodes, self.actor_nodes)
 
     def pieces(self) -> list[StagePiece]:
         """Every piece, of all workers and stages."""

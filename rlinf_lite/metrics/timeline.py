@@ -58,7 +58,9 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, object]]:
     return events
 
 
-def utilization(spans: Sequence[Span], phase: Interval, step: Interval) -> dict[str, float]:
+def utilization(
+    spans: Sequence[Span], phase: Interval, step: Interval, pair: tuple[str, str] = ("env", "rollout")
+) -> dict[str, float]:
     """`perf/{rollout,env,actor}_idle_frac` and `perf/overlap_frac` of one step.
 
     A worker is busy wherever one of its spans runs and none of its waiting ones (named wait..., recv...) does; so a
@@ -67,9 +69,9 @@ def utilization(spans: Sequence[Span], phase: Interval, step: Interval) -> dict[
 
     * idle: 1 - busy time / window, averaged over a component's workers. The window is `phase` for env and rollout
       and `step` for the actor.
-    * overlap: of the rollout phase, the time in which at least one env worker and at least one rollout worker are
-      busy, as a share of the smaller of the two components' busy times (any worker busy). 1 where the quicker
-      component only ever works while the slower one does (ideal pipelining), 0 where they strictly alternate.
+    * overlap: of the rollout phase, the time in which at least one worker of each component of `pair` is busy, as a
+      share of the smaller of the two components' busy times (any worker busy). 1 where the quicker component only ever
+      works while the slower one does (ideal pipelining), 0 where they strictly alternate.
 
     A component without spans has no entry, and overlap needs both.
     """
@@ -81,10 +83,11 @@ def utilization(spans: Sequence[Span], phase: Interval, step: Interval) -> dict[
         if workers and window[1] > window[0]:
             shares = [total_time(intervals) / (window[1] - window[0]) for intervals in workers]
             metrics[f"perf/{component}_idle_frac"] = 1 - sum(shares) / len(shares)
-            together[component] = union(interval for intervals in workers for interval in intervals)
-    if "env" in together and "rollout" in together:
-        smaller = min(total_time(together["env"]), total_time(together["rollout"]))
-        both = total_time(intersection(together["env"], together["rollout"]))
+            together[component] = clip(union(interval for intervals in workers for interval in intervals), phase)
+    if all(component in together for component in pair):
+        one, other = (together[component] for component in pair)
+        smaller = min(total_time(one), total_time(other))
+        both = total_time(intersection(one, other))
         metrics["perf/overlap_frac"] = both / smaller if smaller > 0 else 0.0
     return metrics
 

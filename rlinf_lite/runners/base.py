@@ -16,13 +16,10 @@ from typing import Any
 
 import yaml
 
-from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout
-from rlinf_lite.envs import EnvSpec
-from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, summarize_episodes
+from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
 from rlinf_lite.metrics.report import write_report
 from rlinf_lite.metrics.report.versions import write_versions
-from rlinf_lite.metrics.video import write_gif
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore
 from rlinf_lite.runners.run_paths import run_paths
 from rlinf_lite.scheduler import Handle, WorkerGroup, wait_all
@@ -79,9 +76,7 @@ class Runner(ABC):
     A subclass says what one step is.
     """
 
-    cfg: Config
-    layout: Layout
-    spec: EnvSpec
+    cfg: BaseConfig
 
     run_dir: Path
     store: CheckpointStore
@@ -90,39 +85,24 @@ class Runner(ABC):
 
     total_steps: int
     completed_steps: int
-    env_steps: int
 
-    def __init__(self, cfg: Config, actor: WorkerGroup, rollout: WorkerGroup, env: WorkerGroup) -> None:
-        self.cfg, self.actor, self.rollout, self.env = cfg, actor, rollout, env
-        self.total_steps = training_steps(cfg)
-        self.completed_steps = self.env_steps = 0
+    def __init__(self, cfg: BaseConfig, actor: WorkerGroup, rollout: WorkerGroup, *others: WorkerGroup) -> None:
+        self.cfg, self.actor, self.rollout = cfg, actor, rollout
+        self._groups = (*others, rollout, actor)
+        self.completed_steps = 0
         self._evals: list[EvalSummary] = []
         self._times: dict[str, float] = {}
         self._driver_spans: list[Span] = []
-        self._training: Handle | None = None
+        self._training: list[Handle] = []
         self._saved_step = self._evaluated_step = -1
 
         paths = run_paths(cfg)
         self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
         self.store = CheckpointStore(paths.checkpoint_dir, cfg.runner.keep_checkpoints)
 
+    @abstractmethod
     def init_workers(self) -> None:
-        """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
-        cfg = self.cfg
-        self.layout = Layout(
-            num_envs=cfg.env.train.num_envs,
-            num_env_workers=self.env.world_size,
-            num_stages=cfg.rollout.pipeline_stage_num,
-            rollout_nodes=tuple(member.node.rank for member in self.rollout.members),
-            actor_nodes=tuple(member.node.rank for member in self.actor.members),
-        )
-        self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
-        rollout = self.rollout.init(self.layout, self.spec)
-        actor = self.actor.init(self.layout, self.spec, self.total_steps)
-        num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
-        if self._resume_from is not None:
-            self._load(self._resume_from)
-        log.info("policy of %s parameters; %s", f"{num_parameters:,}", self.spec)
+        """Build what the workers need, and load the checkpoint where the run resumes."""
 
     def run(self) -> RunResult:
         """Train to the last step, or until Ctrl-C, which leaves a checkpoint of the last completed step."""
@@ -175,23 +155,15 @@ class Runner(ABC):
     def update_rollout_weights(self) -> None:
         """Bring the rollout workers to the actor's weights."""
         with self._phase("sync_weights"):
-            version = self.completed_steps
-            receiving = self.rollout.sync_model_from_actor(version)
-            self._wait(receiving, self.actor.sync_model_to_rollout(), what="weight sync")
+            sending = self.actor.sync_model_to_rollout()
+            self._wait(self.rollout.sync_model_from_actor(self.completed_steps), sending, what="weight sync")
 
+    @abstractmethod
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Play the fixed set of seeded episodes with the actor's present weights.
+        """Measure the actor's present weights, on the same seeded episodes every time.
 
-        `videos` is where a GIF of the first episodes goes, if observations have images.
+        `videos` is where a GIF of the first episodes goes, if there is anything to see.
         """
-        with self._phase("eval"):
-            self.update_rollout_weights()
-            results = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")[0]
-        episodes = [record for result in results for record in result["episodes"]]
-        recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
-        if videos is not None and recorded:
-            write_gif(recorded, videos)
-        return summarize_episodes(sorted(episodes, key=lambda record: record.env_id), self.cfg.env.eval.mode)
 
     def save_checkpoint(self) -> Path | None:
         """Write a checkpoint of the last completed step; a failed write leaves earlier ones untouched."""
@@ -212,10 +184,17 @@ class Runner(ABC):
         self.progress.message(f"checkpoint {path}")
         return path
 
+    def _state(self) -> dict[str, Any]:
+        """What this driver needs to go on from here; JSON."""
+        return {"completed_steps": self.completed_steps, "run": self.run_dir.name}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        """Take what `_state` gave."""
+        self.completed_steps = self._saved_step = state["completed_steps"]
+
     def _save_state(self, directory: Path) -> None:
-        """Write what this driver and the environments need to go on from here; the actor has written its part."""
-        state = {"completed_steps": self.completed_steps, "env_steps": self.env_steps, "run": self.run_dir.name}
-        (directory / "runner.json").write_text(json.dumps(state))
+        """Write what is needed to go on from here besides the actor's part."""
+        (directory / "runner.json").write_text(json.dumps(self._state()))
         self._write_config(directory)
 
     def _write_config(self, directory: Path) -> None:
@@ -223,14 +202,19 @@ class Runner(ABC):
         (directory / "config.yaml").write_text(text)
 
     def _load(self, checkpoint: Path) -> None:
-        state = json.loads((checkpoint / "training_state" / "runner.json").read_text())
-        self.completed_steps, self.env_steps = state["completed_steps"], state["env_steps"]
-        self._saved_step = self.completed_steps
+        self._load_state(json.loads((checkpoint / "training_state" / "runner.json").read_text()))
         self._wait(self.actor.load_checkpoint(str(checkpoint), self.completed_steps), what=f"{checkpoint} to load")
         log.info("resumed from %s: %d steps are done", checkpoint, self.completed_steps)
 
+    def _train(self, *handles: Handle) -> list[Any]:
+        """Wait for the updates of a step, which complete it."""
+        self._training = list(handles)
+        trained = self._wait(*handles, what="training")
+        self._complete_step()
+        return trained
+
     def _complete_step(self) -> None:
-        self._training = None
+        self._training = []
         self.completed_steps += 1
 
     def _stop_cleanly(self) -> None:
@@ -239,13 +223,12 @@ class Runner(ABC):
         An update that takes longer than STOP_TIMEOUT_S raises CallTimeoutError: half of it cannot be saved.
         """
         self.progress.message("stopping: saving a checkpoint of the last completed step (Ctrl-C again: stop at once)")
-        if self._training is not None:
-            self._training.wait(timeout_s=STOP_TIMEOUT_S)
+        if self._training:
+            wait_all(*self._training, timeout_s=STOP_TIMEOUT_S, what="the update under way")
             self._complete_step()
-        groups = (self.env, self.rollout, self.actor)
-        for group in groups:
+        for group in self._groups:
             group.abort("the run is being stopped")
-        for group in groups:
+        for group in self._groups:
             group.clear_abort()
         self.save_checkpoint()
 
@@ -257,11 +240,16 @@ class Runner(ABC):
         summary = self.evaluate(path.with_suffix(".gif"))
         self._evaluated_step = self.completed_steps
         self._evals.append(summary)
-        path.write_text(summary.to_json(step=self.completed_steps, env_steps=self.env_steps))
-        metrics = {**summary.metrics(), "env/num_steps": self.env_steps, "time/eval": self._times["eval"]}
-        self.logger.log(self.completed_steps, metrics)
-        when = f"step {self.completed_steps}, {self.env_steps:,} env steps"
-        self.progress.message(f"eval after {when}: {summary.headline()}")
+        seen = self._experience()
+        path.write_text(summary.to_json(step=self.completed_steps, **seen))
+        counts = {f"env/num_{name.removeprefix('env_')}": count for name, count in seen.items()}
+        self.logger.log(self.completed_steps, {**summary.metrics(), **counts, "time/eval": self._times["eval"]})
+        when = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in seen.items())
+        self.progress.message(f"eval after step {self.completed_steps}{when}: {summary.headline()}")
+
+    def _experience(self) -> dict[str, int]:
+        """What evaluations are plotted over besides steps: `env_steps`, where there are any."""
+        return {}
 
     def _write_report(self) -> Path | None:
         """A page that cannot be written must not turn a finished run into a failed one."""
@@ -298,11 +286,3 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, previous, strict=True):
             signal.signal(number, handler)
-
-
-def training_steps(cfg: Config) -> int:
-    """Steps of a whole run; in an embodied run an epoch is one step, in an sft run max_steps is all that counts."""
-    limit = cfg.runner.max_steps
-    if cfg.runner.task_type == "sft":
-        return limit
-    return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)

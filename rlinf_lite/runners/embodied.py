@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_lite.metrics import env_metrics, utilization, write_chrome_trace
-from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.env_state import load_env_states, save_env_states
+from rlinf_lite.runners.simulation import SimulationRunner
 
 
-class EmbodiedRunner(Runner):
+class EmbodiedRunner(SimulationRunner):
     """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
 
     def run_step(self, step: int) -> None:
@@ -28,9 +28,7 @@ class EmbodiedRunner(Runner):
         with self._phase("advantages"):
             metrics = self._wait(self.actor.compute_advantages_and_returns(), what="advantages")[0][0]
         with self._phase("training"):
-            self._training = self.actor.run_training(step)
-            trained = self._wait(self._training, what="training")[0]
-            self._complete_step()
+            trained = self._train(self.actor.run_training(step))[0]
         self._times["step"] = time.time() - started
         self._log_step(started, metrics, played, trained)
 

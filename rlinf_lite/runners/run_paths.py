@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_lite.config import Config
+from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.runners.checkpoints import find_checkpoint, newest_run, verify
 
 
@@ -19,7 +19,7 @@ class RunPaths:
     resume_from: Path | None
 
 
-def run_paths(cfg: Config) -> RunPaths:
+def run_paths(cfg: BaseConfig) -> RunPaths:
     """Paths of a run that starts now: those of the run it resumes, or new ones named by the time.
 
     Raises:
@@ -34,12 +34,12 @@ def run_paths(cfg: Config) -> RunPaths:
     return RunPaths(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
 
 
-def check_resume(cfg: Config) -> None:
+def check_resume(cfg: BaseConfig) -> None:
     """Raise CheckpointError where the run cannot resume; for before anything is started."""
     run_paths(cfg)
 
 
-def _resume_checkpoint(cfg: Config) -> Path | None:
+def _resume_checkpoint(cfg: BaseConfig) -> Path | None:
     if cfg.runner.resume == "never":
         return None
     if cfg.runner.resume != "auto":

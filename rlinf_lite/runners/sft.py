@@ -15,13 +15,13 @@ from typing import Any
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_meta, recipe, remove_shards, write_meta
 from rlinf_lite.metrics import summarize_episodes
-from rlinf_lite.runners.base import Runner
+from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
 """Steps may take milliseconds: progress is shown no more often than this; metrics are logged for every step."""
 
 
-class SFTRunner(Runner):
+class SFTRunner(SimulationRunner):
     """Imitation of an expert; see `Runner` for what surrounds the steps."""
 
     _shown = -math.inf
@@ -43,9 +43,7 @@ class SFTRunner(Runner):
         started = time.time()
         self._times, self._driver_spans = {}, []
         with self._phase("training"):
-            self._training = self.actor.run_sft(step)
-            trained = self._wait(self._training, what="training")[0]
-            self._complete_step()
+            trained = self._train(self.actor.run_sft(step))[0]
         self._times["step"] = time.time() - started
         self._log_step(trained)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite.scheduler.errors import PlacementError
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import ClusterConfig, Config, NodeGroup
+    from rlinf_lite.config.schema import BaseConfig, ClusterConfig, NodeGroup
 
 _PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
@@ -286,7 +286,7 @@ class HybridComponentPlacement:
     `cluster.num_gpus_per_node` says, else the GPUs of this machine. Raises PlacementError.
     """
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: BaseConfig) -> None:
         self.shape = _running_shape() or _planned_shape(cfg.cluster)
         self._components = _place_all(cfg.cluster, self.shape)
 

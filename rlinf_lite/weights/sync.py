@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from rlinf_lite.scheduler.context import get_context
 
 if TYPE_CHECKING:
-    from rlinf_lite.data.layout import Layout
     from rlinf_lite.scheduler import Worker
+    from rlinf_lite.weights.routes import WeightRoutes
 
 _ALIGNMENT = 64
 _PIECE_BYTES = 4 * 2**20
@@ -90,19 +90,25 @@ def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, T
 class WeightSender:
     """The actor's side. Every actor rank calls `send` (sharded tensors are gathered); ranks with receivers transfer.
 
-    `Layout.weight_sender` says which rank serves whom. Into shared memory `num_threads` threads write: one core alone
+    `WeightRoutes` says which rank serves whom. Into shared memory `num_threads` threads write: one core alone
     has half of two cores' memory bandwidth, and the receivers wait.
     """
 
     def __init__(
-        self, worker: Worker, group: str, layout: Layout, bucket_bytes: int, timeout_s: float, num_threads: int = 1
+        self,
+        worker: Worker,
+        group: str,
+        routes: WeightRoutes,
+        bucket_bytes: int,
+        timeout_s: float,
+        num_threads: int = 1,
     ) -> None:
         self._worker, self._group = worker, group
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._threads = ThreadPoolExecutor(num_threads)
-        self._receivers = [r for r in range(layout.num_rollout_workers) if layout.weight_sender(r) == worker.rank]
-        own_node = layout.actor_nodes[worker.rank]
-        self._on_this_node = {rank for rank in self._receivers if layout.rollout_nodes[rank] == own_node}
+        self._receivers = routes.receivers(worker.rank)
+        own_node = routes.actor_nodes[worker.rank]
+        self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
         self._segment: _Segment | None = None
         self._full_sent = False
 
@@ -207,3 +213,11 @@ class WeightReceiver:
         with torch.no_grad():
             for name, tensor in bucket.items():
                 self._tensors[name].copy_(tensor)
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """From a module, sharded or not, into a whole one of the same process; all ranks of a sharded one call."""
+    into = dict(synced_tensors(target, trainable_only=False))
+    with torch.no_grad():
+        for name, tensor in synced_tensors(source, trainable_only=False):
+            into[name].copy_(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)

@@ -107,7 +107,12 @@ class EmbodiedFSDPActor(Worker):
         self.optimizer = sharding.build_optimizer(self.policy, cfg.actor.optim)
         self.num_threads = cfg.actor.num_threads or max((os.cpu_count() or 1) // self.local_world_size, 1)
         self.sender = WeightSender(
-            self, "rollout", layout, cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.num_threads
+            self,
+            "rollout",
+            layout.weight_routes,
+            cfg.weight_sync.bucket_bytes,
+            cfg.runner.phase_timeout_s,
+            self.num_threads,
         )
         return num_parameters
 

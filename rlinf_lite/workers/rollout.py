@@ -49,7 +49,7 @@ class MultiStepRolloutWorker(Worker):
         self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         self.receiver = WeightReceiver(
-            self, "actor", layout.weight_sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
+            self, "actor", layout.weight_routes.sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
         )
         self.version = -1
 

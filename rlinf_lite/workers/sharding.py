@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ from torch.distributed.tensor import DTensor
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models import Policy
 
+if TYPE_CHECKING:
+    from rlinf_lite.models.causal_lm import LanguageModel
+
 _ENTRY_POINTS = ("predict_action_batch", "predict_values", "sft_loss")  # besides forward
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -46,7 +49,7 @@ def init_process_group(
     )
 
 
-def shard(policy: Policy, world_size: int, device: str, precision: str) -> None:
+def shard(policy: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
     """Shard `policy` in place over all ranks, unit by unit."""
     mesh = init_device_mesh(torch.device(device).type, (world_size,))
     dtype = torch.bfloat16 if precision == "bf16" else None
@@ -56,12 +59,13 @@ def shard(policy: Policy, world_size: int, device: str, precision: str) -> None:
     # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
     fully_shard(policy, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
     for name in _ENTRY_POINTS:
-        register_fsdp_forward_method(policy, name)
+        if hasattr(policy, name):
+            register_fsdp_forward_method(policy, name)
 
 
-def build_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
+def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
     """AdamW over what trains, with its own learning rate for parameters that only the value uses."""
-    of_value = {id(parameter) for parameter in policy.value_parameters()}
+    of_value = {id(parameter) for parameter in getattr(policy, "value_parameters", list)()}
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr},

@@ -62,7 +62,7 @@ def test_info_reads_well(tmp_path: Path) -> None:
 )
 def test_commands_do_what_the_examples_do(command: str, config: str, repo: Path, tmp_path: Path) -> None:
     words = ["--config-name", config, "--dry-run", "runner.seed=3"]
-    script = repo / "examples" / "embodiment" / EXAMPLES[command]
+    script = repo / "examples" / EXAMPLES[command]
     example = subprocess.run(
         [sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )

@@ -135,7 +135,7 @@ def test_a_reference_to_nothing_says_where_it_stands() -> None:
         ("env.train.num_env=8", "Did you mean env.train.num_envs?"),
         ("cluster.node_groups=[{lable: x, nodes: 0}]", "Did you mean cluster.node_groups[0].label?"),
         ("cluster.component_placement.env={placement: 0, node_grup: x}", "component_placement.env.node_group?"),
-        ("qqqqqq=1", "Known in a config: cluster, runner, algorithm, env, rollout, actor, model"),
+        ("qqqqqq=1", "Known in a config: cluster, runner, actor, weight_sync, control, algorithm, env"),
     ],
 )  # fmt: skip
 def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:

@@ -27,4 +27,4 @@ def test_every_environment_has_one_stage_one_server_and_one_actor(num_env, num_s
 
 def test_weights_come_from_the_own_node_where_an_actor_is_there():
     layout = Layout(8, 1, 1, rollout_nodes=(0, 1, 2, 1), actor_nodes=(1, 1, 2))
-    assert [layout.weight_sender(rank) for rank in range(4)] == [0, 0, 2, 0]
+    assert [layout.weight_routes.sender(rank) for rank in range(4)] == [0, 0, 2, 0]

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_lite.data.layout import Layout
 from rlinf_lite.scheduler import Cluster, Worker, WorkerError, wait_all
-from rlinf_lite.weights import WeightReceiver, WeightSender
+from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
 
-LAYOUT = Layout(num_envs=2, num_env_workers=1, num_stages=1, rollout_nodes=(0, 0), actor_nodes=(0,))
+ROUTES = WeightRoutes(rollout_nodes=(0, 0), actor_nodes=(0,))
 
 
 def make_module():
@@ -22,7 +21,7 @@ def make_module():
 class Sending(Worker):
     def init(self, bucket_bytes):
         self.module = make_module()
-        self.sender = WeightSender(self, "rollout", LAYOUT, bucket_bytes, timeout_s=20, num_threads=2)
+        self.sender = WeightSender(self, "rollout", ROUTES, bucket_bytes, timeout_s=20, num_threads=2)
 
     def change_and_send(self, version):
         with torch.no_grad():

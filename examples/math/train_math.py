@@ -1,0 +1,52 @@
+"""Train a language model on problems with known answers.
+
+python examples/math/train_math.py --config-name math_arithmetic_grpo actor.optim.lr=1e-4
+python examples/math/train_math.py --config-name gsm8k_grpo_qwen2_5_0_5b rollout.model_dir=<dir> --dry-run
+"""
+
+import sys
+
+from rlinf_lite.config import ReasoningConfig, parse_cli
+
+
+def main() -> int:
+    about = "Train a language model by reinforcement learning on problems with known answers."
+    cfg = parse_cli(sys.argv[1:], default_config="math/math_arithmetic_grpo", description=about, task_type="reasoning")
+
+    # only now what takes time to import: mistakes in the config are reported at once
+    from rlinf_lite.data.prompt_files import DatasetError
+    from rlinf_lite.data.tokenizers import TokenizerError
+    from rlinf_lite.rewards import RewardError
+    from rlinf_lite.runners import CheckpointError
+    from rlinf_lite.scheduler import PlacementError, SchedulerError
+
+    try:
+        return train(cfg)
+    except (CheckpointError, DatasetError, PlacementError, RewardError, SchedulerError, TokenizerError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+        return 1
+
+
+def train(cfg: ReasoningConfig) -> int:
+    from rlinf_lite.data.problems import open_problems
+    from rlinf_lite.runners import ReasoningRunner, check_resume, check_rewards
+    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+    from rlinf_lite.workers.reasoning import launch_roles
+
+    check_resume(cfg)
+    problems = open_problems(cfg)
+    check_rewards(cfg, problems)
+    with Cluster.from_config(cfg.cluster) as cluster:
+        placement = HybridComponentPlacement(cfg)
+        print(placement.describe())
+        roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
+
+        runner = ReasoningRunner(cfg, problems, **roles)
+        runner.init_workers()
+        result = runner.run()
+    print(result.describe())
+    return 130 if result.interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The configuration of a run that trains a language model on problems with known answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf_lite.config.schema import (
+    BaseAlgorithmConfig,
+    BaseConfig,
+    ClusterConfig,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OptimConfig,
+    PlacementSpec,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    TrainConfig,
+)
+
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+class RolesConfig(ClusterConfig):
+    component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,reference,critic,reward": "all"}
+    """Which slots each role runs on, one line each."""
+    fuse: str | None = None
+    """Roles that share processes, such as `actor,rollout`, and have the same placement: weights then stay where they
+    are. null: each role has processes of its own."""
+
+
+class KLConfig(Section):
+    """The distance to the reference policy, which is the one that the run began with."""
+
+    place: Literal["none", "reward", "loss"] = "none"
+    """Where it counts: nowhere, subtracted from each token's reward, or added to the loss."""
+    kind: Literal["k1", "abs", "k2", "k3"] = "k3"
+    """Its estimate per token."""
+    coef: NonNegativeFloat = 0.001
+    """Its weight."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """In the reward: the weight stays, or is steered towards `target`."""
+    target: PositiveFloat = 0.1
+    """adaptive: the KL per token to hold."""
+    horizon: PositiveFloat = 10_000.0
+    """adaptive: responses over which the weight may change by a fifth."""
+
+
+class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
+    """Of a reasoning run; positions are tokens, and an episode is a response."""
+
+    kl: KLConfig = KLConfig()
+    importance_cap: PositiveFloat | None = None
+    """Weight each token by min(p_actor / p_rollout, this), which corrects for a rollout engine whose probabilities
+    differ from the trainer's; 2 is usual, null: off."""
+    max_refills: NonNegativeInt = 3
+    """filter_groups: times that a step draws more prompts in place of the groups that were dropped. What it has then
+    is what it trains on."""
+
+
+class ArithmeticConfig(Section):
+    """Problems to generate where `data.train_files` names none."""
+
+    num_train: PositiveInt = 20_000
+    """Problems to train on."""
+    num_val: PositiveInt = 500
+    """Others, to evaluate on."""
+    num_terms: PositiveInt = 4
+    """Numbers in a sum."""
+    max_number: PositiveInt = 9
+    """The largest of them."""
+
+
+class PromptsConfig(Section):
+    train_files: list[str] = []
+    """JSONL or Parquet files of rows `{data_source, prompt, reward_model: {ground_truth}, extra_info}`; []: generated
+    arithmetic."""
+    val_files: list[str] = []
+    """Files to evaluate on; []: the generated arithmetic's, or no evaluation."""
+    prompt_key: str = "prompt"
+    """The column of prompts."""
+    max_prompt_length: PositiveInt = 512
+    """Tokens of a prompt."""
+    filter_overlong: bool = True
+    """Leave longer prompts out, and say how many; false: they are an error."""
+    num_prompts: PositiveInt = 32
+    """Prompts per step, each answered `algorithm.group_size` times."""
+    max_val_prompts: PositiveInt | None = None
+    """Evaluate on the first so many; null: all."""
+    arithmetic: ArithmeticConfig = ArithmeticConfig()
+
+
+class LanguageModelConfig(Section):
+    size: Literal["tiny", "small"] = "tiny"
+    """A Llama from random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` brings its own."""
+    attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """Attention kernels in training; generation uses sdpa."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+
+
+class GenerationConfig(Section):
+    model_dir: str | None = None
+    """Language model to start from, a directory in transformers' layout; null: random weights."""
+    max_response_length: PositiveInt = 512
+    """Tokens of a response."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature, used alike when generating and when training."""
+    top_k: NonNegativeInt = 0
+    """Draw from the k likeliest tokens; 0: from all."""
+    top_p: TopP = 1.0
+    """Draw from the fewest likeliest tokens whose probabilities sum to this."""
+    max_batch_size: PositiveInt = 256
+    """Sequences that a rollout worker generates at a time."""
+    max_prefill_tokens: PositiveInt = 16_384
+    """Prompt tokens of one forward pass."""
+    pipeline_stage_num: PositiveInt = 1
+    """Parts that a rollout worker hands on as their groups are finished, to be scored while it generates the others."""
+    num_threads: PositiveInt = 1
+    """torch threads of a rollout worker."""
+
+
+class TokenizerConfig(Section):
+    tokenizer_model: str | None = None
+    """Directory of the tokenizer; null: the model's."""
+
+
+class LanguageActorConfig(TrainConfig):
+    """Of a reasoning run; samples are responses."""
+
+    max_tokens_per_micro_batch: PositiveInt = 8192
+    """Largest number of tokens, padding included, per forward pass and rank."""
+    strategy: str = "fsdp"
+    """How actor, critic and reference compute over several ranks: fsdp (sharded), replicated (whole on each, for small
+    models), or one that was registered."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+
+
+class CriticConfig(Section):
+    model_dir: str | None = None
+    """Model to start from, a critic's or a policy's; null: the actor's own beginning."""
+    optim: OptimConfig = OptimConfig()
+
+
+class RewardConfig(Section):
+    fn: str | None = None
+    """`pkg.module:function`, called as `(solution, ground_truth, extra_info)`; null: the rule of each row's
+    data_source."""
+    timeout_s: PositiveFloat = 5.0
+    """Limit per response; one that takes longer scores 0."""
+
+
+class SupervisedConfig(Section):
+    """Training on worked solutions (`extra_info.solution` of each row) before the first step."""
+
+    num_steps: NonNegativeInt = 0
+    """Optimizer updates; 0: none."""
+    batch_size: PositiveInt = 32
+    """Rows per update, over all actor ranks."""
+    optim: OptimConfig = OptimConfig()
+
+
+class ReasoningConfig(BaseConfig):
+    """A whole run of `runner.task_type: reasoning`."""
+
+    cluster: RolesConfig = RolesConfig()
+    algorithm: ReasoningAlgorithmConfig = ReasoningAlgorithmConfig()
+    data: PromptsConfig = PromptsConfig()
+    model: LanguageModelConfig = LanguageModelConfig()
+    rollout: GenerationConfig = GenerationConfig()
+    actor: LanguageActorConfig = LanguageActorConfig()
+    critic: CriticConfig = CriticConfig()
+    reward: RewardConfig = RewardConfig()
+    sft: SupervisedConfig = SupervisedConfig()

@@ -1,0 +1,92 @@
+"""The problems of a reasoning run: files that the config names, or generated arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.data.arithmetic import ProblemSpaceError, generate
+from rlinf_lite.data.prompt_files import DatasetError
+from rlinf_lite.data.prompts import Prompt, PromptDataset
+from rlinf_lite.data.proto import DataProto
+from rlinf_lite.data.sequences import join_responses
+from rlinf_lite.data.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What to train on, and what to evaluate on."""
+
+    train: PromptDataset
+    val: PromptDataset | None
+    tokenizer: PreTrainedTokenizerBase
+
+
+def open_problems(cfg: ReasoningConfig) -> Problems:
+    """Read and check every row. Raises DatasetError, TokenizerError."""
+    data, tokenizer = cfg.data, load_tokenizer(cfg)
+    train_files, val_files = list(data.train_files), list(data.val_files)
+    if not train_files:
+        generated = _generated(cfg)
+        train_files, val_files = [str(generated / "train.jsonl")], val_files or [str(generated / "val.jsonl")]
+    arguments = (tokenizer, data.max_prompt_length, data.prompt_key, data.filter_overlong)
+    train = PromptDataset(train_files, *arguments)
+    val = PromptDataset(val_files, *arguments) if val_files else None
+    if len(train) < data.num_prompts:
+        problem = f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}"
+        raise DatasetError([problem + ". Use fewer, or more data"])
+    if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
+        raise DatasetError([f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"])
+    return Problems(train, val, tokenizer)
+
+
+def solved_batch(dataset: PromptDataset, rows: np.ndarray, cfg: ReasoningConfig) -> DataProto:
+    """Prompts with their worked solutions as responses. Raises DatasetError for rows without one."""
+    prompts = [dataset[int(row)] for row in rows]
+    responses = [_solution(prompt, dataset.tokenizer) for prompt in prompts]
+    limit = cfg.rollout.max_response_length
+    longest = max(map(len, responses))
+    if longest > limit:
+        raise DatasetError([f"rollout.max_response_length: {limit}, and a solution has {longest} tokens. Raise it"])
+    batch = dataset.collate(prompts)
+    return DataProto(join_responses(batch, responses, cfg.data.max_prompt_length, limit), batch.non_tensor_batch)
+
+
+def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
+    text = prompt.extra_info.get("solution")
+    if not isinstance(text, str):
+        problem = f"row {prompt.row}: no extra_info.solution, which sft.num_steps above 0 trains on. Set that to 0"
+        raise DatasetError([problem])
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    eos = tokenizer.eos_token_id
+    assert isinstance(eos, int)
+    return [*ids, eos]
+
+
+def _generated(cfg: ReasoningConfig) -> Path:
+    """A directory below the log path with these problems, written where it is not there yet."""
+    made, seed = cfg.data.arithmetic, cfg.runner.seed
+    name = f"arithmetic-{made.num_terms}x{made.max_number}-{made.num_train}-{made.num_val}-seed{seed}"
+    directory = Path(cfg.runner.logger.log_path) / "problems" / name
+    if directory.is_dir():
+        return directory
+    partial = directory.with_name(f".{name}.{os.getpid()}")
+    partial.mkdir(parents=True, exist_ok=True)
+    for file, num_rows, split in (("train", made.num_train, "train"), ("val", made.num_val, "test")):
+        try:
+            rows = generate(num_rows, seed, split, made.num_terms, made.max_number)  # type: ignore[arg-type]
+        except ProblemSpaceError as error:
+            raise DatasetError([f"data.arithmetic: {error}"]) from error
+        (partial / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.rename(directory)
+    return directory

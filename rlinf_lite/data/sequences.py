@@ -1,0 +1,101 @@
+"""Prompts with responses as a DataProto, and which rows go through a model together.
+
+Rows have P + R columns: the prompt, padded on the left to P, then the response, padded on the right to R. Tensors
+`input_ids` int64 and `attention_mask` bool [B, P + R], `response_mask` bool [B, R].
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.data.proto import DataProto
+
+
+def join_responses(
+    prompts: DataProto, responses: Sequence[Sequence[int]], max_prompt: int, max_response: int
+) -> dict[str, Tensor]:
+    """The tensors of B prompts (`prompt_ids`, `prompt_mask`) with B responses, P = `max_prompt`, R = `max_response`."""
+    num_rows, length = prompts.batch["prompt_ids"].shape
+    ids = torch.zeros(num_rows, max_prompt + max_response, dtype=torch.int64)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    ids[:, max_prompt - length : max_prompt] = prompts.batch["prompt_ids"]
+    mask[:, max_prompt - length : max_prompt] = prompts.batch["prompt_mask"]
+    lengths = torch.tensor([len(response) for response in responses])
+    response_mask = torch.arange(max_response) < lengths[:, None]
+    mask[:, max_prompt:] = response_mask
+    ids[:, max_prompt:][response_mask] = torch.tensor([token for response in responses for token in response])
+    return {"input_ids": ids, "attention_mask": mask, "response_mask": response_mask}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch without the columns that are padding in all of them."""
+
+    index: Tensor
+    """int64 [b], into the batch."""
+    input_ids: Tensor
+    attention_mask: Tensor
+    response_length: int
+
+    def response(self, column: Tensor) -> Tensor:
+        """A column [B, R] of the batch, of these rows and their response positions."""
+        return column[self.index, : self.response_length].to(self.input_ids.device)
+
+
+def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -> Rows:
+    """Rows `index` [b], at least one, on `device`."""
+    rows = torch.from_numpy(index)
+    responses = batch.batch["response_mask"]
+    max_response = responses.shape[1]
+    mask = batch.batch["attention_mask"][rows]
+    prompt_columns = mask.shape[1] - max_response
+    first = int(mask[:, :prompt_columns].any(0).int().argmax())
+    length = max(int(responses[rows].sum(1).max()), 1)
+    kept = slice(first, prompt_columns + length)
+    ids = batch.batch["input_ids"][rows, kept]
+    return Rows(rows, ids.to(device), mask[:, kept].to(device), length)
+
+
+def sequence_lengths(batch: DataProto) -> np.ndarray:
+    """Tokens of each row, int64 [B]."""
+    lengths: np.ndarray = batch.batch["attention_mask"].sum(1).numpy()
+    return lengths
+
+
+def micro_batches(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+    """Rows in parts of at most `max_tokens` each, padding included; rows of like length come together.
+
+    A row that is longer than that is a part of its own.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    parts: list[np.ndarray] = []
+    start = 0
+    while start < len(order):
+        size = max(int(max_tokens // max(lengths[order[start]], 1)), 1)
+        parts.append(np.sort(order[start : start + size]))
+        start += size
+    return parts
+
+
+def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
+    """An order in which contiguous parts, as `DataProto.chunk` cuts them, have about equal numbers of tokens.
+
+    The longest rows first, each to the part with the fewest tokens so far that has room. Rows within a part keep their
+    order.
+    """
+    size, larger = divmod(len(lengths), num_parts)
+    room = [size + (part < larger) for part in range(num_parts)]
+    members: list[list[int]] = [[] for _ in range(num_parts)]
+    heap = [(0, part) for part in range(num_parts) if room[part]]
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        tokens, part = heapq.heappop(heap)
+        members[part].append(row)
+        if len(members[part]) < room[part]:
+            heapq.heappush(heap, (tokens + int(lengths[row]), part))
+    return np.concatenate([np.sort(part) for part in members if part]).astype(np.int64)

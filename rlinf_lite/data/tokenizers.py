@@ -1,0 +1,55 @@
+"""The tokenizer of a reasoning run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.resources import policy_directory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CHARACTERS = "assets/char_tokenizer"
+"""The tokenizer of models that are built here."""
+
+
+class TokenizerError(ValueError):
+    """A directory that holds no tokenizer, or one that cannot end a response."""
+
+
+def tokenizer_dir(cfg: ReasoningConfig) -> Path:
+    """The tokenizer that the config names, else the model's, else characters."""
+    return policy_directory(cfg.actor.tokenizer.tokenizer_model or start_dir(cfg) or CHARACTERS)
+
+
+def start_dir(cfg: ReasoningConfig) -> Path | None:
+    """The model that training starts from; None: random weights."""
+    named = cfg.actor.checkpoint_load_path or cfg.rollout.model_dir
+    return None if named is None else policy_directory(named)
+
+
+def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:
+    """Raises TokenizerError."""
+    from transformers import AutoTokenizer
+
+    directory = tokenizer_dir(cfg)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"{directory} holds no tokenizer ({error}). Set actor.tokenizer.tokenizer_model"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise TokenizerError(f"the tokenizer in {directory} has no eos_token, so that no response would ever end")
+    return tokenizer
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_config: Any) -> tuple[int, ...]:
+    """Tokens that end a response: the tokenizer's, and those that the model's config lists."""
+    listed = getattr(model_config, "eos_token_id", None)
+    listed = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+    return tuple(sorted({int(tokenizer.eos_token_id), *listed}))

@@ -1,0 +1,136 @@
+"""What the reasoning loop computes itself: filtering, advantages, minibatches. Pure functions on DataProtos.
+
+Columns are those of `data.sequences` besides `scores` [B], `group` [B] (the number of a row's prompt in the step) and
+`sample` [B] (of that prompt's responses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms import (
+    AdvantageInputs,
+    compute_advantages,
+    explained_variance,
+    filter_groups,
+    kl_in_rewards,
+    loss_denominator,
+    masked_mean,
+    whiten,
+)
+from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
+from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
+from rlinf_lite.data import DataProto
+from rlinf_lite.data.sequences import balanced_order, sequence_lengths
+from rlinf_lite.workers.minibatches import minibatches
+
+KLController = FixedKLController | AdaptiveKLController
+
+
+def kl_controller(kl: KLConfig) -> KLController:
+    """What chooses the weight of the KL in the reward."""
+    adaptive = kl.place == "reward" and kl.controller == "adaptive"
+    return AdaptiveKLController(kl.coef, kl.target, kl.horizon) if adaptive else FixedKLController(kl.coef)
+
+
+def split_baselines(batch: DataProto, group_size: int) -> DataProto:
+    """Without the greedy responses, which are sample number `group_size`; their scores become `baselines` [B]."""
+    samples, groups, scores = (batch.batch[name] for name in ("sample", "group", "scores"))
+    greedy = samples == group_size
+    if not greedy.any():
+        return batch
+    of_group = dict(zip(groups[greedy].tolist(), scores[greedy].tolist(), strict=True))
+    kept = batch[~greedy]
+    kept.batch["baselines"] = torch.tensor([of_group[group] for group in kept.batch["group"].tolist()])
+    return kept
+
+
+def with_signal(batch: DataProto) -> DataProto:
+    """The rows of groups whose members do not all score the same."""
+    scores = batch.batch["scores"][:, None]
+    inputs = AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
+    return batch[filter_groups(inputs)]
+
+
+def first_groups(batch: DataProto, num_groups: int) -> DataProto:
+    """The rows of at most `num_groups` groups."""
+    groups = batch.batch["group"]
+    kept = torch.unique(groups)[:num_groups]
+    return batch[torch.isin(groups, kept)]
+
+
+def num_groups(batch: DataProto) -> int:
+    return len(torch.unique(batch.batch["group"]))
+
+
+def in_order(batch: DataProto) -> DataProto:
+    """Sorted by prompt and sample, whichever were finished first."""
+    order = np.lexsort((batch.batch["sample"].numpy(), batch.batch["group"].numpy()))
+    return batch.reorder(order)
+
+
+def add_advantages(
+    batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController
+) -> tuple[DataProto, dict[str, float]]:
+    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics."""
+    columns, mask = batch.batch, batch.batch["response_mask"]
+    lengths = mask.sum(1)
+    rewards = torch.zeros(mask.shape).scatter_(1, (lengths - 1)[:, None], columns["scores"][:, None])
+    metrics: dict[str, float] = {}
+    if algorithm.kl.place == "reward":
+        used = controller.coef
+        rewards, mean_kl = kl_in_rewards(
+            rewards, columns["old_logprobs"], columns["ref_logprobs"], mask, used, algorithm.kl.kind
+        )
+        controller.update(float(mean_kl), len(batch))
+        metrics |= {"rollout/ref_kl": float(mean_kl), "rollout/kl_coef": used}
+    inputs = AdvantageInputs(
+        rewards, mask, columns.get("values"), group_ids=columns["group"], baselines=columns.get("baselines")
+    )
+    outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
+    metrics |= _metrics(batch, outputs.advantages, outputs.returns)
+    advantages = whiten(outputs.advantages, mask) if algorithm.normalize_advantages else outputs.advantages
+    tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
+    return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
+
+
+def updates(
+    batch: DataProto, algorithm: ReasoningAlgorithmConfig, global_batch_size: int, seed: int, step: int
+) -> Iterator[DataProto]:
+    """Minibatches of all epochs, shuffled anew in each; meta_info: `step`, `denominator`."""
+    everything = np.ones(len(batch), dtype=bool)
+    for epoch in range(algorithm.update_epochs):
+        for rows in minibatches(everything, global_batch_size, seed, step, epoch):
+            minibatch = batch[np.sort(rows)]
+            denominator = loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
+            minibatch.meta_info = {"step": step, "denominator": float(denominator.clamp(min=1))}
+            yield minibatch
+
+
+def for_ranks(batch: DataProto, columns: list[str], num_ranks: int) -> DataProto:
+    """These columns of the batch, in an order that gives each of `num_ranks` about as many tokens."""
+    chosen = batch.select(["input_ids", "attention_mask", "response_mask", *columns], ["row"])
+    return chosen.reorder(balanced_order(sequence_lengths(chosen), num_ranks))
+
+
+def _metrics(batch: DataProto, advantages: Tensor, returns: Tensor) -> dict[str, float]:
+    columns, mask = batch.batch, batch.batch["response_mask"]
+    difference = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
+    metrics = {
+        "rollout/rewards": float(columns["scores"].mean()),
+        "rollout/response_length": float(mask.sum(1).float().mean()),
+        "rollout/stopped_frac": float(columns["stopped"].float().mean()),
+        "rollout/logprob_drift": float(masked_mean(difference, mask)),
+        "rollout/num_groups": float(num_groups(batch)),
+    }
+    for name, values in (("advantages", advantages[mask]), ("returns", returns[mask])):
+        metrics[f"rollout/{name}_mean"] = float(values.mean())
+        metrics[f"rollout/{name}_max"] = float(values.max())
+        metrics[f"rollout/{name}_min"] = float(values.min())
+    if "values" in columns and int(mask.sum()) > 1:
+        metrics["train/critic/explained_variance"] = explained_variance(columns["values"], returns, mask)
+    return metrics

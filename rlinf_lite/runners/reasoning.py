@@ -1,0 +1,343 @@
+"""Reinforcement learning of a language model: one loop in one process, every heavy operator a method of a group.
+
+prompts -> rollout.generate -> reward.compute_rewards -> actor.compute_log_prob, reference.compute_ref_log_prob,
+critic.compute_values -> KL -> advantages -> critic.update_critic, actor.update_actor -> weights to rollout
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.data import DataProto
+from rlinf_lite.data.problems import Problems, solved_batch
+from rlinf_lite.data.prompts import ResumableSampler
+from rlinf_lite.data.tokenizers import start_dir
+from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilization, write_chrome_trace
+from rlinf_lite.rewards import RewardScorer
+from rlinf_lite.runners import experience
+from rlinf_lite.runners.base import Runner
+from rlinf_lite.scheduler import Handle, WorkerGroup
+from rlinf_lite.weights import WeightRoutes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response in an evaluation, as an episode of one decision per token; success is a score of 1."""
+
+    env_id: int
+    task_id: str
+    seed: int
+    length: int
+    return_: float
+
+    @property
+    def success_once(self) -> bool:
+        return self.return_ >= 1
+
+    @property
+    def success_at_end(self) -> bool:
+        return self.return_ >= 1
+
+
+class ReasoningRunner(Runner):
+    """`reference` and `critic` are for algorithms that need them; see `Runner` for what surrounds the steps."""
+
+    cfg: ReasoningConfig
+
+    def __init__(
+        self,
+        cfg: ReasoningConfig,
+        problems: Problems,
+        actor: WorkerGroup,
+        rollout: WorkerGroup,
+        reward: WorkerGroup,
+        reference: WorkerGroup | None = None,
+        critic: WorkerGroup | None = None,
+    ) -> None:
+        others = [group for group in (reward, reference, critic) if group is not None]
+        super().__init__(cfg, actor, rollout, *others)
+        self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic
+        self.sampler = ResumableSampler(len(problems.train), cfg.data.num_prompts, cfg.runner.seed)
+        self.kl = experience.kl_controller(cfg.algorithm.kl)
+        per_epoch = len(problems.train) // cfg.data.num_prompts
+        limit = cfg.runner.max_epochs * per_epoch
+        self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
+        self._resumable: dict[str, Any] = self._position()
+        self._spans: list[Span] = []
+        self._warned_of_rewards = False
+
+    def init_workers(self) -> None:
+        """Build the models, and load the checkpoint where the run resumes."""
+        nodes = [tuple(member.node.rank for member in group.members) for group in (self.rollout, self.actor)]
+        routes, start = WeightRoutes(*nodes), start_dir(self.cfg)
+        directory = None if start is None else str(start)
+        actor = self.actor.init(directory, routes, self.total_steps)
+        built = self._wait(actor, self.rollout.init(directory, routes), self.reward.init(), what="models to be built")
+        if self._resume_from is not None:
+            self._init_others()
+            self._load(self._resume_from)
+        log.info("model of %s parameters", f"{built[0][0]:,}")
+
+    def prepare(self) -> None:
+        """Supervised training, if any; then the policy that the run begins with is known to reference and critic."""
+        self._wait(self.actor.complete_step(self.completed_steps), what="the actor")
+        if self._resume_from is not None:
+            return
+        if self.cfg.sft.num_steps:
+            self._supervise()
+        self._init_others()
+
+    def run_step(self, step: int) -> None:
+        started = time.time()
+        self._times, self._driver_spans, self._spans = {}, [], []
+        self.update_rollout_weights()
+        with self._phase("generate_rollouts"):
+            batch, metrics = self.collect(step)
+        if batch is None:
+            log.warning("step %d: every group was filtered; nothing to train on", step)
+            trained = self._train(self.actor.complete_step(step + 1))
+        else:
+            with self._phase("advantages"):
+                batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl)
+                metrics |= found
+            with self._phase("training"):
+                trained = self._train(*self.updates(batch, step), self.actor.complete_step(step + 1))
+        self._times["step"] = time.time() - started
+        self._log_step(started, metrics, trained)
+
+    def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
+        """Scored responses to `data.num_prompts` prompts, in order, with everything that training needs.
+
+        Where groups without a signal are filtered, more prompts take their place, `algorithm.max_refills` times.
+        """
+        algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
+        parts: list[DataProto] = []
+        counts = {"groups": 0, "tokens": 0}
+        scores: list[torch.Tensor] = []
+        for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
+            missing = wanted - sum(map(experience.num_groups, parts))
+            parts += self._answers(self._next_prompts(step, refill), missing, counts, scores)
+            if sum(map(experience.num_groups, parts)) >= wanted:
+                break
+        metrics = {
+            "rollout/all_rewards": float(torch.cat(scores).mean()),
+            "rollout/generated_tokens": float(counts["tokens"]),
+        }
+        if algorithm.filter_groups:
+            kept = sum(map(experience.num_groups, parts))
+            metrics["rollout/filtered_groups_frac"] = 1 - kept / counts["groups"]
+        return (experience.in_order(DataProto.concat(parts)) if parts else None), metrics
+
+    def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
+        """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
+        algorithm, actor = self.cfg.algorithm, ["old_logprobs", "advantages"]
+        actor += ["ref_logprobs"] * (algorithm.kl.place == "loss")
+        actor += ["rollout_logprobs"] * (algorithm.importance_cap is not None)
+        size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
+        for minibatch in experience.updates(batch, algorithm, size, seed, step):
+            if self.critic is not None:
+                columns = experience.for_ranks(minibatch, ["values", "returns"], self.critic.world_size)
+                yield self.critic.update_critic(columns)
+            if self.critic is None or step >= algorithm.critic_warmup_steps:
+                yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self.actor.world_size))
+
+    def evaluate(self, videos: Path | None = None) -> EvalSummary:
+        """Answer the problems to evaluate on, greedily, with the actor's present weights."""
+        val = self.problems.val
+        assert val is not None, "a run that evaluates has data.val_files"
+        with self._phase("eval"):
+            self.update_rollout_weights()
+            rows = np.arange(min(len(val), self.cfg.data.max_val_prompts or len(val)))
+            prompts = val.batch(rows)
+            prompts.batch["group"] = torch.from_numpy(rows)
+            prompts.meta_info = {"seed": self.cfg.runner.seed, "greedy": True}
+            sequences = self.rollout.generate_sequences(prompts)
+            batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
+        self._take_metrics(batch, rewards)
+        lengths = batch.batch["response_mask"].sum(1).tolist()
+        sources, scores = batch.non_tensor_batch["data_source"].tolist(), rewards.batch["scores"].tolist()
+        numbers = zip(rows.tolist(), sources, lengths, scores, strict=True)
+        answers = [Answer(row, source or "problems", row, n, score) for row, source, n, score in numbers]
+        return summarize_episodes(answers, "greedy")
+
+    def _answers(
+        self, prompts: DataProto, missing: int, counts: dict[str, int], scores: list[torch.Tensor]
+    ) -> Iterator[DataProto]:
+        """Responses that train, of at most `missing` groups: part by part scored by policy, reference and critic,
+        while the rollout workers generate the next."""
+        algorithm = self.cfg.algorithm
+        started = self.rollout.start_generation(prompts)
+        parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
+        scored = [(part, self.reward.compute_rewards(part)) for part in parts]
+        pending: list[tuple[DataProto, list[Handle]]] = []
+        for part, rewarding in scored:
+            sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
+            self._take_metrics(sequences, rewards)
+            batch = sequences.union(rewards)
+            counts["tokens"] += int(batch.batch["response_mask"].sum())
+            counts["groups"] += experience.num_groups(batch)
+            batch = experience.split_baselines(batch, algorithm.group_size)
+            scores.append(batch.batch["scores"])
+            if algorithm.filter_groups:
+                batch = experience.first_groups(experience.with_signal(batch), missing)
+                missing -= experience.num_groups(batch)
+            if len(batch):
+                pending.append((batch, self._scoring(batch)))
+        for batch, handles in pending:
+            for columns in self._wait(*handles, what="log-probabilities and values"):
+                self._take_metrics(columns)
+                batch = batch.union(columns)
+            yield batch
+
+    def _scoring(self, batch: DataProto) -> list[Handle]:
+        rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
+        handles = [self.actor.compute_log_prob(rows)]
+        if self.reference is not None:
+            handles.append(self.reference.compute_ref_log_prob(rows))
+        if self.critic is not None:
+            handles.append(self.critic.compute_values(rows))
+        return handles
+
+    def _next_prompts(self, step: int, refill: int) -> DataProto:
+        prompts = self.problems.train.batch(next(self.sampler))
+        first = refill * self.cfg.data.num_prompts
+        prompts.batch["group"] = torch.arange(first, first + len(prompts))
+        noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
+        prompts.meta_info = {"seed": int(noise[0] >> 1)}
+        return prompts
+
+    def _supervise(self) -> None:
+        """Train on worked solutions; the steps are logged at step 0."""
+        sft, train = self.cfg.sft, self.problems.train
+        self.progress.message(f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each")
+        order = ResumableSampler(len(train), sft.batch_size, self.cfg.runner.seed)
+        started = time.time()
+        self._wait(self.actor.start_supervised(), what="the actor")
+        trained: list[Any] = []
+        ahead: list[Handle] = []
+        for step in range(sft.num_steps):
+            batch = solved_batch(train, next(order), self.cfg)
+            batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
+            ahead.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
+            if len(ahead) > 1:  # the next batch is made while one trains
+                trained = self._wait(ahead.pop(0), what="supervised training")[0]
+        trained = self._wait(*ahead, what="supervised training")[-1]
+        self._wait(self.actor.finish_supervised(), what="the actor")
+        loss = trained[0]["metrics"]["train/actor/sft_loss"]
+        self.progress.message(f"supervised training took {time.time() - started:.0f} s; loss {loss:.3f}")
+
+    def _init_others(self) -> None:
+        """Reference and critic start from where the run does; from disk, so that a resumed one does too."""
+        start = start_dir(self.cfg)
+        others = [group for group in (self.reference, self.critic) if group is not None]
+        if others and (start is None or self.cfg.sft.num_steps):
+            start = self.run_dir / "start"
+            if self._resume_from is None:
+                self._wait(self.actor.save_policy(str(start)), what="the starting policy to be written")
+        building = [] if self.reference is None else [self.reference.init(str(start))]
+        if self.critic is not None:
+            building.append(self.critic.init(self.cfg.critic.model_dir or str(start), self.total_steps))
+        self._wait(*building, what="reference and critic to be built")
+
+    def _position(self) -> dict[str, Any]:
+        return {"sampler": self.sampler.state_dict(), "kl": self.kl.state_dict()}
+
+    def _complete_step(self) -> None:
+        super()._complete_step()
+        self._resumable = self._position()
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), **self._resumable}  # not of a step that was broken off
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self.sampler.load_state_dict(state["sampler"])
+        self.kl.load_state_dict(state["kl"])
+        self._resumable = self._position()
+
+    def _save_state(self, directory: Path) -> None:
+        super()._save_state(directory)
+        if self.critic is not None:
+            self._wait(self.critic.save_checkpoint(str(directory)), what="the critic's checkpoint")
+
+    def _load(self, checkpoint: Path) -> None:
+        super()._load(checkpoint)
+        if self.critic is not None:
+            directory = str(checkpoint / "training_state")
+            self._wait(self.critic.load_checkpoint(directory), what="the critic's checkpoint to load")
+
+    def _take_metrics(self, *results: DataProto) -> None:
+        """Spans and failures that came with columns."""
+        for result in results:
+            for metrics in result.meta_info.pop("metrics", []):
+                self._spans += metrics["spans"]
+                failed = metrics.get("num_failed", 0)
+                self._failed_rewards += failed
+                if failed and not self._warned_of_rewards:
+                    log.warning("a reward could not be computed and is 0; the first of them:\n%s", metrics["traceback"])
+                    self._warned_of_rewards = True
+
+    def _log_step(self, started: float, metrics: dict[str, float], trained: list[Any]) -> None:
+        results = [result for ranks in trained for result in ranks if result is not None]
+        by_update = [ranks[0]["metrics"] for ranks in trained if ranks[0] is not None]
+        spans = self._spans + [span for result in results for span in result["spans"]]
+        ended = started + self._times["step"]
+        phase = next(span for span in self._driver_spans if span.name == "generate_rollouts")
+        tokens = metrics["rollout/generated_tokens"]
+        metrics = {
+            **metrics,
+            **_over_updates(by_update),
+            **{f"time/{name}": seconds for name, seconds in self._times.items()},
+            **utilization(spans, (phase.start, phase.end), (started, ended), pair=("actor", "rollout")),
+            "rollout/failed_rewards": float(self._failed_rewards),
+            "perf/tokens_per_s": tokens / self._times["step"],
+            "perf/generated_tokens_per_s": tokens / self._times["generate_rollouts"],
+        }
+        self._failed_rewards = 0
+        if results:
+            metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
+        step = self.completed_steps
+        self.logger.log(step, metrics)
+        self.progress.update(step, metrics)
+        timeline = self.run_dir / "timeline.json"
+        if self.cfg.runner.timeline and step in (3, self.total_steps) and not timeline.exists():
+            of_step = (span for span in spans + self._driver_spans if span.start >= started)
+            write_chrome_trace(of_step, timeline, step=step)
+            self.progress.message(f"timeline of step {step}: {timeline}")
+
+    _failed_rewards = 0
+
+
+def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
+    """Raise RewardError where responses could not be scored; for before anything is started."""
+    scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
+    for dataset in (problems.train, problems.val):
+        if dataset is not None:
+            scorer.check_sources(dataset.data_sources)
+    scorer.close()
+
+
+def _over_updates(by_update: list[dict[str, float]]) -> dict[str, float]:
+    """Means over a step's updates; maxima where a name ends in `_max`, sums of skipped updates."""
+    merged: dict[str, list[float]] = {}
+    for metrics in by_update:
+        for name, value in metrics.items():
+            merged.setdefault(name, []).append(value)
+
+    def merge(name: str, values: list[float]) -> float:
+        if name.endswith("_max"):
+            return max(values)
+        return sum(values) / (1 if name.endswith("skipped_updates") else len(values))
+
+    return {name: merge(name, values) for name, values in merged.items()}

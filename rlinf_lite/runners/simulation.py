@@ -1,0 +1,81 @@
+"""What runs with simulators share: environments to build, and episodes to evaluate on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rlinf_lite.config import Config
+from rlinf_lite.data.layout import Layout
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.metrics import EvalSummary, summarize_episodes
+from rlinf_lite.metrics.video import write_gif
+from rlinf_lite.runners.base import Runner
+from rlinf_lite.scheduler import WorkerGroup
+
+log = logging.getLogger(__name__)
+
+
+class SimulationRunner(Runner):
+    """A runner of the three groups env, rollout and actor."""
+
+    cfg: Config
+    layout: Layout
+    spec: EnvSpec
+    env_steps: int
+
+    def __init__(self, cfg: Config, actor: WorkerGroup, rollout: WorkerGroup, env: WorkerGroup) -> None:
+        super().__init__(cfg, actor, rollout, env)
+        self.env, self.env_steps = env, 0
+        self.total_steps = training_steps(cfg)
+
+    def init_workers(self) -> None:
+        """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
+        cfg = self.cfg
+        self.layout = Layout(
+            num_envs=cfg.env.train.num_envs,
+            num_env_workers=self.env.world_size,
+            num_stages=cfg.rollout.pipeline_stage_num,
+            rollout_nodes=tuple(member.node.rank for member in self.rollout.members),
+            actor_nodes=tuple(member.node.rank for member in self.actor.members),
+        )
+        self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
+        rollout = self.rollout.init(self.layout, self.spec)
+        actor = self.actor.init(self.layout, self.spec, self.total_steps)
+        num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
+        if self._resume_from is not None:
+            self._load(self._resume_from)
+        log.info("policy of %s parameters; %s", f"{num_parameters:,}", self.spec)
+
+    def evaluate(self, videos: Path | None = None) -> EvalSummary:
+        """Play the fixed set of seeded episodes with the actor's present weights.
+
+        `videos` is where a GIF of the first episodes goes, if observations have images.
+        """
+        with self._phase("eval"):
+            self.update_rollout_weights()
+            results = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")[0]
+        episodes = [record for result in results for record in result["episodes"]]
+        recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
+        if videos is not None and recorded:
+            write_gif(recorded, videos)
+        return summarize_episodes(sorted(episodes, key=lambda record: record.env_id), self.cfg.env.eval.mode)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "env_steps": self.env_steps}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self.env_steps = state["env_steps"]
+
+    def _experience(self) -> dict[str, int]:
+        return {"env_steps": self.env_steps}
+
+
+def training_steps(cfg: Config) -> int:
+    """Steps of a whole run; in an embodied run an epoch is one step, in an sft run max_steps is all that counts."""
+    limit = cfg.runner.max_steps
+    if cfg.runner.task_type == "sft":
+        return limit
+    return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)

@@ -1,0 +1,87 @@
+"""The critic: values of every token of a response."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_lite.algorithms import LossInputs, value_loss
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.data import DataProto
+from rlinf_lite.data.sequences import Rows
+from rlinf_lite.models.causal_lm import CausalValueModel
+from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.workers.metrics import MetricSums
+from rlinf_lite.workers.reasoning.learner import Learner
+from rlinf_lite.workers.schedule import lr_factor
+
+
+class LanguageCritic(Worker):
+    """A language model that says how much reward is to come. Batches are those of `data.sequences`."""
+
+    cfg: ReasoningConfig
+    learner: Learner
+    total_steps: int
+
+    def __init__(self, cfg: ReasoningConfig) -> None:
+        self.cfg = cfg
+
+    def init(self, directory: str, total_steps: int) -> None:
+        """Load the critic in `directory`, or a policy, whose output layer is replaced by a random one."""
+        cfg, self.total_steps = self.cfg, total_steps
+        torch.manual_seed(cfg.runner.seed)
+        model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation).train()
+        if cfg.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.learner = Learner(self, model, cfg, "critic")
+        self.learner.start_training(cfg.critic.optim)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """`values` [B, R] of the states before each token of the responses."""
+        with self.timer("values"):
+            return DataProto(self.learner.infer(data, lambda rows: {"values": self._values(rows)}))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto) -> dict[str, Any]:
+        """One optimizer update on the rows of all ranks, with `returns` and `values`, the old ones, [B, R]; meta_info
+        as in `LanguageActor.update_actor`."""
+        sums, optim = MetricSums(), self.cfg.critic.optim
+        with self.timer("update"):
+            lr = lr_factor(optim, data.meta_info["step"], self.total_steps)
+            self.learner.update(data, lambda rows: self._loss(data, rows), sums, optim, lr)
+        return self.learner.result(sums)
+
+    def save_checkpoint(self, directory: str) -> None:
+        """Write `critic/` below `directory`."""
+        critic = Path(directory) / "critic"
+        self.learner.save(critic / "model", critic)
+
+    def load_checkpoint(self, directory: str) -> None:
+        """Continue from what `save_checkpoint` wrote."""
+        critic = Path(directory) / "critic"
+        self.learner.load(critic / "model", critic)
+
+    def _values(self, rows: Rows) -> Tensor:
+        values: Tensor = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length)
+        return values
+
+    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+        old_values, returns, mask = (rows.response(data.batch[x]) for x in ("values", "returns", "response_mask"))
+        unused = torch.zeros_like(returns)
+        inputs = LossInputs(
+            logprobs=unused,
+            old_logprobs=unused,
+            advantages=unused,
+            mask=mask,
+            values=self._values(rows),
+            old_values=old_values,
+            returns=returns,
+            denominator=data.meta_info["denominator"],
+            dp_size=self.world_size,
+        )
+        outputs = value_loss(inputs, self.cfg.algorithm)
+        return outputs.loss, outputs.metrics, float(mask.sum())

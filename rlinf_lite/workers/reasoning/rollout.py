@@ -1,0 +1,134 @@
+"""The rollout worker: generates responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.data import DataProto
+from rlinf_lite.data.proto import split_rows
+from rlinf_lite.data.sequences import join_responses
+from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
+from rlinf_lite.generation import Generation, SamplingParams, sequence_keys
+from rlinf_lite.generation.engine import TransformersEngine
+from rlinf_lite.models.causal_lm import CausalLM
+from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightVersionError
+from rlinf_lite.workers.precision import autocast
+from rlinf_lite.workers.reasoning.actor import build_model, is_whole
+
+
+class LanguageRollout(Worker):
+    """Answers prompts: DataProtos of `prompt_ids`, `prompt_mask` [B, P] and `group` int64 [B], a number of the prompt
+    that its noise follows from, with meta_info `seed`."""
+
+    cfg: ReasoningConfig
+    model: CausalLM
+    version: int
+
+    def __init__(self, cfg: ReasoningConfig) -> None:
+        self.cfg = cfg
+
+    def init(self, directory: str | None, routes: WeightRoutes) -> None:
+        """Build the engine. Weights arrive with the first sync, or are those of the actor in this process."""
+        cfg = self.cfg
+        actor: Any = self.fused.get("actor")
+        torch.set_num_threads(cfg.rollout.num_threads)
+        if actor is not None and is_whole(actor.learner.model):
+            self.model = actor.learner.model
+        else:
+            self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
+            if cfg.actor.precision == "bf16" and self.device != "cpu":
+                self.model.to(torch.bfloat16)
+        if actor is None:
+            sender, timeout_s = routes.sender(self.rank), cfg.runner.phase_timeout_s
+            self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
+        rollout, max_length = cfg.rollout, cfg.data.max_prompt_length + cfg.rollout.max_response_length
+        self.engine = TransformersEngine(self.model, rollout.max_batch_size, max_length, rollout.max_prefill_tokens)
+        self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
+        self.version = -1
+
+    def sync_model_from_actor(self, version: int) -> None:
+        """Take the actor's weights, which must be of `version`."""
+        with self.timer("sync weights"):
+            actor: Any = self.fused.get("actor")
+            if actor is None:
+                self.receiver.receive(version)
+            elif actor.version != version:
+                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
+        self.version = version
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Responses to all prompts, in order, a prompt's one behind the other: the columns of `data.sequences` besides
+        `rollout_logprobs` float32 [B, R], `sample` int64 [B] and what the prompts have.
+
+        `greedy` in meta_info: one response each, the likeliest. Else `algorithm.group_size`, and for remax a greedy one
+        behind them.
+        """
+        with self.timer("generate"):
+            return self._gather(prompts, list(self._stream(prompts)))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def start_generation(self, prompts: DataProto) -> None:
+        """Begin with these; `next_sequences` goes on, `rollout.pipeline_stage_num` times."""
+        stages = split_rows(len(prompts), self.cfg.rollout.pipeline_stage_num)
+        self._started = (prompts, self._stream(prompts), [stage.stop - stage.start for stage in stages])
+        self._unfinished: dict[int, list[Generation]] = {}
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def next_sequences(self) -> DataProto:
+        """The next part: whichever prompts have all their responses first. As `generate_sequences` otherwise."""
+        prompts, stream, sizes = self._started
+        wanted, num_sequences = sizes.pop(0), self._params(prompts).num_sequences
+        finished: list[Generation] = []
+        with self.timer("generate"):
+            while len(finished) < wanted * num_sequences:
+                self.check_abort("generating")
+                done = next(stream)
+                group = self._unfinished.setdefault(done.index, [])
+                group.append(done)
+                if len(group) == num_sequences:
+                    finished += self._unfinished.pop(done.index)
+        return self._gather(prompts, finished)
+
+    def _params(self, prompts: DataProto) -> SamplingParams:
+        rollout, algorithm = self.cfg.rollout, self.cfg.algorithm
+        max_tokens, stops = rollout.max_response_length, self.stops
+        if prompts.meta_info.get("greedy"):
+            return SamplingParams(max_tokens, greedy=True, stop_token_ids=stops, temperature=rollout.temperature)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            n=algorithm.group_size,
+            stop_token_ids=stops,
+            add_greedy=algorithm.adv_type == "remax",
+        )
+
+    def _stream(self, prompts: DataProto) -> Iterator[Generation]:
+        params = self._params(prompts)
+        ids, mask = prompts.batch["prompt_ids"], prompts.batch["prompt_mask"]
+        tokens = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
+        keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
+        with autocast(self.device, self.cfg.actor.precision):
+            yield from self.engine.stream(tokens, params, keys)
+
+    def _gather(self, prompts: DataProto, generations: list[Generation]) -> DataProto:
+        generations = sorted(generations, key=lambda done: (done.index, done.sample))
+        rows = prompts[np.array([done.index for done in generations], np.int64)]
+        max_prompt, max_response = self.cfg.data.max_prompt_length, self.cfg.rollout.max_response_length
+        tensors = join_responses(rows, [done.token_ids for done in generations], max_prompt, max_response)
+        logprobs = torch.zeros(tensors["response_mask"].shape)
+        logprobs[tensors["response_mask"]] = torch.tensor([x for done in generations for x in done.logprobs])
+        tensors["rollout_logprobs"] = logprobs
+        tensors["sample"] = torch.tensor([done.sample for done in generations])
+        tensors["stopped"] = torch.tensor([done.finish_reason == "stop" for done in generations])
+        metrics: list[dict[str, Any]] = [{"spans": self.pop_spans()}]
+        rows.pop(["prompt_ids", "prompt_mask"])
+        return DataProto(rows.batch | tensors, rows.non_tensor_batch, {"metrics": metrics})
