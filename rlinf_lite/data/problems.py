@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import numpy as np
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data.arithmetic import ProblemSpaceError, generate
 from rlinf_lite.data.prompt_files import DatasetError
-from rlinf_lite.data.prompts import Prompt, PromptDataset
+from rlinf_lite.data.prompts import Prompt, PromptDataset, ResumableSampler
 from rlinf_lite.data.proto import DataProto
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer
@@ -47,26 +48,40 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
         raise DatasetError([problem + ". Use fewer, or more data"])
     if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
         raise DatasetError([f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"])
+    _check_solutions(train, cfg)
     return Problems(train, val, tokenizer)
 
 
+def supervised_batches(dataset: PromptDataset, cfg: ReasoningConfig) -> Iterator[np.ndarray]:
+    """Rows of every supervised update, int64 [sft.batch_size] each."""
+    order = ResumableSampler(len(dataset), cfg.sft.batch_size, cfg.runner.seed)
+    return islice(order, cfg.sft.num_steps)
+
+
 def solved_batch(dataset: PromptDataset, rows: np.ndarray, cfg: ReasoningConfig) -> DataProto:
-    """Prompts with their worked solutions as responses. Raises DatasetError for rows without one."""
+    """Prompts with their worked solutions as responses."""
     prompts = [dataset[int(row)] for row in rows]
     responses = [_solution(prompt, dataset.tokenizer) for prompt in prompts]
-    limit = cfg.rollout.max_response_length
-    longest = max(map(len, responses))
-    if longest > limit:
-        raise DatasetError([f"rollout.max_response_length: {limit}, and a solution has {longest} tokens. Raise it"])
-    batch = dataset.collate(prompts)
+    batch, limit = dataset.collate(prompts), cfg.rollout.max_response_length
     return DataProto(join_responses(batch, responses, cfg.data.max_prompt_length, limit), batch.non_tensor_batch)
 
 
+def _check_solutions(dataset: PromptDataset, cfg: ReasoningConfig) -> None:
+    """Raise DatasetError where a row that supervised training will use has no solution, or one that is too long."""
+    limit, problems = cfg.rollout.max_response_length, []
+    rows = {int(row) for batch in supervised_batches(dataset, cfg) for row in batch}
+    for row in sorted(rows):
+        prompt = dataset[row]
+        if not isinstance(prompt.extra_info.get("solution"), str):
+            problems.append(f"row {row + 1}: no extra_info.solution, which sft.num_steps above 0 trains on")
+        elif len(_solution(prompt, dataset.tokenizer)) > limit:
+            problems.append(f"row {row + 1}: a solution of more than rollout.max_response_length = {limit} tokens")
+    if problems:
+        raise DatasetError(problems)
+
+
 def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
-    text = prompt.extra_info.get("solution")
-    if not isinstance(text, str):
-        problem = f"row {prompt.row}: no extra_info.solution, which sft.num_steps above 0 trains on. Set that to 0"
-        raise DatasetError([problem])
+    text = str(prompt.extra_info["solution"])
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     eos = tokenizer.eos_token_id
     assert isinstance(eos, int)

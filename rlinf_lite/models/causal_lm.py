@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+import transformers
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -84,6 +85,8 @@ class LanguageModel(nn.Module):
         """
         directory = Path(directory)
         read_policy_config(directory)  # a name that is no directory here would be looked up on the hub
+        transformers.logging.set_verbosity_error()  # what is missing or unexpected is said below
+        transformers.logging.disable_progress_bar()
         try:
             model, found = cls._auto.from_pretrained(
                 str(directory),
@@ -115,7 +118,7 @@ class LanguageModel(nn.Module):
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {name.removeprefix(_PREFIX): x.detach().cpu().contiguous() for name, x in state.items()}
+        tensors = {name.removeprefix(_PREFIX): _alone(x.detach().cpu().contiguous()) for name, x in state.items()}
         config = self.language_model.config
         if config.tie_word_embeddings:
             for name in self.language_model._tied_weights_keys or ():
@@ -179,7 +182,7 @@ class CausalLM(LanguageModel):
         states = self._response_states(input_ids, attention_mask, response_length)
         tokens = input_ids[:, -response_length:]
         logprobs, entropy = self._score(states.flatten(0, 1), tokens.flatten(), temperature)
-        return TokenOutput(logprobs.view(tokens.shape), entropy.view(tokens.shape))
+        return TokenOutput(logprobs.view(tokens.shape).clone(), entropy.view(tokens.shape).clone())  # FSDP hooks views
 
     def sft_loss(self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
         """Cross-entropy of the tokens that `loss_mask` [B, L] marks, given those before: a scalar, their mean.
@@ -220,7 +223,7 @@ class CausalValueModel(LanguageModel):
         """Values [B, R], float32, of the states before each of the last R tokens. Raises SequenceShapeError."""
         states = self._response_states(input_ids, attention_mask, response_length)
         values: Tensor = self._score_layer()(states)
-        return values.squeeze(-1).float()
+        return values.squeeze(-1).float().clone()  # FSDP hooks views
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Those of the output layer."""
@@ -239,6 +242,11 @@ def _score_chunk(
     log_distribution = torch.log_softmax(logits, dim=-1)
     entropy = -(log_distribution.exp() * log_distribution).sum(-1)
     return log_distribution.gather(-1, tokens[:, None]).squeeze(-1), entropy
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """In memory that holds nothing else; what is gathered from shards may be a part of something padded."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _carried_files(directory: Path) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ import torch
 
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.problems import Problems, solved_batch
+from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilization, write_chrome_trace
@@ -221,13 +221,12 @@ class ReasoningRunner(Runner):
         """Train on worked solutions; the steps are logged at step 0."""
         sft, train = self.cfg.sft, self.problems.train
         self.progress.message(f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each")
-        order = ResumableSampler(len(train), sft.batch_size, self.cfg.runner.seed)
         started = time.time()
         self._wait(self.actor.start_supervised(), what="the actor")
         trained: list[Any] = []
         ahead: list[Handle] = []
-        for step in range(sft.num_steps):
-            batch = solved_batch(train, next(order), self.cfg)
+        for step, rows in enumerate(supervised_batches(train, self.cfg)):
+            batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
             ahead.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
             if len(ahead) > 1:  # the next batch is made while one trains

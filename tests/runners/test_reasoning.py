@@ -1,0 +1,203 @@
+"""The loop over language models: every estimator, placement and failure, on a model of a few thousand parameters."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_lite.config import load_config
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.data.prompt_files import DatasetError
+from rlinf_lite.runners import ReasoningRunner
+from rlinf_lite.scheduler import HybridComponentPlacement, WorkerError
+from rlinf_lite.workers.reasoning import launch_roles
+from tests.runners.conftest import read_metrics
+
+
+def placed(policies="'0'", rollout=None, fuse="null", num_slots=1):
+    """Where actor, critic and reference are, and the rollout workers where they are elsewhere."""
+    lines = {role: policies for role in ("actor", "reference", "critic")}
+    lines |= {"rollout": rollout or policies, "reward": rollout or policies}
+    placement = ", ".join(f"{role}: {spec}" for role, spec in lines.items())
+    return f"cluster={{num_gpus_per_node: {num_slots}, component_placement: {{{placement}}}, fuse: {fuse}}}"
+
+
+FUSED = "'actor,rollout,reference,critic'"
+APART = placed(rollout="'1'", num_slots=2)
+SMALL = [
+    "runner.max_steps=2",
+    "runner.val_check_interval=-1",
+    "runner.save_interval=-1",
+    "runner.phase_timeout_s=60",
+    "runner.report=false",
+    "data.num_prompts=4",
+    "data.max_prompt_length=12",
+    "data.arithmetic={num_train: 40, num_val: 6, num_terms: 2}",
+    "rollout.max_response_length=16",
+    "algorithm.group_size=4",
+    "actor.global_batch_size=8",
+    "actor.max_tokens_per_micro_batch=64",
+    "actor.optim.lr=1e-3",
+    "sft.num_steps=0",
+    "sft.batch_size=4",
+    "reward.fn=tests.runners.rewards:arbitrary",
+    placed(fuse=FUSED),
+]
+
+
+@pytest.fixture
+def start_reasoning(cluster, tmp_path):
+    """`start(*overrides)` returns an initialised ReasoningRunner; its groups end with the test."""
+    launched = []
+
+    def start(*overrides, root=tmp_path, config="math_arithmetic_grpo"):
+        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        cfg = load_config(f"math/{config}", [*SMALL, *paths, *overrides])
+        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+        launched.extend(roles.values())
+        runner = ReasoningRunner(cfg, open_problems(cfg), **roles)
+        runner.init_workers()
+        return runner
+
+    def stop():
+        for group in launched:
+            group.shutdown()
+        launched.clear()
+
+    start.stop = stop
+    yield start
+    stop()
+
+
+def weights(result):
+    return load_file(result.checkpoint / "policy" / "model.safetensors")
+
+
+def assert_close(a, b, atol):
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=atol, rtol=0)
+
+
+ESTIMATORS = {
+    "grpo": [],
+    "ppo": ["algorithm.adv_type=gae", "algorithm.normalize_advantages=true"],
+    "remax": ["algorithm.adv_type=remax", "algorithm.group_size=2", "actor.global_batch_size=4"],
+    "kl in the reward": ["algorithm.adv_type=reinforce_plus_plus", "algorithm.kl={place: reward, kind: k1}"],
+    "kl in the loss": [
+        "algorithm.adv_type=rloo",
+        "algorithm.kl={place: loss, coef: 0.1}",
+        "algorithm.importance_cap=2",
+    ],
+    "gspo": ["algorithm.loss_type=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
+}
+
+
+@pytest.mark.parametrize("overrides", ESTIMATORS.values(), ids=ESTIMATORS)
+def test_every_estimator_trains(start_reasoning, overrides):
+    result = start_reasoning("runner.save_interval=2", "algorithm.update_epochs=2", *overrides).run()
+    lines = read_metrics(result.run_dir)
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert np.isfinite([value for name, value in line.items() if name.startswith("train/")]).all()
+        assert line["rollout/logprob_drift"] < 1e-4
+        assert line["train/actor/grad_norm"] > 0 and line["train/actor/skipped_updates"] == 0
+        assert 0 < line["rollout/rewards"] <= 1 and line["rollout/failed_rewards"] == 0
+    assert (result.checkpoint / "policy" / "tokenizer.json").is_file()
+
+
+def test_ratios_are_one_on_the_first_pass(start_reasoning):
+    result = start_reasoning("runner.max_steps=1", "actor.global_batch_size=16").run()
+    line = read_metrics(result.run_dir)[0]
+    assert line["train/actor/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert line["train/actor/ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert line["train/actor/approx_kl"] == pytest.approx(0, abs=1e-5)
+
+
+PLACEMENTS = {
+    "two stages on other slots": [APART, "rollout.pipeline_stage_num=2"],
+    "two sharded ranks": [placed("0-1", num_slots=2)],
+    "two sharded ranks in shared processes": [placed("'0:0-1'", fuse=FUSED)],
+    "two replicated ranks, large micro-batches": [
+        placed("'0:0-1'", fuse=FUSED),
+        "actor.strategy=replicated",
+        "actor.max_tokens_per_micro_batch=4096",
+    ],
+}
+
+
+def test_weights_do_not_depend_on_the_placement(start_reasoning, tmp_path):
+    common = ["algorithm.adv_type=gae", "algorithm.normalize_advantages=true", "runner.save_interval=2"]
+    whole = weights(start_reasoning(*common, root=tmp_path / "whole").run())
+    for name, overrides in PLACEMENTS.items():
+        start_reasoning.stop()
+        strategy = [] if "actor.strategy=replicated" in overrides else ["actor.strategy=fsdp"]
+        got = weights(
+            start_reasoning(
+                *common, *strategy, *overrides, root=tmp_path / name.replace(" ", "_").replace(",", "")
+            ).run()
+        )
+        try:
+            assert_close(whole, got, atol=1e-4)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    "overrides", [["algorithm.adv_type=gae"], ["algorithm.kl={place: reward, controller: adaptive}"]], ids=["ppo", "kl"]
+)
+def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path, overrides):
+    common = ["sft.num_steps=2", *overrides]
+    longer = ["runner.max_steps=4", "runner.save_interval=4"]
+    whole = start_reasoning(*common, *longer, root=tmp_path / "whole").run()
+    start_reasoning.stop()
+    half = start_reasoning(*common, "runner.save_interval=2", root=tmp_path / "half").run()
+    start_reasoning.stop()
+    resumed = start_reasoning(*common, *longer, "runner.resume=auto", root=tmp_path / "half").run()
+    assert resumed.run_dir == half.run_dir and resumed.completed_steps == 4
+    assert_close(weights(whole), weights(resumed), atol=0)
+    both = [read_metrics(result.run_dir)[-1] for result in (whole, resumed)]
+    assert both[0]["rollout/rewards"] == both[1]["rollout/rewards"]
+
+
+def test_groups_without_a_signal_are_replaced_but_not_for_ever(start_reasoning, tmp_path):
+    filtering = ["algorithm.filter_groups=true", "algorithm.max_refills=2", "runner.max_steps=1"]
+    some = start_reasoning(*filtering, "reward.fn=tests.runners.rewards:odd_prompts", root=tmp_path / "some").run()
+    line = read_metrics(some.run_dir)[0]
+    assert line["rollout/num_groups"] == 4 and line["rollout/filtered_groups_frac"] > 0
+    start_reasoning.stop()
+    none = start_reasoning(*filtering, "reward.fn=tests.runners.rewards:always_one", root=tmp_path / "none").run()
+    assert none.completed_steps == 1
+    assert read_metrics(none.run_dir)[0]["rollout/filtered_groups_frac"] == 1
+
+
+def test_evaluation_is_greedy_and_reads_the_rule(start_reasoning):
+    runner = start_reasoning("reward.fn=null", "runner.val_check_interval=1", "runner.max_steps=1")
+    result = runner.run()
+    summary = result.last_eval
+    assert summary.mode == "greedy" and summary.total.num_episodes == 6
+    assert [task.task_id for task in summary.tasks] == ["arithmetic"]
+    assert json.loads((result.run_dir / "eval" / "step_000001.json").read_text())["step"] == 1
+
+
+def test_a_reward_function_that_raises_costs_its_sample_and_is_told(start_reasoning, caplog):
+    result = start_reasoning("reward.fn=tests.runners.rewards:raises_sometimes", "runner.max_steps=1").run()
+    assert read_metrics(result.run_dir)[0]["rollout/failed_rewards"] > 0
+    assert "this answer is too odd" in caplog.text
+
+
+def test_supervised_training_needs_solutions(tmp_path):
+    row = {"data_source": "arithmetic", "prompt": "1+1=?\n", "reward_model": {"ground_truth": "2"}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
+    cfg = load_config("math/math_arithmetic_grpo", [*SMALL, f"data.train_files=[{file}]", "sft.num_steps=1"])
+    with pytest.raises(DatasetError, match=r"row \d: no extra_info.solution"):
+        open_problems(cfg)
+
+
+def test_not_finite_updates_are_skipped_and_then_end_the_run(start_reasoning):
+    runner = start_reasoning("actor.optim.lr=1e30", "runner.max_steps=4", "control.max_bad_updates=2")
+    with pytest.raises(WorkerError, match=r"not finite \(data rows"):
+        runner.run()
