@@ -1,6 +1,5 @@
 # make train, make test and make lint each do the set-up they need: a .venv with the versions of constraints.txt.
 
-CONFIG ?= tabletop_ppo_vla
 ARGS ?=
 TESTS ?= tests
 EXTRAS ?= maniskill,math,bench,dev
@@ -18,14 +17,17 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint setup clean system-libraries
+.PHONY: help train train-math test lint setup clean system-libraries
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 16
-	@echo 'Variables: CONFIG=<name under configs/embodiment> ARGS="key=value ..." TESTS=<path> EXTRAS=$(EXTRAS) PYTHON=<python 3.11>'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
+	@echo 'Variables: CONFIG=<name under configs> ARGS="key=value ..." TESTS=<path> EXTRAS=$(EXTRAS) PYTHON=<python 3.11>'
 
 train: $(STAMP)  ## Train: CONFIG=tabletop_ppo_vla ARGS="runner.max_steps=10 ..."
-	@$(BIN)/python examples/embodiment/train_embodied_agent.py --config-name $(CONFIG) $(ARGS)
+	@$(BIN)/python examples/embodiment/train_embodied_agent.py --config-name $(or $(CONFIG),tabletop_ppo_vla) $(ARGS)
+
+train-math: $(STAMP)  ## Train a language model: CONFIG=math_arithmetic_grpo ARGS="..."
+	@$(BIN)/python examples/math/train_math.py --config-name $(or $(CONFIG),math_arithmetic_grpo) $(ARGS)
 
 test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)
 	@$(BIN)/python -m pytest $(TESTS)

@@ -15,13 +15,15 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
 
 OUT = Path(__file__).resolve().parent / "config_reference.md"
 HEAD = """# Config reference
 
-Every key of a config, from the schema in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py). The defaults
-here are the schema's; the files under `configs/` set others on top ([how configs compose](configuration.md)). Written
+Every key of a config, from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
+`runner.task_type: reasoning`, [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py). The defaults here are
+theirs; the files under `configs/` set others on top ([how configs compose](configuration.md)). Written
 by `python docs/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
@@ -35,11 +37,19 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, field in Config.model_fields.items():
-        assert isinstance(field.annotation, type)
-        parts += [f"## {name}", _table(list(_rows(field.annotation, f"{name}.")))]
+        parts += [f"## {name}", _table(list(_rows(_section(field), f"{name}.")))]
+    parts.append("# Of reasoning runs\n\nSections that are not listed here are as above.")
+    for name, field in ReasoningConfig.model_fields.items():
+        if name not in Config.model_fields or _section(field) is not _section(Config.model_fields[name]):
+            parts += [f"## {name} (reasoning)", _table(list(_rows(_section(field), f"{name}.")))]
     for title, model in LIST_ITEMS.items():
         parts += [f"## {title}", _table(list(_rows(model, "")))]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _section(field: FieldInfo) -> type[BaseModel]:
+    assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return field.annotation
 
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:

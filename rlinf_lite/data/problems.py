@@ -48,7 +48,8 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
         raise DatasetError([problem + ". Use fewer, or more data"])
     if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
         raise DatasetError([f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"])
-    _check_solutions(train, cfg)
+    if cfg.sft.num_steps:
+        _check_solutions(train, cfg)
     return Problems(train, val, tokenizer)
 
 

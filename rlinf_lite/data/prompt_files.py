@@ -15,6 +15,8 @@ from rlinf_lite.config.resources import install_command
 
 NUM_SHOWN = 5
 _ROWS_AT_ONCE = 1024
+GSM8K_COLUMNS = {"question", "answer"}
+GSM8K_REQUEST = 'Let us think step by step, and end with the final answer behind "####".'
 
 
 class DatasetError(ValueError):
@@ -52,6 +54,8 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
         raise raw
     if not isinstance(raw, dict):
         raise BadRowError(f"a row is a {type(raw).__name__}, not an object with {prompt_key} and reward_model")
+    if prompt_key not in raw and raw.keys() >= GSM8K_COLUMNS:
+        raw, prompt_key = _from_gsm8k(raw), "prompt"
     prompt = raw.get(prompt_key)
     if not prompt:
         there = ", ".join(map(str, raw)) or "nothing"
@@ -62,6 +66,20 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
         raise BadRowError("data_source must be text, and extra_info an object")
     text = prompt if isinstance(prompt, str) else ""
     return PromptRow(messages, text, source or "", _ground_truth(raw.get("reward_model")), extra_info or {})
+
+
+def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
+    """A row as GSM8K is published (Cobbe et al. 2021): `question`, and an `answer` that ends in `#### number`."""
+    question, answer = raw["question"], raw["answer"]
+    if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
+        raise BadRowError("question and answer are not as in GSM8K: text, the answer with its number behind ####")
+    truth = answer.rpartition("####")[2].strip().replace(",", "")
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{question} {GSM8K_REQUEST}"}],
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"solution": answer},
+    }
 
 
 def _messages(prompt: Any, prompt_key: str) -> list[dict[str, str]]:
@@ -164,13 +182,13 @@ class _Parquet:
         import pyarrow.parquet
 
         self.path = path
-        used = (prompt_key, "data_source", "reward_model", "extra_info")
+        used = (prompt_key, "data_source", "reward_model", "extra_info", *sorted(GSM8K_COLUMNS))
         try:
             names = pyarrow.parquet.read_schema(path).names
             self._table = pyarrow.parquet.read_table(path, columns=[name for name in used if name in names])
         except pyarrow.ArrowException as error:
             raise DatasetError([f"{path}: is not Parquet, or is damaged: {error}"]) from error
-        if prompt_key not in names:
+        if prompt_key not in names and not set(names) >= GSM8K_COLUMNS:
             raise DatasetError(
                 [f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key"]
             )

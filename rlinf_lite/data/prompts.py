@@ -1,7 +1,8 @@
 """Prompts with known answers, from JSONL and Parquet files, for language models that are scored by rules.
 
 A row is `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info}`. `prompt` is a list of
-`{role, content}`, which the tokenizer's chat template puts together, or text, which is tokenised as it is.
+`{role, content}`, which the tokenizer's chat template puts together, or text, which is tokenised as it is. Rows of
+`question` and `answer`, as GSM8K is published, are read too.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from rlinf_lite.config import schema
+from rlinf_lite.config import reasoning, schema
 
-NOT_READERS = {"schema.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py", "sizes.py", "memory.py"}
+NOT_READERS = {"schema.py", "reasoning.py", "reasoning_checks.py", "placing.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py", "sizes.py", "memory.py"}
 
 
 def sections() -> Iterator[type[BaseModel]]:
-    for value in vars(schema).values():
+    for value in {**vars(schema), **vars(reasoning)}.values():
         if isinstance(value, type) and issubclass(value, schema.Section) and value is not schema.Section:
             yield value
 

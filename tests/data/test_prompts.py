@@ -118,7 +118,7 @@ def test_long_prompts_are_dropped_and_counted(tokenizer: PreTrainedTokenizerBase
 def test_every_bad_row_is_listed_with_what_is_missing(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [
         row("fine"),
-        {"question": "two", "answer": "4"},
+        {"problem": "two", "answer": "4"},
         row("two", None),
         {"prompt": "two"},
         "not json",
@@ -134,7 +134,7 @@ def test_every_bad_row_is_listed_with_what_is_missing(chat_tokenizer: PreTrained
     with pytest.raises(DatasetError) as caught:
         PromptDataset(path, chat_tokenizer, 100)
     expected = {
-        2: "no prompt, which is text or a list of {role, content} (there is question, answer)",
+        2: "no prompt, which is text or a list of {role, content} (there is problem, answer)",
         3: "no ground truth",
         4: "no ground truth",
         5: "is not JSON",
@@ -169,10 +169,8 @@ def test_damaged_parquet(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> 
     damaged = tmp_path / "a.parquet"
     damaged.write_bytes(b"PAR1 and nothing else")
     assert "is not Parquet, or is damaged" in problems_of(damaged, tokenizer, 100)[0]
-    other = parquet(tmp_path / "b.parquet", [{"question": "two", "answer": "4"}])
-    assert (
-        "there is no column prompt (there is question, answer). Set prompt_key" in problems_of(other, tokenizer, 9)[0]
-    )
+    other = parquet(tmp_path / "b.parquet", [{"problem": "two", "answer": "4"}])
+    assert "there is no column prompt (there is problem, answer). Set prompt_key" in problems_of(other, tokenizer, 9)[0]
 
 
 def test_parquet_without_pyarrow_says_what_installs_it(
@@ -251,3 +249,16 @@ def test_a_state_of_other_data_is_refused() -> None:
 def test_a_batch_of_more_rows_than_there_are_is_refused(batch_size: int) -> None:
     with pytest.raises(ValueError, match=f"a batch of {batch_size} prompts out of a data set of 10 rows"):
         ResumableSampler(10, batch_size, seed=0)
+
+
+def test_rows_of_gsm8k_as_published(tmp_path, chat_tokenizer):
+    row = {"question": "How many are 1,000 and 200?", "answer": "1000 + 200 = <<1000+200=1200>>1200\n#### 1,200"}
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    prompt = PromptDataset(file, chat_tokenizer, 400)[0]
+    assert (prompt.data_source, prompt.ground_truth) == ("openai/gsm8k", "1200")
+    assert prompt.extra_info["solution"] == row["answer"]
+    assert row["question"].lower() in chat_tokenizer.decode(prompt.prompt_ids)
+    file.write_text(json.dumps({"question": "?", "answer": "none"}) + "\n")
+    with pytest.raises(DatasetError, match="row 1: question and answer are not as in GSM8K"):
+        PromptDataset(file, chat_tokenizer, 400)

@@ -14,18 +14,20 @@ import numpy as np
 import pytest
 import yaml
 
-from rlinf_lite.config import Config, load_config
+from rlinf_lite.config import Config, ReasoningConfig, load_config
 from rlinf_lite.config.explain import schema_keys
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 DEFAULT_CONFIG = "tabletop_ppo_vla"
+DEFAULT_MATH_CONFIG = "math_arithmetic_grpo"
 IDS = [str(page.relative_to(REPO)) for page in PAGES]
 
 FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```", re.M | re.S)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-KEY = re.compile(rf"(?:{'|'.join(Config.model_fields)})(?:\.[a-z_]+)+")
+SECTIONS = {**Config.model_fields, **ReasoningConfig.model_fields}
+KEY = re.compile(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+")
 OVERRIDE = re.compile(r"[~+]*[A-Za-z_][\w./@]*=.*", re.S)
 
 
@@ -109,14 +111,15 @@ def test_command_would_run(page: str, words: list[str], monkeypatch: pytest.Monk
         for target in targets:
             assert re.search(rf"^{target}:", (REPO / "Makefile").read_text(), re.M), f"no target {target}"
         assert set(variables) <= {"CONFIG", "ARGS", "TESTS", "EXTRAS", "PYTHON", "VENV"}
-        if targets != ["train"]:
+        default = {"train": DEFAULT_CONFIG, "train-math": DEFAULT_MATH_CONFIG}.get(" ".join(targets))
+        if default is None:
             return
         name, overrides = overrides_of(
-            ["--config-name", variables.get("CONFIG", DEFAULT_CONFIG), *shlex.split(variables.get("ARGS", ""))]
+            ["--config-name", variables.get("CONFIG", default), *shlex.split(variables.get("ARGS", ""))]
         )
     elif program == ".venv/bin/rlinf-lite":
         command, *arguments = arguments
-        if command not in ("train", "sft", "doctor"):
+        if command not in ("train", "sft", "math", "doctor"):
             assert (command, arguments) == ("info", []), f"rlinf-lite {command}"
             return
         name, overrides = overrides_of(arguments)
@@ -126,8 +129,10 @@ def test_command_would_run(page: str, words: list[str], monkeypatch: pytest.Monk
         )
         script, *arguments = arguments
         assert (REPO / script).is_file(), f"no file {script}"
-        if script != "examples/embodiment/train_embodied_agent.py":
+        if script not in ("examples/embodiment/train_embodied_agent.py", "examples/math/train_math.py"):
             return
+        if "math" in script:
+            monkeypatch.setattr(sys.modules[__name__], "DEFAULT_CONFIG", DEFAULT_MATH_CONFIG)
         name, overrides = overrides_of(arguments)
     load_config(name, overrides)
 
@@ -147,7 +152,7 @@ def test_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_files_and_keys_exist(page: Path) -> None:
-    known, wrong = set(schema_keys()), []
+    known, wrong = {*schema_keys(), *schema_keys(ReasoningConfig)}, []
     for text in INLINE_CODE.findall(FENCE.sub("", page.read_text())):
         word = text.split()[0].split("=")[0].rstrip(":")
         is_path = re.fullmatch(r"(configs|examples|rlinf_lite|tests|benchmarks|docs|assets)/[\w./-]*", text)
@@ -162,7 +167,9 @@ def test_files_and_keys_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_yaml_is_a_valid_part_of_a_config(page: Path) -> None:
     for _, body in blocks(page, "yaml"):
-        Config.model_validate(yaml.safe_load(body))
+        content = yaml.safe_load(body)
+        is_reasoning = content.get("runner", {}).get("task_type") == "reasoning"
+        (ReasoningConfig if is_reasoning else Config).model_validate(content)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

@@ -201,3 +201,59 @@ def test_not_finite_updates_are_skipped_and_then_end_the_run(start_reasoning):
     runner = start_reasoning("actor.optim.lr=1e30", "runner.max_steps=4", "control.max_bad_updates=2")
     with pytest.raises(WorkerError, match=r"not finite \(data rows"):
         runner.run()
+
+
+@pytest.fixture
+def tiny_qwen(tmp_path, repo):
+    """A checkpoint as Qwen2.5's are published, of 0.1 M parameters."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(str(repo / "assets" / "char_tokenizer"))
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    directory = tmp_path / "qwen"
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("config", ["gsm8k_grpo_qwen2_5_0_5b", "gsm8k_ppo_qwen2_5_0_5b"])
+def test_configs_of_real_models_run_on_a_checkpoint_as_published(cluster, tiny_qwen, tmp_path, config):
+    rows = [{"question": f"What is {i} and 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(8)]
+    file = tmp_path / "gsm8k.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = [
+        f"rollout.model_dir={tiny_qwen}",
+        f"data={{train_files: [{file}], val_files: [{file}], max_prompt_length: 200, num_prompts: 4}}",
+        "rollout.max_response_length=8",
+        "actor.global_batch_size=8",
+        "algorithm.critic_warmup_steps=0",
+        "runner={task_type: reasoning, max_steps: 1, val_check_interval: 1, save_interval: 1, report: false}",
+        f"runner.logger.log_path={tmp_path}",
+        f"actor.checkpoint_save_path={tmp_path}",
+    ]
+    cfg = load_config(f"math/{config}", small)
+    roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+    try:
+        runner = ReasoningRunner(cfg, open_problems(cfg), **roles)
+        runner.init_workers()
+        result = runner.run()
+    finally:
+        for group in roles.values():
+            group.shutdown()
+    assert result.completed_steps == 1 and result.last_eval.total.num_episodes == 8
+    written, published = (
+        json.loads((d / "config.json").read_text()) for d in (result.checkpoint / "policy", tiny_qwen)
+    )
+    assert written["architectures"] == published["architectures"] == ["Qwen2ForCausalLM"]
+    assert weights(result).keys() == load_file(tiny_qwen / "model.safetensors").keys()
