@@ -22,9 +22,9 @@ OUT = Path(__file__).resolve().parent / "config_reference.md"
 HEAD = """# Config reference
 
 Every key of a config, from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
-`runner.task_type: reasoning`, [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py). The defaults here are
-theirs; the files under `configs/` set others on top ([how configs compose](configuration.md)). Written
-by `python docs/make_config_reference.py`.
+`runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py). The defaults here
+are theirs; the files under `configs/` set others on top ([how configs compose](configuration.md)). Written by
+`python docs/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
     "An entry of `cluster.node_groups`": NodeGroup,

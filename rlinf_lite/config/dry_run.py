@@ -11,7 +11,8 @@ from rlinf_lite.config.names import ROLES
 from rlinf_lite.config.placing import placements
 from rlinf_lite.config.plan import Plan, complete_plan, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import ReasoningPlan, roles_of
+from rlinf_lite.config.reasoning_checks import ReasoningPlan
+from rlinf_lite.config.roles import roles_of
 from rlinf_lite.config.schema import Config
 
 

@@ -12,6 +12,7 @@ from rlinf_lite.config.names import IMPORT_PATH, ROLES, did_you_mean, known_name
 from rlinf_lite.config.placing import PLACEMENT, placements, touches
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import missing_directory, package_problems, policy_directory, resume_problems
+from rlinf_lite.config.roles import fused_roles, roles_of
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.placement import ProcessPlacement
@@ -34,14 +35,6 @@ class ReasoningPlan:
     def num_samples(self) -> int:
         """Responses that a step trains on."""
         return self.config.data.num_prompts * self.config.algorithm.group_size
-
-
-def roles_of(config: ReasoningConfig) -> list[str]:
-    """The roles that a run has."""
-    roles = ["actor", "rollout", "reward"]
-    roles += ["reference"] * (config.algorithm.kl.place != "none")
-    roles += ["critic"] * (config.algorithm.adv_type == "gae")
-    return roles
 
 
 def find_reasoning_problems(config: ReasoningConfig, suspects: set[str]) -> list[str]:
@@ -162,12 +155,6 @@ def _sharing(plan: ReasoningPlan) -> Iterator[str]:
             "model.attn_implementation: actor and rollout share a process and a model (cluster.fuse), and generation "
             "needs sdpa. Use sdpa, or fuse others"
         )
-
-
-def fused_roles(config: ReasoningConfig) -> list[str]:
-    """The roles that `cluster.fuse` names and that the run has; unknown names too."""
-    named = [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
-    return [name for name in named if name not in ROLES or name in roles_of(config)]
 
 
 def _names(plan: ReasoningPlan) -> Iterator[str]:

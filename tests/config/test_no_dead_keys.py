@@ -10,7 +10,10 @@ from pydantic import BaseModel
 
 from rlinf_lite.config import reasoning, schema
 
-NOT_READERS = {"schema.py", "reasoning.py", "reasoning_checks.py", "placing.py", "checks.py", "resources.py", "plan.py", "dry_run.py", "explain.py", "sizes.py", "memory.py"}
+NOT_READERS = {
+    *("schema.py", "reasoning.py", "checks.py", "reasoning_checks.py", "placing.py", "resources.py", "plan.py"),
+    *("dry_run.py", "explain.py", "sizes.py", "memory.py"),
+}
 
 
 def sections() -> Iterator[type[BaseModel]]:

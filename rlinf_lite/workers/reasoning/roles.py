@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlinf_lite.algorithms import needs_values
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import fused_roles
+from rlinf_lite.config.roles import fused_roles
 from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, Worker, WorkerGroup, fuse
 from rlinf_lite.workers.reasoning.actor import LanguageActor
 from rlinf_lite.workers.reasoning.critic import LanguageCritic

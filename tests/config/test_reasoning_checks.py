@@ -1,0 +1,88 @@
+"""Every rule between the keys of a reasoning run, broken alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
+
+BASE = "math/math_arithmetic_grpo"
+BROKEN = {
+    "actor.global_batch_size: a step has 32 prompts x 8 responses = 256 samples, which are no whole number of "
+    "batches of 100 (256 / 100 = 2.56). Use 64": ["actor.global_batch_size=100"],
+    "actor.global_batch_size: 1 samples per update are fewer than the 2 actor ranks": ["actor.global_batch_size=1"],
+    "data.num_prompts: 2 prompts are fewer than 2 rollout workers x 2 stages = 4": [
+        "data.num_prompts=2",
+        "actor.global_batch_size=16",
+        "rollout.pipeline_stage_num=2",
+    ],
+    "sft.batch_size: 1 is less than the number of actor ranks. Use 2": ["sft.batch_size=1"],
+    "actor.max_tokens_per_micro_batch: 10 tokens do not hold one sequence of 24 + 48 = 72": [
+        "actor.max_tokens_per_micro_batch=10"
+    ],
+    "rollout.max_response_length: 24 + 5000 = 5024 tokens (with data.max_prompt_length), and the model has 512 "
+    "positions. Use 488 or less": ["rollout.max_response_length=5000"],
+    "algorithm.group_size: grpo compares the responses to a prompt, and there is 1. Use 2": [
+        "algorithm.group_size=1",
+        "actor.global_batch_size=32",
+    ],
+    "algorithm.critic_warmup_steps: grpo has no critic": ["algorithm.critic_warmup_steps=1"],
+    "algorithm.clip_ratio_c: is 1, and the dual clip must be above 1": ["algorithm.clip_ratio_c=1"],
+    "algorithm.kl.controller: adaptive steers the weight of the KL in the reward": ["algorithm.kl.controller=adaptive"],
+    "cluster.fuse: there is no role 'learner'": ["cluster.fuse='actor,learner'"],
+    "cluster.fuse: actor,actor names a role twice": ["cluster.fuse='actor,actor'"],
+    "cluster.fuse: actor and reward share processes, and cluster.component_placement puts them in different places": [
+        "cluster.fuse='actor,reward'"
+    ],
+    "model.attn_implementation: actor and rollout share a process": ["model.attn_implementation=eager"],
+    "actor.strategy: nothing is registered as 'fspd'. Did you mean fsdp?": ["actor.strategy=fspd"],
+    "algorithm.adv_type: nothing is registered as 'grppo'. Did you mean grpo?": ["algorithm.adv_type=grppo"],
+    "reward.fn: 'length' is no import path": ["reward.fn=length"],
+    "rollout.model_dir: no directory 'nowhere'": ["rollout.model_dir=nowhere"],
+    "data.train_files: no file 'rows.jsonl'": ["data.train_files=[rows.jsonl]", "runner.val_check_interval=-1"],
+    "runner.resume: no directory 'nowhere'": ["runner.resume=nowhere"],
+    "rollout.tempreature: there is no such key. Did you mean rollout.temperature?": ["+rollout.tempreature=1"],
+    "env: there is no such key": ["+env.id=tabletop"],
+    "cluster.component_placement: no component is called 'env'": ["+cluster.component_placement.env=0"],
+}
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(BASE, overrides)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(("said", "overrides"), BROKEN.items(), ids=lambda x: x[:50] if isinstance(x, str) else "")
+def test_one_broken_rule_is_one_problem(said: str, overrides: list[str]) -> None:
+    found = problems(*overrides)
+    assert len(found) == 1 and found[0].startswith(said), found
+
+
+def test_all_problems_come_at_once() -> None:
+    found = problems("actor.global_batch_size=100", "reward.fn=length", "+rolout.x=1", "actor.optim.lr=fast")
+    assert [text.partition(":")[0] for text in found] == [
+        "rolout",
+        "actor.optim.lr",
+        "actor.global_batch_size",
+        "reward.fn",
+    ]
+
+
+def test_a_role_that_the_algorithm_needs_must_be_placed() -> None:
+    placement = "cluster.component_placement={actor: 0, rollout: 0, reward: 0}"
+    alone = ["~cluster.component_placement", placement, "cluster.fuse=null"]
+    assert isinstance(load_config(BASE, alone), ReasoningConfig)
+    found = problems(*alone, "algorithm.adv_type=gae", "algorithm.kl.place=loss")
+    assert found == [
+        f"cluster.component_placement: {role} is not placed. Add a line such as '{role}: all'"
+        for role in ("reference", "critic")
+    ]
+
+
+def test_files_to_train_on_without_some_to_evaluate_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    found = problems(f"data.train_files=[{tmp_path / 'rows.jsonl'}]")
+    assert found == ["data.val_files: is empty, and runner.val_check_interval is not. Name some, or set that to -1"]
