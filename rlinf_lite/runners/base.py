@@ -41,6 +41,8 @@ class RunResult:
     total_steps: int
     evals: list[EvalSummary]
     report: Path | None
+    measure: str
+    """How to evaluate the checkpoint."""
 
     @property
     def first_eval(self) -> EvalSummary | None:
@@ -66,7 +68,7 @@ class RunResult:
             more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
             lines.append(f"  checkpoint: {self.checkpoint}")
             lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
-            lines.append(f"  measure: {sys.executable} -m rlinf_lite.cli eval --checkpoint {self.checkpoint}")
+            lines.append(f"  measure: {self.measure}")
         return "\n".join(lines)
 
 
@@ -142,8 +144,19 @@ class Runner(ABC):
         checkpoint = newest[0] if newest else None
         report = self._write_report() if cfg.report else None
         return RunResult(
-            self.completed_steps, interrupted, self.run_dir, checkpoint, self.total_steps, list(self._evals), report
+            self.completed_steps,
+            interrupted,
+            self.run_dir,
+            checkpoint,
+            self.total_steps,
+            list(self._evals),
+            report,
+            self._how_to_measure(checkpoint),
         )
+
+    def _how_to_measure(self, checkpoint: Path | None) -> str:
+        """A command that evaluates a checkpoint."""
+        return f"{sys.executable} -m rlinf_lite.cli eval --checkpoint {checkpoint}"
 
     def prepare(self) -> None:  # noqa: B027 (most runs have nothing to do)
         """What comes before the first step of this process; an interrupt is handled as within a step."""

@@ -6,6 +6,7 @@ critic.compute_values -> KL -> advantages -> critic.update_critic, actor.update_
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilization, write_chrome_trace
+from rlinf_lite.metrics.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import Runner
@@ -153,7 +155,8 @@ class ReasoningRunner(Runner):
                 yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self.actor.world_size))
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Answer the problems to evaluate on, greedily, with the actor's present weights."""
+        """Answer the problems to evaluate on, greedily, with the actor's present weights; the answers are written
+        beside where `videos` would go."""
         val = self.problems.val
         assert val is not None, "a run that evaluates has data.val_files"
         with self._phase("eval"):
@@ -165,11 +168,25 @@ class ReasoningRunner(Runner):
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
         self._take_metrics(batch, rewards)
+        if videos is not None:
+            self._write_answers(prompts, rewards, videos.with_suffix(".answers.jsonl"))
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources, scores = batch.non_tensor_batch["data_source"].tolist(), rewards.batch["scores"].tolist()
         numbers = zip(rows.tolist(), sources, lengths, scores, strict=True)
         answers = [Answer(row, source or "problems", row, n, score) for row, source, n, score in numbers]
         return summarize_episodes(answers, "greedy")
+
+    def _write_answers(self, prompts: DataProto, rewards: DataProto, path: Path) -> None:
+        """Every problem, answer and score, a JSON object per line."""
+        texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
+        truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
+        with path.open("w") as file:
+            for row in zip(texts, responses, truths, rewards.batch["scores"].tolist(), strict=True):
+                names = ("prompt", "response", "ground_truth", "score")
+                file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+
+    def _how_to_measure(self, checkpoint: Path | None) -> str:
+        return f"the same command with {measure_overrides(checkpoint)}" if checkpoint else "no checkpoint"
 
     def _answers(
         self, prompts: DataProto, missing: int, counts: dict[str, int], scores: list[torch.Tensor]

@@ -257,3 +257,35 @@ def test_configs_of_real_models_run_on_a_checkpoint_as_published(cluster, tiny_q
     )
     assert written["architectures"] == published["architectures"] == ["Qwen2ForCausalLM"]
     assert weights(result).keys() == load_file(tiny_qwen / "model.safetensors").keys()
+
+
+def test_the_report_shows_answers_before_and_after(start_reasoning):
+    asked = ["reward.fn=null", "runner.val_check_interval=2", "runner.report=true", "runner.timeline=true"]
+    result = start_reasoning(*asked).run()
+    page = result.report.read_text()
+    assert "<th>Before, step 0</th><th>After, step 2</th>" in page and "Response length" in page
+    lines = (result.run_dir / "eval" / "step_000002.answers.jsonl").read_text().splitlines()
+    assert len(lines) == 6 and {*json.loads(lines[0])} == {"prompt", "response", "ground_truth", "score"}
+    trace = json.loads((result.run_dir / "timeline.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert {"generate", "score", "log-probs", "update"} <= names
+
+
+def test_stages_overlap_with_scoring(start_reasoning, tmp_path):
+    """With rollout and actor on different slots, finished groups are scored while others are generated."""
+    apart = [
+        APART,
+        "rollout.max_batch_size=32",
+        "data.num_prompts=32",
+        "data.arithmetic.num_train=64",
+        "actor.global_batch_size=128",
+    ]
+    lines = {}
+    for stages in (1, 4):
+        overrides = [*apart, f"rollout.pipeline_stage_num={stages}"]
+        result = start_reasoning(*overrides, "algorithm.adv_type=rloo", root=tmp_path / str(stages)).run()
+        start_reasoning.stop()
+        lines[stages] = read_metrics(result.run_dir)[-1]
+    assert lines[1]["perf/overlap_frac"] == 0
+    assert lines[4]["perf/overlap_frac"] > 0.3
+    assert lines[4]["rollout/rewards"] == pytest.approx(lines[1]["rollout/rewards"])

@@ -26,6 +26,9 @@ CHARTS = (
     _Spec(
         "Success", {"env/success_once": "training"}, "of episodes", True, (0, 1), ("success_once", "success_interval")
     ),
+    _Spec("Reward", {"rollout/all_rewards": "training"}, "per response"),
+    _Spec("Response length", {"rollout/response_length": "training"}, "tokens", bounds=(0, None)),
+    _Spec("Distance to the reference", {"rollout/ref_kl": "KL", "train/actor/ref_kl": "KL"}, "nats per token"),
     _Spec("Return", {"env/return": "training"}, "per episode", evaluated=("return_mean", "return_interval")),
     _Spec("Imitation loss", {"train/actor/sft_loss": "imitation loss"}),
     _Spec("Policy loss", {"train/actor/policy_loss": "policy loss"}),
@@ -38,6 +41,7 @@ CHARTS = (
     _Spec("Learning rate", {"train/actor/lr": "learning rate"}, bounds=(0, None)),
     _Spec("Throughput", {"perf/env_steps_per_s": "throughput"}, "env steps / s", bounds=(0, None)),
     _Spec("Throughput", {"perf/samples_per_s": "throughput"}, "samples / s", bounds=(0, None)),
+    _Spec("Throughput", {"perf/tokens_per_s": "throughput"}, "tokens / s", bounds=(0, None)),
     _Spec(
         "Pipeline",
         {

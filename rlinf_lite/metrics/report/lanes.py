@@ -11,7 +11,7 @@ from rlinf_lite.metrics.report.run_files import Line
 
 WIDTH, LEFT, RIGHT = 1120, 84, 8
 LANE, LANE_GAP, AXIS = 22, 8, 24
-ORDER = ("driver", "env", "rollout", "actor")
+ORDER = ("driver", "env", "rollout", "reward", "reference", "critic", "actor")
 MIN_WIDTH = 0.8
 """Pixels: what is shorter is merged with its neighbours."""
 ZOOM_DECISIONS = 12
@@ -64,7 +64,7 @@ def draw_zoom(tasks: list[Task]) -> str:
     lanes = len({task.lane for task in acts})
     first = len(acts) // 2
     window = acts[first : first + ZOOM_DECISIONS * lanes]
-    if len(window) < ZOOM_DECISIONS * lanes:
+    if not lanes or len(window) < ZOOM_DECISIONS * lanes:
         return ""
     return _draw(tasks, window[0].start, window[-1].end, f"{ZOOM_DECISIONS} decisions per env worker, lane by lane")
 

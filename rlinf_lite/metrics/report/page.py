@@ -29,6 +29,16 @@ PHASES = {
     "advantages": "advantages",
 }
 """Shown in the series' colours, in this order: rollouts in that of env, training in that of actor."""
+NUM_ANSWERS = 8
+LANES = {
+    "env": "env steps (shades: stages)",
+    "rollout": "policy acts",
+    "reward": "reward",
+    "reference": "reference",
+    "critic": "critic",
+    "actor": "actor",
+    "driver": "phases of the driver",
+}
 
 
 def render_page(run: RunFiles) -> str:
@@ -54,7 +64,7 @@ def _about(run: RunFiles) -> str:
     learns = f"{algorithm.get('adv_type')} + {algorithm.get('loss_type')}" if algorithm else ""
     parts = [
         f"{env.get('task', '')} ({env.get('id', '')})" if env else "",
-        str(model.get("id", "")),
+        str(model.get("id") or run.section("rollout").get("model_dir") or f"{model.get('size', '')} language model"),
         "imitation" if run.section("runner").get("task_type") == "sft" else learns,
         time.strftime("%-d %B %Y, %H:%M", time.localtime(run.lines[-1]["time"])) if run.lines else "",
     ]
@@ -65,10 +75,12 @@ def _facts(run: RunFiles) -> str:
     limits = [run.section("runner").get(name, -1) for name in ("max_steps", "max_epochs")]
     planned = min((limit for limit in limits if limit > 0), default=0)
     steps = f"{run.completed_steps:,}" + (f" of {planned:,}" if planned else "")
-    facts = [("Steps", steps), ("Env steps", f"{run.env_steps:,}"), ("Time", duration(run.seconds))]
+    facts = [("Steps", steps), ("Time", duration(run.seconds))]
+    facts[1:1] = [("Env steps", f"{run.env_steps:,}")] if run.env_steps else []
     for name, metric, shown in (
         ("Env steps / s", "perf/env_steps_per_s", compact),
         ("Samples / s", "perf/samples_per_s", compact),
+        ("Tokens / s", "perf/tokens_per_s", compact),
         ("Overlap", "perf/overlap_frac", percent),
         ("Env idle", "perf/env_idle_frac", percent),
         ("Rollout idle", "perf/rollout_idle_frac", percent),
@@ -103,14 +115,9 @@ def _pipeline(run: RunFiles) -> str:
     line = next((line for line in run.steps if line["step"] == step), None)
     what = "One step" if step is None else f"Step {step}"
     stated = f" {_utilization(line)}" if line else ""
+    present = {task.component for task in tasks}
     keys = "".join(
-        f'<span class="key t-{component}">{label}</span>'
-        for component, label in (
-            ("env", "env steps (shades: stages)"),
-            ("rollout", "policy acts"),
-            ("actor", "actor"),
-            ("driver", "phases of the driver"),
-        )
+        f'<span class="key t-{component}">{label}</span>' for component, label in LANES.items() if component in present
     )
     zoom = draw_zoom(tasks)
     closer = f"<h3>A dozen decisions of it</h3>{zoom}" if zoom else ""
@@ -131,7 +138,26 @@ def _utilization(line: Line) -> str:
     return ", ".join(parts) + "."
 
 
+def _answers(run: RunFiles) -> str:
+    """The first problems of the evaluation, with the first and the last answers."""
+    first, last = min(run.answers), max(run.answers)
+    steps = [first, last] if last > first else [last]
+    rows = []
+    for answers in zip(*(run.answers[step][:NUM_ANSWERS] for step in steps), strict=True):
+        cells = "".join(
+            f"<td class={'ok' if a['score'] >= 1 else 'ko'}><pre>{escape(a['response'])}</pre></td>" for a in answers
+        )
+        rows.append(f"<tr><td><pre>{escape(answers[0]['prompt'])}</pre></td>{cells}</tr>")
+    head = "".join(f"<th>{name}, step {step:,}</th>" for name, step in zip(("Before", "After"), steps, strict=False))
+    return (
+        "<p>The first problems of the evaluation, the same ones each time.</p>"
+        f"<table class=answers><tr><th>Problem</th>{head}</tr>{''.join(rows)}</table>"
+    )
+
+
 def _episodes(run: RunFiles) -> str:
+    if any(run.answers.values()):
+        return _answers(run)
     if not run.videos:
         off = run.section("env", "eval").get("num_videos") == 0
         why = "<code>env.eval.num_videos</code> is 0" if off else "observations have no images"
@@ -167,13 +193,22 @@ def _commands(run: RunFiles) -> str:
     checkpoint = run.checkpoint
     commands = {"Curves": f"python -m tensorboard.main --logdir {run.run_dir}"}
     if checkpoint is not None:
+        is_reasoning = run.section("runner").get("task_type") == "reasoning"
+        measure = f"rlinf-lite eval --checkpoint {checkpoint}"
+        if is_reasoning:
+            measure = f"the same command with {measure_overrides(checkpoint)}"
         commands = {
-            "Measure the policy": f"rlinf-lite eval --checkpoint {checkpoint}",
+            "Measure the policy": measure,
             "Go on": f"the same command with runner.resume={checkpoint} runner.max_steps=<more>",
             **commands,
         }
     commands["This page anew"] = f"python -m rlinf_lite.metrics.report {run.run_dir}"
     return _pairs(commands.items(), code=True)
+
+
+def measure_overrides(checkpoint: Path) -> str:
+    """What makes a reasoning run evaluate a checkpoint and end."""
+    return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 sft.num_steps=0"
 
 
 def _pairs(pairs: Iterable[tuple[str, str]], code: bool = False) -> str:

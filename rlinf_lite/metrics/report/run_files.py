@@ -33,6 +33,8 @@ class RunFiles:
     versions: dict[str, str]
     trace: Line | None
     """timeline.json"""
+    answers: dict[int, list[Line]]
+    """eval/*.answers.jsonl, by step: of language models"""
 
     @cached_property
     def steps(self) -> list[Line]:
@@ -98,7 +100,13 @@ def read_run(run_dir: str | Path) -> RunFiles:
         config_text=config_text,
         versions=json.loads(_text(run_dir / "versions.json") or "{}"),
         trace=json.loads(trace) if trace else None,
+        answers={content["step"]: _answers(run_dir, content["step"]) for content in evals},
     )
+
+
+def _answers(run_dir: Path, step: int) -> list[Line]:
+    text = _text(run_dir / "eval" / f"step_{step:06d}.answers.jsonl") or ""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def _text(path: Path) -> str | None:
