@@ -18,6 +18,7 @@ from rlinf_lite.config.schema import (
     PositiveInt,
     Section,
     TrainConfig,
+    UnitFloat,
 )
 
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -71,6 +72,8 @@ class ArithmeticConfig(Section):
     """Numbers in a sum."""
     max_number: PositiveInt = 9
     """The largest of them."""
+    terse_frac: UnitFloat = 0.0
+    """Share of the solutions that are the answer alone; supervised training learns from them to guess."""
 
 
 class PromptsConfig(Section):

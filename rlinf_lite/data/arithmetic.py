@@ -31,12 +31,14 @@ def generate(
     split: Literal["train", "test"] = "train",
     num_terms: int = 4,
     max_number: int = 9,
+    terse_frac: float = 0.0,
 ) -> list[dict[str, Any]]:
     """`num_rows` different problems of `num_terms` numbers from 1 to `max_number`; no result on the way is negative.
 
     Rows are `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info: {solution, split, index}}`;
-    the solution is the worked one, its answer included. Equal arguments give equal rows; which split a problem belongs
-    to is a hash of the problem, so that no seed puts one into both.
+    the solution is the worked one, its answer included, but for a share of `terse_frac`, whose solutions are the answer
+    alone: an imitator then learns to guess as well as to work out. Equal arguments give equal rows; which split a
+    problem belongs to is a hash of the problem, so that no seed puts one into both.
 
     Raises:
         ProblemSpaceError: where `num_terms` is below 2, `max_number` below 1, or there are too few such problems.
@@ -53,6 +55,10 @@ def generate(
         problem, steps, answer = _draw(rng, num_terms, max_number)
         if split_of(problem) == split and problem not in rows:
             rows[problem] = _row(problem, steps, answer, split, len(rows))
+    terse = np.random.default_rng([seed, 1]).random(len(rows)) < terse_frac
+    for row, is_terse in zip(rows.values(), terse, strict=True):
+        if is_terse:
+            row["extra_info"]["solution"] = row["extra_info"]["solution"].rpartition("\n")[2]
     if len(rows) < num_rows:
         raise ProblemSpaceError(
             f"{num_rows} {split} rows were asked for, and {_MAX_DRAWS * num_rows} draws of {num_terms} terms up to "

@@ -92,7 +92,9 @@ def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[in
 def _generated(cfg: ReasoningConfig) -> Path:
     """A directory below the log path with these problems, written where it is not there yet."""
     made, seed = cfg.data.arithmetic, cfg.runner.seed
-    name = f"arithmetic-{made.num_terms}x{made.max_number}-{made.num_train}-{made.num_val}-seed{seed}"
+    name = (
+        f"arithmetic-{made.num_terms}x{made.max_number}-{made.num_train}-{made.num_val}-{made.terse_frac:g}-seed{seed}"
+    )
     directory = Path(cfg.runner.logger.log_path) / "problems" / name
     if directory.is_dir():
         return directory
@@ -100,7 +102,7 @@ def _generated(cfg: ReasoningConfig) -> Path:
     partial.mkdir(parents=True, exist_ok=True)
     for file, num_rows, split in (("train", made.num_train, "train"), ("val", made.num_val, "test")):
         try:
-            rows = generate(num_rows, seed, split, made.num_terms, made.max_number)  # type: ignore[arg-type]
+            rows = generate(num_rows, seed, split, made.num_terms, made.max_number, made.terse_frac)  # type: ignore[arg-type]
         except ProblemSpaceError as error:
             raise DatasetError([f"data.arithmetic: {error}"]) from error
         (partial / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

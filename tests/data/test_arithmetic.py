@@ -44,3 +44,11 @@ def test_too_few_problems_are_counted():
         generate(9, 0, num_terms=2, max_number=1)
     with pytest.raises(ProblemSpaceError, match="num_terms is 1"):
         generate(9, 0, num_terms=1)
+
+
+def test_terse_solutions_are_the_answer_alone() -> None:
+    worked, terse = (generate(400, 3, terse_frac=share) for share in (0.0, 0.5))
+    assert [row["prompt"] for row in worked] == [row["prompt"] for row in terse]
+    short = [row for row in terse if "\n" not in row["extra_info"]["solution"]]
+    assert 150 < len(short) < 250
+    assert all(row["extra_info"]["solution"] == f"#### {row['reward_model']['ground_truth']}" for row in short)
