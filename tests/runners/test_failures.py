@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
+from tests.runners.processes import processes_below, wait_until_gone
 
 BROKEN = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "runner.max_steps=50"]
 
@@ -68,37 +69,6 @@ def run_example(*overrides, root):
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
-
-
-def processes_below(pid):
-    """Every descendant of a process, by parent links."""
-    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
-    children: dict[int, list[int]] = {}
-    for child, parent in zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True):
-        children.setdefault(parent, []).append(child)
-    found, stack = [], [pid]
-    while stack:
-        found += (below := children.get(stack.pop(), []))
-        stack += below
-    return found
-
-
-def alive(pids):
-    def running(pid):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    return [pid for pid in pids if running(pid)]
-
-
-def wait_until_gone(pids, limit_s=10.0):
-    deadline = time.monotonic() + limit_s
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return alive(pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
