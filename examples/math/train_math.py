@@ -38,8 +38,8 @@ def train(cfg: ReasoningConfig) -> int:
     check_rewards(cfg, problems)
     with Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
-        print(placement.describe())
         roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
+        print(placement.describe(list(roles)))
 
         runner = ReasoningRunner(cfg, problems, **roles)
         runner.init_workers()

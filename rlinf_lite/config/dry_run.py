@@ -12,6 +12,7 @@ from rlinf_lite.config.placing import placements
 from rlinf_lite.config.plan import Plan, complete_plan, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.reasoning_checks import ReasoningPlan
+from rlinf_lite.config.reasoning_memory import decoder_of, estimate_reasoning
 from rlinf_lite.config.roles import roles_of
 from rlinf_lite.config.schema import Config
 
@@ -20,13 +21,16 @@ def describe(config: Config | ReasoningConfig) -> str:
     """Sections of text about a config that has passed its checks; imports neither torch nor ray."""
     from rlinf_lite.scheduler.placement import HybridComponentPlacement  # see plan.py about the direction
 
+    names = roles_of(config) if isinstance(config, ReasoningConfig) else None
     sections = {
         "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
-        "placement": HybridComponentPlacement(config).describe(),
+        "placement": HybridComponentPlacement(config).describe(names),
     }
     if isinstance(config, ReasoningConfig):
         placed = placements(config.cluster, ROLES, (), set())[0]
-        sections["one step"] = "\n".join(_reasoning_arithmetic(ReasoningPlan(config, placed)))
+        reasoning = ReasoningPlan(config, placed)
+        sections["one step"] = "\n".join(_reasoning_arithmetic(reasoning))
+        sections["memory per rank, estimated"] = "\n".join(_reasoning_memory(reasoning))
     else:
         plan = complete_plan(config)
         arithmetic = _sft_arithmetic(plan) if config.runner.task_type == "sft" else _arithmetic(plan)
@@ -61,6 +65,18 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
     )
     sft = config.sft
     yield from [f"before        {sft.num_steps} supervised updates of {sft.batch_size} solutions"] * bool(sft.num_steps)
+
+
+def _reasoning_memory(plan: ReasoningPlan) -> Iterator[str]:
+    decoder = decoder_of(plan.config)
+    if decoder is None:
+        yield "known once the model is loaded: its config.json is of no kind that is known here"
+        return
+    yield f"model         {decoder.parameters} parameters"
+    for role, parts in estimate_reasoning(plan, decoder).items():
+        shown = " + ".join(f"{part} {byte_text(count)}" for part, count in parts.items() if count)
+        yield f"{role:<13} {shown} = {byte_text(sum(parts.values()))}"
+    yield "On top: per process what torch, CUDA and Ray take (see docs/memory.md)."
 
 
 def _sft_arithmetic(plan: Plan) -> Iterator[str]:

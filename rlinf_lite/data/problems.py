@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class Problems:
     """What to train on, and what to evaluate on."""
@@ -43,6 +47,10 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
     arguments = (tokenizer, data.max_prompt_length, data.prompt_key, data.filter_overlong)
     train = PromptDataset(train_files, *arguments)
     val = PromptDataset(val_files, *arguments) if val_files else None
+    for dataset, files in ((train, train_files), (val, val_files)):
+        if dataset is not None and dataset.num_overlong:
+            limit = f"data.max_prompt_length = {data.max_prompt_length}"
+            log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, limit)
     if len(train) < data.num_prompts:
         problem = f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}"
         raise DatasetError([problem + ". Use fewer, or more data"])

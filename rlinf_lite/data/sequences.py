@@ -68,16 +68,20 @@ def sequence_lengths(batch: DataProto) -> np.ndarray:
     return lengths
 
 
-def micro_batches(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+def micro_batches(batch: DataProto, max_tokens: int) -> list[np.ndarray]:
     """Rows in parts of at most `max_tokens` each, padding included; rows of like length come together.
 
     A row that is longer than that is a part of its own.
     """
-    order = np.argsort(-lengths, kind="stable")
+    lengths, responses = sequence_lengths(batch), batch.batch["response_mask"].sum(1).numpy()
+    order = np.lexsort((-responses, -lengths))
     parts: list[np.ndarray] = []
     start = 0
     while start < len(order):
-        size = max(int(max_tokens // max(lengths[order[start]], 1)), 1)
+        widths = np.maximum.accumulate((lengths - responses)[order[start:]])
+        widths = widths + np.maximum.accumulate(responses[order[start:]])  # longest prompt and longest response
+        fitting = widths * np.arange(1, len(widths) + 1) <= max_tokens
+        size = max(len(fitting) if fitting.all() else int(fitting.argmin()), 1)
         parts.append(np.sort(order[start : start + size]))
         start += size
     return parts

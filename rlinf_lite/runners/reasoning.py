@@ -27,6 +27,7 @@ from rlinf_lite.metrics.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import Runner
+from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.weights import WeightRoutes
 
@@ -278,7 +279,10 @@ class ReasoningRunner(Runner):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
-        self.sampler.load_state_dict(state["sampler"])
+        try:
+            self.sampler.load_state_dict(state["sampler"])
+        except ValueError as error:
+            raise CheckpointError(f"{self._resume_from}: {error}") from error
         self.kl.load_state_dict(state["kl"])
         self._resumable = self._position()
 

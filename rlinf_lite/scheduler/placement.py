@@ -306,9 +306,9 @@ class HybridComponentPlacement:
     def world_size(self, name: str) -> int:
         return self.get_strategy(name).world_size
 
-    def describe(self) -> str:
-        """A table of slots against components: the ranks that run on each."""
-        names = list(self._components)
+    def describe(self, names: Sequence[str] | None = None) -> str:
+        """A table of slots against components (None: all): the ranks that run on each."""
+        names = [name for name in self._components if names is None or name in names]
         rows = [["slot", "node", *names]]
         for slot in range(self.shape.num_slots):
             ranks = [[str(p.rank) for p in self._components[name].processes if slot in p.slots] for name in names]

@@ -12,7 +12,7 @@ from rlinf_lite.config import reasoning, schema
 
 NOT_READERS = {
     *("schema.py", "reasoning.py", "checks.py", "reasoning_checks.py", "placing.py", "resources.py", "plan.py"),
-    *("dry_run.py", "explain.py", "sizes.py", "memory.py"),
+    *("reasoning_memory.py", "dry_run.py", "explain.py", "sizes.py", "memory.py"),
 }
 
 

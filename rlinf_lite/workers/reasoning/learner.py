@@ -18,7 +18,7 @@ from torch import Tensor
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.sequences import Rows, micro_batches, sequence_lengths, take_rows
+from rlinf_lite.data.sequences import Rows, micro_batches, take_rows
 from rlinf_lite.models.causal_lm import LanguageModel
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.workers import sharding
@@ -135,7 +135,7 @@ class Learner:
 
     def _micro_batches(self, batch: DataProto) -> Iterator[tuple[Rows, float]]:
         """Rows, and 1. Every rank gets as many, as sharded models compute in step: some again, with 0."""
-        parts = micro_batches(sequence_lengths(batch), self.cfg.actor.max_tokens_per_micro_batch)
+        parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
         for part in parts:
             yield take_rows(batch, part, self.worker.device), 1.0
         for _ in range(self._largest(len(parts)) - len(parts)):
