@@ -147,6 +147,11 @@ class Progress:
         else:
             self._print(self._line(metrics))
 
+    def start_clock(self) -> None:
+        """What was done until now is no part of a step, nor of the time left."""
+        with self._lock:
+            self._updated = self._clock()
+
     def phase(self, name: str) -> None:
         """What the run is doing now; shown on a terminal only."""
         with self._lock:

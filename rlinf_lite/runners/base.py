@@ -127,6 +127,7 @@ class Runner(ABC):
         ):
             try:
                 self.prepare()
+                self.progress.start_clock()
                 while self.completed_steps < self.total_steps:
                     if self._due(cfg.val_check_interval):
                         self._evaluate_and_log()

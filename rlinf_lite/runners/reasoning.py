@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,19 @@ class Answer:
         return self.return_ >= 1
 
 
+@dataclass
+class _Collected:
+    """What a step has generated so far."""
+
+    parts: list[DataProto] = field(default_factory=list)
+    """Responses to train on."""
+    scores: list[torch.Tensor] = field(default_factory=list)
+    """Of all responses, those that were filtered too."""
+    num_groups: int = 0
+    num_kept: int = 0
+    num_tokens: int = 0
+
+
 class ReasoningRunner(Runner):
     """`reference` and `critic` are for algorithms that need them; see `Runner` for what surrounds the steps."""
 
@@ -78,7 +91,7 @@ class ReasoningRunner(Runner):
         self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
         self._resumable: dict[str, Any] = self._position()
         self._spans: list[Span] = []
-        self._warned_of_rewards = False
+        self._failed_rewards, self._warned_of_rewards = 0, False
 
     def init_workers(self) -> None:
         """Build the models, and load the checkpoint where the run resumes."""
@@ -125,22 +138,18 @@ class ReasoningRunner(Runner):
         Where groups without a signal are filtered, more prompts take their place, `algorithm.max_refills` times.
         """
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
-        parts: list[DataProto] = []
-        counts = {"groups": 0, "tokens": 0}
-        scores: list[torch.Tensor] = []
+        found = _Collected()
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
-            missing = wanted - sum(map(experience.num_groups, parts))
-            parts += self._answers(self._next_prompts(step, refill), missing, counts, scores)
-            if sum(map(experience.num_groups, parts)) >= wanted:
+            self._answer(self._next_prompts(step, refill), found, wanted)
+            if found.num_kept >= wanted:
                 break
         metrics = {
-            "rollout/all_rewards": float(torch.cat(scores).mean()),
-            "rollout/generated_tokens": float(counts["tokens"]),
+            "rollout/all_rewards": float(torch.cat(found.scores).mean()),
+            "rollout/generated_tokens": float(found.num_tokens),
         }
         if algorithm.filter_groups:
-            kept = sum(map(experience.num_groups, parts))
-            metrics["rollout/filtered_groups_frac"] = 1 - kept / counts["groups"]
-        return (experience.in_order(DataProto.concat(parts)) if parts else None), metrics
+            metrics["rollout/filtered_groups_frac"] = 1 - found.num_kept / found.num_groups
+        return (experience.in_order(DataProto.concat(found.parts)) if found.parts else None), metrics
 
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
@@ -149,6 +158,11 @@ class ReasoningRunner(Runner):
         actor += ["rollout_logprobs"] * (algorithm.importance_cap is not None)
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
+            if len(minibatch) < max(group.world_size for group in (self.actor, self.critic) if group is not None):
+                log.warning(
+                    "step %d: a minibatch of %d rows is less than the ranks, and left out", step, len(minibatch)
+                )
+                continue
             if self.critic is not None:
                 columns = experience.for_ranks(minibatch, ["values", "returns"], self.critic.world_size)
                 yield self.critic.update_critic(columns)
@@ -189,11 +203,9 @@ class ReasoningRunner(Runner):
     def _how_to_measure(self, checkpoint: Path | None) -> str:
         return f"the same command with {measure_overrides(checkpoint)}" if checkpoint else "no checkpoint"
 
-    def _answers(
-        self, prompts: DataProto, missing: int, counts: dict[str, int], scores: list[torch.Tensor]
-    ) -> Iterator[DataProto]:
-        """Responses that train, of at most `missing` groups: part by part scored by policy, reference and critic,
-        while the rollout workers generate the next."""
+    def _answer(self, prompts: DataProto, found: _Collected, wanted: int) -> None:
+        """Add responses that train until there are `wanted` groups: part by part scored by policy, reference and
+        critic, while the rollout workers generate the next."""
         algorithm = self.cfg.algorithm
         started = self.rollout.start_generation(prompts)
         parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
@@ -203,20 +215,20 @@ class ReasoningRunner(Runner):
             sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
             self._take_metrics(sequences, rewards)
             batch = sequences.union(rewards)
-            counts["tokens"] += int(batch.batch["response_mask"].sum())
-            counts["groups"] += experience.num_groups(batch)
+            found.num_tokens += int(batch.batch["response_mask"].sum())
+            found.num_groups += experience.num_groups(batch)
             batch = experience.split_baselines(batch, algorithm.group_size)
-            scores.append(batch.batch["scores"])
+            found.scores.append(batch.batch["scores"])
             if algorithm.filter_groups:
-                batch = experience.first_groups(experience.with_signal(batch), missing)
-                missing -= experience.num_groups(batch)
+                batch = experience.first_groups(experience.with_signal(batch), wanted - found.num_kept)
+            found.num_kept += experience.num_groups(batch)
             if len(batch):
                 pending.append((batch, self._scoring(batch)))
         for batch, handles in pending:
             for columns in self._wait(*handles, what="log-probabilities and values"):
                 self._take_metrics(columns)
                 batch = batch.union(columns)
-            yield batch
+            found.parts.append(batch)
 
     def _scoring(self, batch: DataProto) -> list[Handle]:
         rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
@@ -236,7 +248,7 @@ class ReasoningRunner(Runner):
         return prompts
 
     def _supervise(self) -> None:
-        """Train on worked solutions; the steps are logged at step 0."""
+        """Train on the solutions of the problems."""
         sft, train = self.cfg.sft, self.problems.train
         self.progress.message(f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each")
         started = time.time()
@@ -335,8 +347,6 @@ class ReasoningRunner(Runner):
             of_step = (span for span in spans + self._driver_spans if span.start >= started)
             write_chrome_trace(of_step, timeline, step=step)
             self.progress.message(f"timeline of step {step}: {timeline}")
-
-    _failed_rewards = 0
 
 
 def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
