@@ -192,7 +192,7 @@ class DataProto:
         if len(data) == 1:
             return cls(dict(first._tensors), dict(first._arrays), meta, borrowed=first._borrowed)
         return cls(
-            {key: torch.cat([part._tensors[key] for part in data]) for key in first._tensors},
+            {key: _joined([part._tensors[key] for part in data]) for key in first._tensors},
             {key: np.concatenate([part._arrays[key] for part in data]) for key in first._arrays},
             meta,
         )
@@ -310,6 +310,18 @@ def split_rows(num_rows: int, parts: int) -> list[slice]:
     size, larger = divmod(num_rows, parts)
     stops = np.cumsum([size + (part < larger) for part in range(parts)])
     return [slice(int(stop - size - (part < larger)), int(stop)) for part, stop in enumerate(stops)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """torch.cat; in host memory by numpy, whose large arrays lie in huge pages, and by one thread: several would wait
+    for each other wherever something else computes."""
+    first = parts[0]
+    alike = all(part.dtype == first.dtype and part.shape[1:] == first.shape[1:] for part in parts)
+    plain = all(part.device.type == "cpu" and not part.requires_grad and part.is_contiguous() for part in parts)
+    if not (alike and plain and first.numel()):
+        return torch.cat(parts)
+    rows = [part.reshape(len(part), first[0].numel()).view(torch.uint8).numpy() for part in parts]
+    return torch.from_numpy(np.concatenate(rows)).view(first.dtype).view(-1, *first.shape[1:])
 
 
 def _packed(tensor: Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:

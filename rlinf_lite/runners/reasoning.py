@@ -83,6 +83,7 @@ class ReasoningRunner(Runner):
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
         super().__init__(cfg, actor, rollout, *others)
+        torch.set_num_threads(1)  # this process computes little, beside workers that use every core
         self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic
         self.sampler = ResumableSampler(len(problems.train), cfg.data.num_prompts, cfg.runner.seed)
         self.kl = experience.kl_controller(cfg.algorithm.kl)

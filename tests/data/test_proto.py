@@ -162,3 +162,14 @@ def test_pickling_carries_bytes_beside_and_owns_what_arrives_read_only(buffers):
     got.batch["x"] += 1
     got.non_tensor_batch["n"] += 1
     assert same(pickle.loads(head, buffers=frozen), data) and data.batch["x"][0, 0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
+def test_concat_equals_torch_cat(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(rows, *shape).to(dtype) for rows in (2, 0, 5)]
+    parts.append(torch.randn(*shape, 4).to(dtype).movedim(-1, 0))  # not contiguous
+    for chosen in (parts[:3], parts):
+        joined = DataProto.concat([DataProto({"x": part}) for part in chosen]).batch["x"]
+        assert joined.dtype == dtype and torch.equal(joined, torch.cat(chosen))
