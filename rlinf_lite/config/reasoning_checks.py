@@ -178,10 +178,11 @@ def _files(plan: ReasoningPlan) -> Iterator[str]:
     for key, path in (
         ("rollout.model_dir", config.rollout.model_dir),
         ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
-        ("actor.tokenizer.tokenizer_model", config.actor.tokenizer.tokenizer_model),
         ("critic.model_dir", config.critic.model_dir),
     ):
         yield from missing_directory(key, path)
+    tokenizer = config.actor.tokenizer.tokenizer_model
+    yield from missing_directory("actor.tokenizer.tokenizer_model", tokenizer, is_policy=False)
     for key, paths in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
         for path in paths:
             if not Path(path).is_file():

@@ -19,9 +19,10 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
     for key, path in (
         ("rollout.model_dir", config.rollout.model_dir),
         ("actor.checkpoint_load_path", config.actor.checkpoint_load_path),
-        ("data.teacher_dir", config.data.teacher_dir),
     ):
         yield from ((key, text) for text in missing_directory(key, path))
+    key = "data.teacher_dir"  # what is in it is checked elsewhere
+    yield from ((key, text) for text in missing_directory(key, config.data.teacher_dir, is_policy=False))
     for text in (
         *package_problems(config.runner.logger.backends, config.model.attn_implementation),
         *resume_problems(config.runner.resume),
@@ -30,14 +31,15 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def policy_directory(path: str | Path) -> Path:
-    """Where `config.json` and weights are: `path`, or for a checkpoint step directory its `policy/`.
+    """Where `config.json` and weights are: `path`, or the `policy/` of a checkpoint, of a run's its last one.
 
     `assets/...` that is not in the working directory is what comes with the package.
     """
     directory = Path(path)
     if directory.parts[:1] == ("assets",) and not directory.exists():
         directory = shipped("assets").joinpath(*directory.parts[1:])
-    return directory / "policy" if (directory / "policy").is_dir() else directory
+    within = (directory / "policy", directory / "last" / "policy", directory / "checkpoints" / "last" / "policy")
+    return next((found for found in within if found.is_dir()), directory)
 
 
 def _names(config: Config) -> Iterator[tuple[str, str]]:
@@ -70,10 +72,15 @@ def install_command(extra: str) -> str:
     return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
 
 
-def missing_directory(key: str, path: str | None) -> Iterator[str]:
-    """Where a model should be and is not."""
+def missing_directory(key: str, path: str | None, is_policy: bool = True) -> Iterator[str]:
+    """Where a policy, or something else in a directory, should be and is not."""
     if path is not None and not policy_directory(path).is_dir():
         yield f"{key}: no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null"
+    elif path is not None and is_policy and not (policy_directory(path) / "config.json").is_file():
+        yield (
+            f"{key}: {path!r} is no policy, nor a checkpoint or run that has one: {policy_directory(path)} has no "
+            "config.json. Correct it, or set it to null"
+        )
 
 
 def resume_problems(resume: str) -> Iterator[str]:

@@ -316,4 +316,18 @@ def test_a_missing_extra_gets_the_command(
 def test_paths_must_exist(tmp_path: Path, key: str) -> None:
     [problem] = problems_of(PPO, f"{key}={tmp_path}/nope")
     assert problem.startswith(f"{key}: no directory '{tmp_path}/nope'")
+    (tmp_path / "config.json").write_text("{}")
     assert problems_of(PPO, f"{key}={tmp_path}") == []
+
+
+def test_a_run_stands_for_the_policy_of_its_last_checkpoint(tmp_path: Path) -> None:
+    for name in ("step_000001", "last"):
+        policy = tmp_path / "run" / "checkpoints" / name / "policy"
+        policy.mkdir(parents=True)
+        (policy / "config.json").write_text("{}")
+    last = tmp_path / "run" / "checkpoints" / "last"
+    assert {resources.policy_directory(path) for path in (tmp_path / "run", last.parent, last, last / "policy")} == {
+        last / "policy"
+    }
+    found = problems_of(PPO, f"actor.checkpoint_load_path={tmp_path}")
+    assert found[0].startswith(f"actor.checkpoint_load_path: '{tmp_path}' is no policy, nor a checkpoint or run")

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
 
-BASE = "math/math_arithmetic_grpo"
+BASE = str(Path(__file__).parent / "yaml" / "reasoning.yaml")
 BROKEN = {
     "actor.global_batch_size: a step has 32 prompts x 8 responses = 256 samples, which are no whole number of "
     "batches of 100 (256 / 100 = 2.56). Use 64": ["actor.global_batch_size=100"],
