@@ -37,6 +37,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark("scheduler_bench.py", "scheduler", quick=("--repeats", "2", "--calls", "50", "--items", "5")),
     Benchmark("dataproto_bench.py", "dataproto", quick=("--repeats", "2", "--calls", "5")),
+    Benchmark("generation_bench.py", "generation", quick=("--repeats", "2", "--batch", "8", "--tokens", "8")),
     Benchmark("weight_sync_bench.py", "weight_sync", quick=("--repeats", "3", "--mib", "64")),
     Benchmark("pipeline_bench.py", "pipeline", quick=("--repeats", "1", "--ratios", "1:1")),
     Benchmark("rollout_bench.py", "rollout", quick=("--repeats", "1", "--seconds", "2")),
