@@ -184,16 +184,6 @@ class CausalLM(LanguageModel):
         logprobs, entropy = self._score(states.flatten(0, 1), tokens.flatten(), temperature)
         return TokenOutput(logprobs.view(tokens.shape).clone(), entropy.view(tokens.shape).clone())  # FSDP hooks views
 
-    def sft_loss(self, input_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
-        """Cross-entropy of the tokens that `loss_mask` [B, L] marks, given those before: a scalar, their mean.
-
-        The first column follows from nothing and never counts. Raises SequenceShapeError.
-        """
-        states = self._states(input_ids, attention_mask)
-        counted = loss_mask[:, 1:].bool()
-        logprobs, _ = self._score(states[:, :-1][counted], input_ids[:, 1:][counted], 1.0)
-        return -logprobs.sum() / max(len(logprobs), 1)
-
     def _score(self, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of `tokens` [N] that follow from `states` [N, width]."""
         head = self.language_model.get_output_embeddings()

@@ -79,19 +79,9 @@ def test_checkpointing_keeps_the_gradients():
         model = make().train()
         if checkpointing:
             model.gradient_checkpointing_enable()
-        model.sft_loss(ids, mask, mask).backward()
+        model(ids, mask, 4).logprobs.mean().backward()
         gradients.append(model.language_model.model.layers[0].mlp.up_proj.weight.grad)
     torch.testing.assert_close(*gradients)
-
-
-def test_sft_loss_counts_the_marked_tokens():
-    model = make()
-    ids, mask = rows()
-    marked = mask.clone()
-    marked[:, :-3] = 0
-    logprobs, _ = reference(model, ids, mask, 3, 1.0)
-    torch.testing.assert_close(model.sft_loss(ids, mask, marked), -logprobs.mean())
-    assert model.sft_loss(ids, mask, torch.zeros_like(mask)) == 0
 
 
 def test_autocast_scores_in_float32():
@@ -120,7 +110,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(SequenceShapeError, match="response_length is 12 of 12 columns"):
         model(ids, mask, 12)
     with pytest.raises(SequenceShapeError, match=r"\[3, 12\] and attention_mask is \[3, 11\]"):
-        model.sft_loss(ids, mask[:, 1:], mask)
+        model(ids, mask[:, 1:], 4)
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN2], ids=["tied", "untied"])
