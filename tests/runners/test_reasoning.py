@@ -289,3 +289,12 @@ def test_stages_overlap_with_scoring(start_reasoning, tmp_path):
     assert lines[1]["perf/overlap_frac"] == 0
     assert lines[4]["perf/overlap_frac"] > 0.3
     assert lines[4]["rollout/rewards"] == pytest.approx(lines[1]["rollout/rewards"])
+
+
+def test_half_precision_on_a_shared_model(start_reasoning):
+    """Generation leaves neither its autocast nor its eval mode behind in a process that trains next."""
+    bf16 = ["actor.precision=bf16", "model.gradient_checkpointing=true", "rollout.pipeline_stage_num=2"]
+    result = start_reasoning(*bf16, "runner.save_interval=2", "runner.phase_timeout_s=300").run()
+    for line in read_metrics(result.run_dir):
+        assert 0 < line["rollout/logprob_drift"] < 0.05 and line["train/actor/grad_norm"] > 0
+    assert {tensor.dtype for tensor in weights(result).values()} == {torch.float32}

@@ -94,6 +94,8 @@ class LanguageRollout(Worker):
                 group.append(done)
                 if len(group) == num_sequences:
                     finished += self._unfinished.pop(done.index)
+            if not sizes:
+                next(stream, None)  # lets the engine end
         return self._gather(prompts, finished)
 
     def _params(self, prompts: DataProto) -> SamplingParams:
@@ -116,8 +118,13 @@ class LanguageRollout(Worker):
         ids, mask = prompts.batch["prompt_ids"], prompts.batch["prompt_mask"]
         tokens = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
         keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
-        with autocast(self.device, self.cfg.actor.precision):
-            yield from self.engine.stream(tokens, params, keys)
+        stream = self.engine.stream(tokens, params, keys)
+        while True:
+            with autocast(self.device, self.cfg.actor.precision):  # not while a caller has the response
+                done = next(stream, None)
+            if done is None:
+                return
+            yield done
 
     def _gather(self, prompts: DataProto, generations: list[Generation]) -> DataProto:
         generations = sorted(generations, key=lambda done: (done.index, done.sample))
