@@ -26,8 +26,10 @@ def register_advantage(name: str, needs_values: bool = False) -> Callable[[Advan
     """Make an estimator available as `algorithm.adv_type: <name>`; with `needs_values` a critic trains for it."""
 
     def register(estimator: AdvantageFn) -> AdvantageFn:
-        estimator.__dict__["needs_values"] = needs_values
-        return _ADVANTAGES.register(name)(estimator)
+        registered = _ADVANTAGES.register(name)(estimator)
+        if needs_values:  # under another name it may be registered too
+            estimator.__dict__["needs_values"] = True
+        return registered
 
     return register
 

@@ -14,6 +14,7 @@ from rlinf_lite.algorithms import (
     filter_groups,
     gae,
     grpo,
+    needs_values,
     opo,
     register_advantage,
     reinforce_plus_plus,
@@ -216,6 +217,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_a_taken_name_cannot_be_registered_again() -> None:
     with pytest.raises(ValueError, match="registered already"):
         register_advantage("gae")(gae)
+    assert needs_values("gae")  # a refusal changes nothing
 
 
 def test_missing_and_misshapen_inputs_are_named() -> None:
