@@ -122,7 +122,6 @@ def _metrics(batch: DataProto, advantages: Tensor, returns: Tensor) -> dict[str,
     difference = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
     metrics = {
         "rollout/rewards": float(columns["scores"].mean()),
-        "rollout/response_length": float(mask.sum(1).float().mean()),
         "rollout/stopped_frac": float(columns["stopped"].float().mean()),
         "rollout/logprob_drift": float(masked_mean(difference, mask)),
         "rollout/num_groups": float(num_groups(batch)),

@@ -61,6 +61,7 @@ class _Collected:
     """Responses to train on."""
     scores: list[torch.Tensor] = field(default_factory=list)
     """Of all responses, those that were filtered too."""
+    num_responses: int = 0
     num_groups: int = 0
     num_kept: int = 0
     num_tokens: int = 0
@@ -147,6 +148,7 @@ class ReasoningRunner(Runner):
         metrics = {
             "rollout/all_rewards": float(torch.cat(found.scores).mean()),
             "rollout/generated_tokens": float(found.num_tokens),
+            "rollout/response_length": found.num_tokens / found.num_responses,
         }
         if algorithm.filter_groups:
             metrics["rollout/filtered_groups_frac"] = 1 - found.num_kept / found.num_groups
@@ -217,6 +219,7 @@ class ReasoningRunner(Runner):
             self._take_metrics(sequences, rewards)
             batch = sequences.union(rewards)
             found.num_tokens += int(batch.batch["response_mask"].sum())
+            found.num_responses += len(batch)
             found.num_groups += experience.num_groups(batch)
             batch = experience.split_baselines(batch, algorithm.group_size)
             found.scores.append(batch.batch["scores"])
