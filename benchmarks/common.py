@@ -72,9 +72,14 @@ class Report:
             "comparisons": [asdict(row) | {"met": row.met} for row in self.comparisons],
             "measurements": self.measurements,
         }
-        path.write_text(json.dumps(rounded(content), indent=1, default=str) + "\n")
+        path.write_text(json.dumps(rounded(content), indent=1, default=_shown) + "\n")
         say(f"written: {os.path.relpath(path)}")
         return path
+
+
+def _shown(value: Any) -> str:
+    """In JSON: paths as seen from the root of the clone, which is somewhere else for everybody."""
+    return os.path.relpath(value, RESULTS.parents[1]) if isinstance(value, Path) else str(value)
 
 
 def interleaved(

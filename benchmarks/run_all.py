@@ -1,6 +1,6 @@
 """Every benchmark, one after the other, and one table of all targets.
 
-    python benchmarks/run_all.py             # about 12 minutes on 2 cores; leave the machine alone meanwhile
+    python benchmarks/run_all.py             # about 25 minutes on 2 cores; leave the machine alone meanwhile
     python benchmarks/run_all.py --quick     # few repeats: does everything still run?
     python benchmarks/run_all.py --table     # the table of the results that are there
 
@@ -45,6 +45,7 @@ BENCHMARKS = (
     Benchmark("tabletop_bench.py", "tabletop", quick=("--repeats", "2", "--num-chunks", "10")),
     Benchmark("policy_bench.py", "policy", quick=("--repeats", "2", "--sizes", "tiny", "--batches", "8")),
     Benchmark("loop_bench.py", "loop", quick=("--repeats", "1", "--steps", "2")),
+    Benchmark("control_bench.py", "control", quick=("--blocks", "8", "--steps", "1")),
     Benchmark("chunk_render_bench.py", "chunk_render", quick=("--repeats", "2", "--num-chunks", "2")),
 )
 

@@ -21,11 +21,8 @@ class Session:
 
     def __enter__(self) -> Self:
         placement = HybridComponentPlacement(self._cfg)
-        for name, worker in _WORKERS.items():
-            strategy = placement.get_strategy(name)
-            self._groups[name] = worker.create_group(self._cfg).launch(
-                self._cluster, placement_strategy=strategy, name=name
-            )
+        workers = {name: worker.create_group(self._cfg) for name, worker in _WORKERS.items()}
+        self._groups = self._cluster.launch(placement, **workers)
         return self
 
     def __exit__(self, *_: object) -> None:

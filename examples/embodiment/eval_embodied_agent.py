@@ -36,10 +36,12 @@ def main() -> int:
 
     with Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
-        groups = {
-            name: worker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy(name), name=name)
-            for name, worker in (("actor", EmbodiedFSDPActor), ("rollout", MultiStepRolloutWorker), ("env", EnvWorker))
-        }
+        groups = cluster.launch(
+            placement,
+            actor=EmbodiedFSDPActor.create_group(cfg),
+            rollout=MultiStepRolloutWorker.create_group(cfg),
+            env=EnvWorker.create_group(cfg),
+        )
         runner = EmbodiedRunner(cfg=cfg, **groups)
         runner.init_workers()
         summary = runner.evaluate()

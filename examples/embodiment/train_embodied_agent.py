@@ -25,23 +25,22 @@ def main() -> int:
 
 
 def train(cfg: Config) -> int:
+    from rlinf_lite.control import supervise
     from rlinf_lite.runners import EmbodiedRunner, check_resume
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
     check_resume(cfg)
-    with Cluster.from_config(cfg.cluster) as cluster:
+    with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
         placement = HybridComponentPlacement(cfg)
         print(placement.describe())
-        actor = EmbodiedFSDPActor.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
+        groups = cluster.launch(
+            placement,
+            actor=EmbodiedFSDPActor.create_group(cfg),
+            rollout=MultiStepRolloutWorker.create_group(cfg),
+            env=EnvWorker.create_group(cfg),
         )
-        rollout = MultiStepRolloutWorker.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
-        )
-        env = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy("env"), name="env")
-
-        runner = EmbodiedRunner(cfg=cfg, actor=actor, rollout=rollout, env=env)
+        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor)
         runner.init_workers()
         result = runner.run()
     print(result.describe())

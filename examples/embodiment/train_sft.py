@@ -35,15 +35,13 @@ def train(cfg: Config) -> int:
     with Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
         print(placement.describe())
-        actor = EmbodiedFSDPActor.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("actor"), name="actor"
+        groups = cluster.launch(
+            placement,
+            actor=EmbodiedFSDPActor.create_group(cfg),
+            rollout=MultiStepRolloutWorker.create_group(cfg),
+            env=EnvWorker.create_group(cfg),
         )
-        rollout = MultiStepRolloutWorker.create_group(cfg).launch(
-            cluster, placement_strategy=placement.get_strategy("rollout"), name="rollout"
-        )
-        env = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=placement.get_strategy("env"), name="env")
-
-        runner = SFTRunner(cfg=cfg, actor=actor, rollout=rollout, env=env)
+        runner = SFTRunner(cfg=cfg, **groups)
         runner.init_workers()
         result = runner.run()
     print(result.describe())

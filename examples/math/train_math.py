@@ -28,6 +28,7 @@ def main() -> int:
 
 
 def train(cfg: ReasoningConfig) -> int:
+    from rlinf_lite.control import supervise
     from rlinf_lite.data.problems import open_problems
     from rlinf_lite.runners import ReasoningRunner, check_resume, check_rewards
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
@@ -36,12 +37,12 @@ def train(cfg: ReasoningConfig) -> int:
     check_resume(cfg)
     problems = open_problems(cfg)
     check_rewards(cfg, problems)
-    with Cluster.from_config(cfg.cluster) as cluster:
+    with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
         placement = HybridComponentPlacement(cfg)
         roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
         print(placement.describe(list(roles)))
 
-        runner = ReasoningRunner(cfg, problems, **roles)
+        runner = ReasoningRunner(cfg, problems, **roles, supervisor=supervisor)
         runner.init_workers()
         result = runner.run()
     print(result.describe())

@@ -17,12 +17,14 @@ EXAMPLES = {
     "sft": "embodiment/train_sft.py",
     "math": "math/train_math.py",
 }
+COMMANDS = [*EXAMPLES, "report", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
   sft      collect demonstrations and train a policy on them
   math     train a language model on problems with known answers
   report   write a run's report.html
+  job      supervised jobs: list them, look at one, stop one
   doctor   check this machine and name the fix for each failure
   info     versions, extras, slots, configs, environments, policies
 """
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("command", choices=[*EXAMPLES, "report", "doctor", "info"], metavar="command", help="see below")
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="see below")
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
@@ -46,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rlinf_lite.cli.info import info
 
         return info(arguments)
+    if command == "job":
+        from rlinf_lite.cli.job import job
+
+        return job(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
     if command == "report":
         from rlinf_lite.metrics.report.__main__ import main as report

@@ -376,6 +376,29 @@ class WeightSyncConfig(Section):
 
 
 class ControlConfig(Section):
+    enabled: bool = True
+    """Keep a training run alive: start again what crashes or hangs. In train_embodied_agent.py and train_math.py."""
+    max_restarts: NonNegativeInt = 3
+    """Of one worker, within `restart_window_s`; the next failure ends the run."""
+    max_role_restarts: NonNegativeInt = 10
+    """Of all workers of a component together, within `restart_window_s`."""
+    max_job_restarts: NonNegativeInt = 20
+    """Of all workers together, within `restart_window_s`."""
+    restart_window_s: PositiveFloat = 3600.0
+    """Older failures do not count."""
+    backoff_s: NonNegativeFloat = 1.0
+    """Before the second restart of a worker; doubled with every further one."""
+    max_backoff_s: NonNegativeFloat = 30.0
+    """Longest wait before a restart."""
+    hang_timeout_s: PositiveFloat = 300.0
+    """A worker that computes for so long without coming on, or is not heard of, is ended and replaced."""
+    slow_factor: PositiveFloat = 2.0
+    """A rank that computes so many times longer than the others of its group is reported as slow."""
+    snapshot_interval: NonNegativeInt | Literal["auto"] = "auto"
+    """Steps between copies of the actor's state in shared memory, from which it is rebuilt; auto: as often as costs at
+    most 1% of the time; 0: never, it is rebuilt from the last checkpoint."""
+    backend: str = "kv"
+    """Where the job's state is kept: kv (in Ray), or a directory."""
     max_bad_updates: PositiveInt = 5
     """Stop after this many non-finite updates in a row."""
 

@@ -24,6 +24,7 @@ class Backend(Protocol):
     """One destination. `metrics` are flat floats, nan and inf included."""
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None: ...
+    def rewind(self, step: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -66,6 +67,11 @@ class MetricLogger:
         for backend in self._backends:
             backend.log(step, now, flat)
 
+    def rewind(self, step: int) -> None:
+        """Drop what was logged after `step`: it is done again."""
+        for backend in self._backends:
+            backend.rewind(step)
+
     def close(self) -> None:
         for backend in self._backends:
             backend.close()
@@ -99,6 +105,11 @@ class JsonlBackend:
             error.filename = str(self._path)  # "No space left on device" alone does not say where
             raise
 
+    def rewind(self, step: int) -> None:
+        self._file.close()
+        _drop_steps_after(self._path, step)
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+
     def close(self) -> None:
         self._file.close()
 
@@ -112,9 +123,13 @@ class TensorBoardBackend:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(log_dir), flush_secs=10)
-        if resume_step is not None:  # readers drop what earlier files hold from this step on
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=resume_step + 1, session_log=start))
+        self._start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        if resume_step is not None:
+            self.rewind(resume_step)
+
+    def rewind(self, step: int) -> None:
+        """Readers drop what came from the step after this one on."""
+        self._writer.add_event(self._event(wall_time=time.time(), step=step + 1, session_log=self._start))
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
@@ -149,6 +164,9 @@ class WandbBackend:
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         self._run.log({"runner_step": step, **metrics})
+
+    def rewind(self, step: int) -> None:
+        """What was logged stays: points of a step that is done again lie at the same place of its axis."""
 
     def close(self) -> None:
         self._run.finish()

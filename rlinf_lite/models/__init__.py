@@ -5,8 +5,9 @@ Names are loaded when first used, so that a policy's config (`vla.config`) can b
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlinf_lite.models.base import NOISE_KEY, ActionOutput, CheckpointFormatError, Mode, Policy, PolicyOutput
@@ -14,13 +15,6 @@ if TYPE_CHECKING:
     from rlinf_lite.models.mlp import MLPGaussianPolicy
     from rlinf_lite.models.registry import UnknownPolicyError, build_policy, load_policy, policy_class, register_policy
 
-_MODULES = {
-    "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
-    "check": ["check_policy"],
-    "mlp": ["MLPGaussianPolicy"],
-    "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "NOISE_KEY",
@@ -38,8 +32,12 @@ __all__ = [
     "register_policy",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
+        "check": ["check_policy"],
+        "mlp": ["MLPGaussianPolicy"],
+        "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],
+    },
+)

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +19,16 @@ from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
 from rlinf_lite.metrics.report import write_report
 from rlinf_lite.metrics.report.versions import write_versions
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore
+from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, verify
+from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots
 from rlinf_lite.runners.run_paths import run_paths
-from rlinf_lite.scheduler import Handle, WorkerGroup, wait_all
+from rlinf_lite.runners.run_result import RunResult
+from rlinf_lite.scheduler import Handle, SchedulerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 8.0
 """Longest wait, after Ctrl-C, for an update that is under way."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    completed_steps: int
-    interrupted: bool
-    run_dir: Path
-    checkpoint: Path | None
-    total_steps: int
-    evals: list[EvalSummary]
-    report: Path | None
-    measure: str
-    """How to evaluate the checkpoint."""
-
-    @property
-    def first_eval(self) -> EvalSummary | None:
-        return self.evals[0] if self.evals else None
-
-    @property
-    def last_eval(self) -> EvalSummary | None:
-        return self.evals[-1] if self.evals else None
-
-    def describe(self) -> str:
-        """What was reached, and how to go on."""
-        verb = "stopped" if self.interrupted else "finished"
-        lines = [f"{verb} after {self.completed_steps} of {self.total_steps} steps"]
-        first, last = self.first_eval, self.last_eval
-        if first is not None and last is not None:
-            lines += [f"  before: {first.headline()}"] if first is not last else []
-            lines.append(f"  reached: {last.headline()}")
-            lines += [f"    {row}" for row in last.task_lines(first)] if last.has_tasks else []
-        lines += [f"  report: {self.report}"] if self.report is not None else []
-        lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
-        lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")
-        if self.checkpoint is not None:
-            more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
-            lines.append(f"  checkpoint: {self.checkpoint}")
-            lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
-            lines.append(f"  measure: {self.measure}")
-        return "\n".join(lines)
 
 
 class Runner(ABC):
@@ -87,10 +46,22 @@ class Runner(ABC):
 
     total_steps: int
     completed_steps: int
+    _num_parameters: int
+    _first_step: int
+    _secured_step: int
 
-    def __init__(self, cfg: BaseConfig, actor: WorkerGroup, rollout: WorkerGroup, *others: WorkerGroup) -> None:
-        self.cfg, self.actor, self.rollout = cfg, actor, rollout
+    def __init__(
+        self,
+        cfg: BaseConfig,
+        actor: WorkerGroup,
+        rollout: WorkerGroup,
+        *others: WorkerGroup,
+        supervisor: RunSupervisor | None = None,
+    ) -> None:
+        self.cfg, self.actor, self.rollout, self.supervisor = cfg, actor, rollout, supervisor
         self._groups = (*others, rollout, actor)
+        self._trained_groups = [actor]  # what they hold is in checkpoints alone
+        self._snapshots: Snapshots | None = None
         self.completed_steps = 0
         self._evals: list[EvalSummary] = []
         self._times: dict[str, float] = {}
@@ -119,6 +90,7 @@ class Runner(ABC):
             config=self.cfg.model_dump(mode="json"),
             resume_step=None if self._resume_from is None else self.completed_steps,
         )
+        self._first_step = self._secured_step = self.completed_steps
         interrupted = False
         with (
             self.logger,
@@ -126,21 +98,17 @@ class Runner(ABC):
             Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress,
         ):
             try:
-                self.prepare()
-                self.progress.start_clock()
-                while self.completed_steps < self.total_steps:
-                    if self._due(cfg.val_check_interval):
-                        self._evaluate_and_log()
-                    self.run_step(self.completed_steps)
-                    if self._due(cfg.save_interval):
-                        self.save_checkpoint()
-                if cfg.val_check_interval > 0:
-                    self._evaluate_and_log()
-                if cfg.save_interval > 0:
-                    self.save_checkpoint()
+                self._begin()
+                while self._go_on():
+                    pass
             except KeyboardInterrupt:
                 interrupted = True
                 self._stop_cleanly()
+                if self.supervisor is not None:
+                    self.supervisor.interrupted(self.completed_steps)
+            finally:
+                if self._snapshots is not None:
+                    self._snapshots.remove()
         newest = self.store.steps()[-1:]
         checkpoint = newest[0] if newest else None
         report = self._write_report() if cfg.report else None
@@ -154,6 +122,97 @@ class Runner(ABC):
             report,
             self._how_to_measure(checkpoint),
         )
+
+    def _begin(self) -> None:
+        """What comes before the first step of this process, and a state to go back to."""
+        if self.supervisor is not None:
+            self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
+        self.prepare()
+        if self.supervisor is not None:
+            nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
+            self._snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
+            self._take_snapshot()
+            if not self._snapshots.store.steps() and not self.store.steps():
+                log.warning(
+                    "no snapshots (%s): checkpoints are what the actor is rebuilt from", self._snapshots.why_none
+                )
+                self.save_checkpoint()
+        self.progress.start_clock()
+
+    def _go_on(self) -> bool:
+        """Do what comes next, a step and what surrounds it; False when nothing is left. Where a worker fails, it is
+        started again, and this is done again."""
+        cfg = self.cfg.runner
+        try:
+            if self.completed_steps > self._first_step and self._due(cfg.save_interval):
+                self.save_checkpoint()
+            if self.completed_steps < self.total_steps:
+                if self._due(cfg.val_check_interval):
+                    self._evaluate_and_log()
+                self.run_step(self.completed_steps)
+                self._after_step()
+                return True
+            if cfg.val_check_interval > 0:
+                self._evaluate_and_log()
+            if cfg.save_interval > 0:
+                self.save_checkpoint()
+        except SchedulerError as error:
+            if self.supervisor is None:
+                raise
+            self._recover(self.supervisor, error)
+            return True
+        return False
+
+    def _after_step(self) -> None:
+        """Of a supervised run: what it could go back to. A step is only done once that is there."""
+        if self.supervisor is not None:
+            self._take_snapshot()
+            self._secured_step = self.completed_steps
+            self.supervisor.progress(self.completed_steps)
+
+    def _take_snapshot(self) -> None:
+        if self._snapshots is None or not self._snapshots.due(self.completed_steps):
+            return
+        self._snapshots.take(self.completed_steps, self._write_state)
+
+    def _recover(self, supervisor: RunSupervisor, error: SchedulerError) -> None:
+        started, step = time.monotonic(), self._secured_step
+        self.progress.message(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        recovered = supervisor.recover(error, self._restore)
+        again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "nobody"
+        lost = f", steps done again: {step - self.completed_steps}" if step > self.completed_steps else ""
+        self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
+
+    def _restore(self, recovered: Recovered) -> int:
+        """Go back to the end of a completed step, the last one if possible; returns how many steps that loses."""
+        logged, saved = self.completed_steps, self._saved_step
+        self._training = []
+        if any(group.name in recovered.ranks for group in self._trained_groups):
+            self._load(self._newest_state())
+        else:
+            self._load_state(self._state())
+            self._rewind()
+        self._saved_step = min(saved, self.completed_steps)
+        lost = max(0, self._secured_step - self.completed_steps)
+        self._secured_step = self.completed_steps
+        if self.completed_steps < logged:
+            self._evaluated_step = min(self._evaluated_step, self.completed_steps)
+            self.logger.rewind(self.completed_steps)
+        return lost
+
+    def _newest_state(self) -> Path:
+        """The newest snapshot, or the newest checkpoint."""
+        saved = self.store.steps()
+        for checkpoint in saved[-1:]:
+            verify(checkpoint)
+        snapshots = [] if self._snapshots is None else self._snapshots.store.steps()
+        found = sorted([*saved, *snapshots], key=lambda path: path.name)
+        if not found:
+            raise CheckpointError("the actor cannot be rebuilt: there is neither a snapshot nor a checkpoint")
+        return found[-1]
+
+    def _rewind(self) -> None:  # noqa: B027 (most runs have nothing to do)
+        """Bring workers that still live to the end of the last completed step."""
 
     def _how_to_measure(self, checkpoint: Path | None) -> str:
         """A command that evaluates a checkpoint."""
@@ -187,8 +246,7 @@ class Runner(ABC):
         with self._phase("checkpoint"):
             partial = self.store.begin(step)
             try:
-                self._wait(self.actor.save_checkpoint(str(partial)), what="checkpoint")
-                self._save_state(partial / "training_state")
+                self._write_state(partial)
                 path = self.store.commit(step, partial)
             except OSError as error:
                 raise CheckpointError(f"cannot write the checkpoint {partial}: {error}") from error
@@ -197,6 +255,11 @@ class Runner(ABC):
         self._saved_step = step
         self.progress.message(f"checkpoint {path}")
         return path
+
+    def _write_state(self, directory: Path) -> None:
+        """Everything that training goes on from."""
+        self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint")
+        self._save_state(directory / "training_state")
 
     def _state(self) -> dict[str, Any]:
         """What this driver needs to go on from here; JSON."""
@@ -282,6 +345,11 @@ class Runner(ABC):
             ended = time.time()
             self._times[name] = self._times.get(name, 0.0) + ended - started
             self._driver_spans.append(Span(name, started, ended, "driver"))
+
+    def _control_metrics(self) -> dict[str, float]:
+        if self.supervisor is None or self._snapshots is None:
+            return {}
+        return {**self.supervisor.metrics(), "time/snapshot": self._snapshots.took_s}
 
     def _wait(self, *handles: Handle, what: str) -> list[Any]:
         return wait_all(*handles, timeout_s=self.cfg.runner.phase_timeout_s, what=what)

@@ -23,11 +23,12 @@ class CheckpointError(RuntimeError):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, newest `keep` of them."""
+    """The checkpoints of one run, newest `keep` of them. Those that need not outlive the machine are not `durable`:
+    neither checksummed nor forced to disk."""
 
-    def __init__(self, run_dir: Path, keep: int) -> None:
+    def __init__(self, run_dir: Path, keep: int, durable: bool = True) -> None:
         self.root = run_dir / "checkpoints"
-        self._keep = keep
+        self._keep, self._durable = keep, durable
 
     def begin(self, step: int) -> Path:
         """An empty directory to write the checkpoint of `step` into; leftovers of interrupted writes are removed."""
@@ -45,8 +46,9 @@ class CheckpointStore:
         """Checksum, make durable, rename, move `last`, and delete what is older than the newest `keep`."""
         final = self.root / _name(step)
         try:
-            write_checksums(partial)
-            _sync_tree(partial)
+            write_checksums(partial, of_files=self._durable)
+            if self._durable:
+                _sync_tree(partial)
             if final.exists():
                 shutil.rmtree(final)
             partial.rename(final)
@@ -54,7 +56,8 @@ class CheckpointStore:
             link.unlink(missing_ok=True)
             link.symlink_to(final.name)
             link.replace(self.root / "last")
-            _sync_directory(self.root)
+            if self._durable:
+                _sync_directory(self.root)
         except OSError as error:
             raise _write_error(error, partial) from error
         for old in self.steps()[: -self._keep]:
@@ -112,9 +115,9 @@ def verify(checkpoint: Path) -> None:
         raise CheckpointError(f"{file} {problem}: this checkpoint is damaged. {advice}")
 
 
-def write_checksums(directory: Path) -> None:
-    """Write `checksums.json`: size and SHA-256 of every file below `directory`."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+def write_checksums(directory: Path, of_files: bool = True) -> None:
+    """Write `checksums.json`: size and SHA-256 of every file below `directory`, or of none."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file()) if of_files else []
     sums = {str(path.relative_to(directory)): (path.stat().st_size, _digest(path)) for path in files}
     (directory / CHECKSUMS).write_text(json.dumps(sums, indent=1))
 

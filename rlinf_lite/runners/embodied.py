@@ -20,6 +20,15 @@ from rlinf_lite.runners.simulation import SimulationRunner
 class EmbodiedRunner(SimulationRunner):
     """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
 
+    _env_states: dict[int, list[dict[str, Any]]]
+    """By completed steps, the newest two: where every environment was, for steps that are broken off."""
+
+    def init_workers(self) -> None:
+        super().init_workers()
+        if self._resume_from is None:
+            found = self._wait(self.env.state_dict(), what="environment states")[0]
+            self._env_states = {self.completed_steps: [row for rows in found for row in rows]}
+
     def run_step(self, step: int) -> None:
         started = time.time()
         self._times, self._driver_spans = {}, []
@@ -36,17 +45,25 @@ class EmbodiedRunner(SimulationRunner):
         """Environments, policy and the actor's intake run against each other until the batch is complete."""
         with self._phase("generate_rollouts"):
             env, rollout = self.env.interact(step), self.rollout.generate()
-            return self._wait(env, rollout, self.actor.recv_rollout_batch(), what="rollouts")[:2]
+            played = self._wait(env, rollout, self.actor.recv_rollout_batch(), what="rollouts")[:2]
+        states = [row for result in played[0] for row in result["states"]]
+        self._env_states = {step: self._env_states[step], step + 1: states}
+        return played
+
+    def _rewind(self) -> None:
+        self._replay(self._env_states[self.completed_steps])
+
+    def _replay(self, rows: list[dict[str, Any]]) -> None:
+        self._wait(self.env.load_state_dict(rows), what="environments to be brought to where they were")
+        self._env_states = {self.completed_steps: rows}
 
     def _save_state(self, directory: Path) -> None:
         super()._save_state(directory)
-        found = self._wait(self.env.state_dict(self.completed_steps), what="environment states")[0]
-        save_env_states([row for rows in found for row in rows], directory)
+        save_env_states(self._env_states[self.completed_steps], directory)
 
     def _load(self, checkpoint: Path) -> None:
         super()._load(checkpoint)
-        rows = load_env_states(checkpoint / "training_state")
-        self._wait(self.env.load_state_dict(rows), what=f"environments to replay {checkpoint}")
+        self._replay(load_env_states(checkpoint / "training_state"))
 
     def _log_step(
         self,
@@ -68,6 +85,7 @@ class EmbodiedRunner(SimulationRunner):
             "perf/env_steps_per_s": num_env_steps / self._times["step"],
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
             "env/num_steps": self.env_steps,
+            **self._control_metrics(),
         }
         step = self.completed_steps
         self.logger.log(step, metrics)

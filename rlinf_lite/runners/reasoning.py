@@ -28,6 +28,7 @@ from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.checkpoints import CheckpointError
+from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.weights import WeightRoutes
 
@@ -81,9 +82,11 @@ class ReasoningRunner(Runner):
         reward: WorkerGroup,
         reference: WorkerGroup | None = None,
         critic: WorkerGroup | None = None,
+        supervisor: RunSupervisor | None = None,
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
-        super().__init__(cfg, actor, rollout, *others)
+        super().__init__(cfg, actor, rollout, *others, supervisor=supervisor)
+        self._trained_groups += [] if critic is None else [critic]
         torch.set_num_threads(1)  # this process computes little, beside workers that use every core
         self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic
         self.sampler = ResumableSampler(len(problems.train), cfg.data.num_prompts, cfg.runner.seed)
@@ -105,6 +108,7 @@ class ReasoningRunner(Runner):
         if self._resume_from is not None:
             self._init_others()
             self._load(self._resume_from)
+        self._num_parameters = built[0][0] * (1 if self.critic is None else 2)
         log.info("model of %s parameters", f"{built[0][0]:,}")
 
     def prepare(self) -> None:
@@ -339,6 +343,7 @@ class ReasoningRunner(Runner):
             "rollout/failed_rewards": float(self._failed_rewards),
             "perf/tokens_per_s": tokens / self._times["step"],
             "perf/generated_tokens_per_s": tokens / self._times["generate_rollouts"],
+            **self._control_metrics(),
         }
         self._failed_rewards = 0
         if results:

@@ -12,6 +12,7 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.metrics.video import write_gif
 from rlinf_lite.runners.base import Runner
+from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.scheduler import WorkerGroup
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,15 @@ class SimulationRunner(Runner):
     spec: EnvSpec
     env_steps: int
 
-    def __init__(self, cfg: Config, actor: WorkerGroup, rollout: WorkerGroup, env: WorkerGroup) -> None:
-        super().__init__(cfg, actor, rollout, env)
+    def __init__(
+        self,
+        cfg: Config,
+        actor: WorkerGroup,
+        rollout: WorkerGroup,
+        env: WorkerGroup,
+        supervisor: RunSupervisor | None = None,
+    ) -> None:
+        super().__init__(cfg, actor, rollout, env, supervisor=supervisor)
         self.env, self.env_steps = env, 0
         self.total_steps = training_steps(cfg)
 
@@ -43,10 +51,10 @@ class SimulationRunner(Runner):
         self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
         rollout = self.rollout.init(self.layout, self.spec)
         actor = self.actor.init(self.layout, self.spec, self.total_steps)
-        num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
+        self._num_parameters = self._wait(rollout, actor, what="policies to be built")[1][0]
         if self._resume_from is not None:
             self._load(self._resume_from)
-        log.info("policy of %s parameters; %s", f"{num_parameters:,}", self.spec)
+        log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
         """Play the fixed set of seeded episodes with the actor's present weights.

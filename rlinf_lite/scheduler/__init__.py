@@ -5,9 +5,9 @@ Importing this package needs neither ray nor torch: names that do are loaded whe
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlinf_lite.lazy import lazy_names
 from rlinf_lite.scheduler.dispatch import Deferred as Deferred
 from rlinf_lite.scheduler.dispatch import Dispatch as Dispatch
 from rlinf_lite.scheduler.dispatch import Execute as Execute
@@ -44,17 +44,12 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler.handle import Handle as Handle
     from rlinf_lite.scheduler.handle import wait_all as wait_all
 
-_HOME = {
-    "Channel": "channel",
-    "Cluster": "cluster",
-    "Handle": "handle",
-    "WorkerGroup": "group",
-    "fuse": "group",
-    "wait_all": "handle",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "channel": ["Channel"],
+        "cluster": ["Cluster"],
+        "group": ["WorkerGroup", "fuse"],
+        "handle": ["Handle", "wait_all"],
+    },
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,11 +17,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
+from rlinf_lite.scheduler.handle import Handle
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, local_ray
-from rlinf_lite.scheduler.nodes import Node, driver_node_id, find_devices, find_nodes, find_shape, reserve
+from rlinf_lite.scheduler.nodes import (
+    Node,
+    driver_node_id,
+    find_devices,
+    find_nodes,
+    find_shape,
+    find_substitute,
+    reserve,
+)
 from rlinf_lite.scheduler.placement import (
     ClusterShape,
     ComponentPlacement,
+    HybridComponentPlacement,
     ProcessPlacement,
     detect_slots,
     parse_node_ranks,
@@ -32,6 +43,12 @@ from rlinf_lite.scheduler.scratch import ScratchDirs
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ClusterConfig, NodeGroup
     from rlinf_lite.scheduler.group import WorkerGroup
+    from rlinf_lite.scheduler.processes import Processes
+
+log = logging.getLogger(__name__)
+
+LOST_NODE_S = 5.0
+"""How long a substitute for a lost node is waited for, before virtual slots move to the nodes that are left."""
 
 _TINY_SHARE = 0.001
 """Of a slot: enough for Ray to show who is on it, however many share it."""
@@ -50,6 +67,8 @@ class Cluster:
     epoch: int
     oldest_epochs: dict[str, int]
     groups: dict[str, WorkerGroup]
+    feeders: set[tuple[str, str]]
+    """Of which group's results another has been given some."""
 
     _current: Cluster | None = None
 
@@ -70,9 +89,10 @@ class Cluster:
         if Cluster._current is not None:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
         self.num_nodes, self.start_timeout_s = num_nodes, start_timeout_s
-        self.epoch, self.oldest_epochs, self.groups = 0, {}, {}
+        self.epoch, self.oldest_epochs, self.groups, self.feeders = 0, {}, {}, set()
         self._pools: dict[str, frozenset[int]] = {}
         self._used: dict[str, frozenset[int]] = {}
+        self._launching: list[Processes] | None = None
         self._undo = ExitStack()
         Cluster._current = self
         atexit.register(self.shutdown)
@@ -134,6 +154,37 @@ class Cluster:
                 group.shutdown()
         self._undo.close()
 
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Start the groups that are launched inside the block side by side; its end waits until all are there.
+
+        Where one does not start, none is left. Outside of such a block, `launch` waits.
+        """
+        begun: list[Processes] = []
+        self._launching = begun
+        try:
+            yield
+            for processes in begun:
+                processes.wait()
+        except BaseException:
+            for processes in begun:
+                processes.groups[0].shutdown()
+            raise
+        finally:
+            self._launching = None
+
+    def launch(self, placement: HybridComponentPlacement, **groups: WorkerGroup) -> dict[str, WorkerGroup]:
+        """Start groups side by side, each where the component of its name is placed."""
+        with self.launching():
+            return {name: group.launch(self, placement.get_strategy(name), name=name) for name, group in groups.items()}
+
+    def wait_for(self, processes: Processes) -> None:
+        """Wait until processes that have begun are there; inside `launching`, leave that to its end."""
+        if self._launching is None:
+            processes.wait()
+        else:
+            self._launching.append(processes)
+
     def place(self, strategy: ComponentPlacement | Sequence[ProcessPlacement] | str, name: str) -> ComponentPlacement:
         """A placement of this cluster's slots from whatever `launch` was given. Raises PlacementError."""
         if isinstance(strategy, str | int):
@@ -186,7 +237,7 @@ class Cluster:
 
     def actor_options(self, node: Node) -> dict[str, Any]:
         """How to start a Ray actor on a node's reserved slots."""
-        strategy = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=node.rank)
+        strategy = PlacementGroupSchedulingStrategy(self._reserved[node.rank], placement_group_bundle_index=0)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy, "enable_task_events": False}
         if "GPU" in self._bundle:
             options["num_gpus"] = _TINY_SHARE
@@ -231,25 +282,57 @@ class Cluster:
             # another program's Ray does not know our resource; virtual slots take nothing from it
             self._bundle = {SLOT_RESOURCE: slots} if is_own_ray else {"CPU": _TINY_SHARE}
         self._reserved = reserve(self.nodes, self._bundle, self.start_timeout_s)
-        self._undo.callback(_quietly, remove_placement_group, self._reserved)
+        self._undo.callback(self._free_reserved)
         self._devices: list[list[str]] = []
         if self.accelerator == "cuda":
-            self._devices = find_devices(self.nodes, self.shape.slots_per_node, self._reserved, self.start_timeout_s)
+            self._devices = find_devices(self._reserved, self.shape.slots_per_node, self.start_timeout_s)
+
+    def _free_reserved(self) -> None:
+        for reserved in self._reserved:
+            _quietly(remove_placement_group, reserved)
+
+    def watch(self, monitor: str) -> None:
+        """Have the workers of groups that are launched from now on tell a Ray actor every other second what they do."""
+        self._contexts = {node: replace(context, monitor=monitor) for node, context in self._contexts.items()}
+
+    def record_feeders(self, group: str, arguments: Iterable[Any]) -> None:
+        """Note whose results a group is given."""
+        self.feeders |= {(value.group.name, group) for value in arguments if isinstance(value, Handle)}
+
+    def replace_lost_nodes(self) -> None:
+        """Give the place of nodes that are gone to others, for what is started from now on. Raises ClusterError."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for lost in [node for node in self.nodes if node.node_id not in alive]:
+            node = find_substitute(lost, self.nodes, self.shape.slots_per_node, self.accelerator, LOST_NODE_S)
+            log.warning("node %d (%s) is gone; %s takes its place", lost.rank, lost.ip, node.ip)
+            _quietly(remove_placement_group, self._reserved[node.rank])
+            self._reserved[node.rank] = reserve([node], self._bundle, self.start_timeout_s)[0]
+            if self.accelerator == "cuda":
+                found = find_devices([self._reserved[node.rank]], self.shape.slots_per_node, self.start_timeout_s)
+                self._devices[node.rank] = found[0]
+            if node.node_id not in self._contexts:
+                known = get_context()
+                context = self._start_agents(known.uid, [node.node_id])[node.node_id]
+                self._contexts[node.node_id] = replace(context, monitor=self._contexts[known.node_id].monitor)
+            self.nodes[node.rank] = node
 
     def _make_contexts(self, dirs: ScratchDirs) -> dict[str, ProcessContext]:
         driver = driver_node_id()
         node_ids = {node.node_id for node in self.nodes} | {driver}
         if node_ids == {driver}:
             return {driver: ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm)}
+        return self._start_agents(dirs.uid, sorted(node_ids))
+
+    def _start_agents(self, uid: str, node_ids: Sequence[str]) -> dict[str, ProcessContext]:
         agents = []
-        for node_id in sorted(node_ids):
+        for node_id in node_ids:
             agent: Any = ray.remote(NodeAgent).options(
-                name=agent_name(dirs.uid, node_id),
+                name=agent_name(uid, node_id),
                 namespace=RAY_NAMESPACE,
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             )
-            agents.append(agent.remote(dirs.uid, node_id))
+            agents.append(agent.remote(uid, node_id))
             self._undo.callback(_quietly, _end_agent, agents[-1])
         contexts = ray.get([agent.call.remote(get_context) for agent in agents], timeout=self.start_timeout_s)
         return {context.node_id: context for context in contexts}

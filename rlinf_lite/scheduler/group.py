@@ -3,73 +3,31 @@
 from __future__ import annotations
 
 import difflib
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray import cloudpickle
 
-from rlinf_lite.scheduler.context import Address, publish, run_on, withdraw
+from rlinf_lite.scheduler.context import run_on, withdraw
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Deferred, Execute, call_rule, get_dispatch_mode
-from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError
+from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.scheduler.handle import Handle, only, same
-from rlinf_lite.scheduler.host import host_class, ray_method
+from rlinf_lite.scheduler.host import ray_method
 from rlinf_lite.scheduler.mailbox import Abort
-from rlinf_lite.scheduler.nodes import free_port, tail_logs
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.post import push
+from rlinf_lite.scheduler.processes import SHARED_BYTES, Member, Processes
 from rlinf_lite.scheduler.rows import MeshPlace, mesh_mode
 from rlinf_lite.scheduler.worker import Worker
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.cluster import Cluster
-    from rlinf_lite.scheduler.nodes import Node
 
-_SHARED_BYTES = 100_000
-"""Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
-
-
-@dataclass(eq=False)
-class Member:
-    """One worker of a group, as the driver knows it."""
-
-    group: str
-    rank: int
-    node: Node
-    actor: Any
-    process: Any
-    """A reference to the process id and the log files."""
-    index: int = 0
-    """Which of its process's workers it is."""
-    address: Address | None = None
-    """Of its mailbox; None until it is constructed."""
-
-    @property
-    def pid(self) -> int:
-        return int(ray.get(self.process, timeout=5)[0])
-
-    def death(self, ray_message: str) -> WorkerDiedError:
-        """The error for a dead worker, with the tail of its log; tidies up what it left."""
-        where, tail = f"node {self.node.rank} ({self.node.ip})", ""
-        with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
-            pid, log_paths = ray.get(self.process, timeout=5)
-            where = f"{where}, pid {pid}"
-            try:
-                tail = run_on(self.node.node_id, tail_logs, log_paths)
-            except Exception as error:  # the node may be gone with the worker; its death is still reported
-                tail = f"(the log could not be read: {error})"
-        self.unlink_socket()
-        return WorkerDiedError(self.group, self.rank, where, _exit_reason(ray_message), tail)
-
-    def unlink_socket(self) -> None:
-        """Tell senders that nobody reads here any more."""
-        if self.address is not None:
-            with suppress(Exception):  # already gone, with or without its node
-                run_on(self.address.node_id, os.unlink, self.address.socket)
+_Carried = tuple[list[Any], dict[str, Any]]
+"""Arguments as Ray carries them."""
 
 
 class WorkerGroup:
@@ -79,8 +37,9 @@ class WorkerGroup:
         self._cls, self._args, self._kwargs = cls, args, kwargs
         self._methods = _public_methods(cls)
         self._cluster: Cluster | None = None
-        self._epoch = 0
-        self._fused: Sequence[WorkerGroup] = (self,)
+        self._epoch, self._aborted = 0, False
+        self._processes: Processes | None = None
+        self._init_calls: dict[int, _Carried] = {}
         self._meshes: dict[tuple[str, int], MeshPlace | None] = {}
         self.name = cls.__name__
         self.members: list[Member] = []
@@ -93,14 +52,16 @@ class WorkerGroup:
         cluster: Cluster,
         placement_strategy: ComponentPlacement | Sequence[ProcessPlacement] | str = "all",
         name: str | None = None,
+        env_vars: Mapping[str, str] = MappingProxyType({}),
     ) -> WorkerGroup:
         """Start the workers and wait until all are constructed. `name` defaults to the component's name.
+        Inside `with cluster.launching():` groups start side by side, and the end of the block waits.
 
         `placement_strategy`: what `HybridComponentPlacement` or a `ResourcePool` gives for a component, processes, or a
         spec such as `0-3:0-7`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
         """
         placed = cluster.place(placement_strategy, name or self._cls.__name__)
-        launch([self], cluster, placed, {placed.component: name or placed.component})
+        launch([self], cluster, placed, {placed.component: name or placed.component}, env_vars)
         return self
 
     @property
@@ -120,37 +81,50 @@ class WorkerGroup:
             raise ValueError(
                 f"{self.name} has ranks 0..{self.world_size - 1}, not {', '.join(map(str, bad)) or 'none'}"
             )
-        return GroupView(self, [self.members[rank] for rank in ranks])
+        return GroupView(self, ranks)
 
     def abort(self, reason: str) -> None:
         """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
-        self._epoch = self._running().start_epoch(self.name)
+        self._epoch, self._aborted = self._running().start_epoch(self.name), True
         for member in self.members:
-            assert member.address is not None, "only launched groups are called"
-            run_on(member.address.node_id, push, member.address.socket, Abort(self._epoch, reason))
+            if member.address is None:
+                continue  # it did not start
+            with suppress(ray.exceptions.RayError, ValueError):  # its node is gone
+                run_on(member.address.node_id, push, member.address.socket, Abort(self._epoch, reason))
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
         """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
         oldest_epochs = self._running().oldest_epochs
         refs = [member.actor._clear_abort.remote(member.index, self._epoch, oldest_epochs) for member in self.members]
         Handle(self, "clear_abort", self.members, refs).wait(timeout_s)
+        self._aborted = False
 
     def shutdown(self) -> None:
         """Kill the workers, and those fused with them, and wait until they are gone. A second call does nothing."""
         if self._cluster is None:
             return
-        cluster = self._cluster
-        for member in self.members:
-            ray.kill(member.actor)
-        for group in self._fused:
-            for member in group.members:
-                member.unlink_socket()
-            if group._cluster is not None:
+        cluster, processes = self._cluster, self._processes
+        assert processes is not None, "only launched groups have a cluster"
+        try:
+            processes.end(self.members)
+        finally:
+            for group in processes.groups:
+                if group._cluster is None:
+                    continue
+                for member in group.members:
+                    member.unlink_socket()
                 cluster.release(group)
                 withdraw("group", group.name)
-        _wait_gone(self.members)
-        for group in self._fused:
-            group._cluster, group.members, group._meshes = None, [], {}
+                group._cluster, group._processes, group.members = None, None, []
+                group._meshes, group._init_calls, group._aborted = {}, {}, False
+
+    def restart(self, *ranks: int, timeout_s: float | None = None) -> None:
+        """Start new workers in the place of some (of all, where none are named), and of those fused with them.
+
+        Each is then given the last `init` call of the one before it, which has `timeout_s`. Others keep running:
+        `abort` and `clear_abort` make them forget what they had to do with the old ones.
+        """
+        restart({self: ranks}, timeout_s)
 
     def _running(self) -> Cluster:
         if self._cluster is None:
@@ -177,7 +151,7 @@ class WorkerGroup:
     def _call(
         self, method: str, rule: CallRule, members: Sequence[Member], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Handle:
-        self._running()
+        self._running().record_feeders(self.name, (*args, *kwargs.values()))
         mode = get_dispatch_mode(rule.dispatch_mode)
         if mode.mesh is not None:
             mode = mesh_mode(mode.mesh, self._places(mode.mesh, members))
@@ -186,8 +160,10 @@ class WorkerGroup:
         stored: dict[int, Any] = {}
         refs = []
         for member, arguments in zip(members, mode.dispatch(len(members), args, kwargs), strict=True):
-            positional, named = _carried(arguments, stored, share=len(members) > 1)
-            refs.append(getattr(member.actor, ray_method(member.index, method)).remote(*positional, **named))
+            carried = _carried(arguments, stored, share=len(members) > 1)
+            if method == "init":
+                self._init_calls[member.rank] = carried
+            refs.append(_start_call(member, method, carried))
         return Handle(self, method, members, refs, collect, rule.timeout_s)
 
     def _places(self, mesh: str, members: Sequence[Member]) -> list[MeshPlace | None]:
@@ -202,15 +178,16 @@ class WorkerGroup:
 class GroupView:
     """Some workers of a group, seen as a group. Changes nothing in it."""
 
-    def __init__(self, group: WorkerGroup, members: Sequence[Member]) -> None:
-        self._group, self._members = group, members
+    def __init__(self, group: WorkerGroup, ranks: Sequence[int]) -> None:
+        self._group, self._ranks = group, ranks
 
     @property
     def world_size(self) -> int:
-        return len(self._members)
+        return len(self._ranks)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return self.__dict__["_group"]._caller(name, self.__dict__["_members"])
+        group: WorkerGroup = self.__dict__["_group"]
+        return group._caller(name, [group.members[rank] for rank in self.__dict__["_ranks"]])
 
 
 class FusedGroups(Mapping[str, WorkerGroup]):
@@ -257,56 +234,63 @@ def fuse(**roles: WorkerGroup) -> FusedGroups:
     return FusedGroups(roles)
 
 
-def launch(groups: Sequence[WorkerGroup], cluster: Cluster, placed: ComponentPlacement, names: dict[str, str]) -> None:
+def launch(
+    groups: Sequence[WorkerGroup],
+    cluster: Cluster,
+    placed: ComponentPlacement,
+    names: dict[str, str],
+    env_vars: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Start processes with a worker of every group in each. `names`: a group's name by its role."""
     for group, name in zip(groups, names.values(), strict=True):
         if group._cluster is not None:
             raise SchedulerError(f"the group {group.name!r} runs already")
-        group.name, group._fused = name, groups
+        group.name = name
     try:
+        processes = Processes(groups, cluster, placed, list(names), env_vars)
         for group in groups:
             cluster.claim(group, placed)
-            group._cluster, group._epoch = cluster, cluster.epoch
-        _start(groups, cluster, placed, list(names))
+            group._cluster, group._epoch, group._processes = cluster, cluster.epoch, processes
+        processes.begin()
+        cluster.wait_for(processes)
     except BaseException:
         groups[0].shutdown()
         raise
 
 
-def _start(groups: Sequence[WorkerGroup], cluster: Cluster, placed: ComponentPlacement, roles: list[str]) -> None:
-    payload = cloudpickle.dumps([(group._cls, group._args, group._kwargs) for group in groups])
-    shared = ray.put(payload) if len(payload) > _SHARED_BYTES else payload
-    host = ray.remote(host_class(groups[0]._cls.__name__, [group._methods for group in groups]))
-    nodes = [cluster.nodes[cluster.shape.node_of(process.slots[0])] for process in placed.processes]
-    common = {
-        "world_size": placed.world_size,
-        "device": "cuda:0" if cluster.accelerator == "cuda" else "cpu",
-        "master_addr": nodes[0].ip,
-    }
-    ports = [run_on(nodes[0].node_id, free_port) for _ in groups]
-    building = []
-    for process, node in zip(placed.processes, nodes, strict=True):
-        actor: Any = host.options(**cluster.actor_options(node)).remote("+".join(g.name for g in groups), process.rank)
-        born = actor._process.remote()
-        for index, group in enumerate(groups):
-            group.members.append(Member(group.name, process.rank, node, actor, born, index))
-        mine = common | {
-            "rank": process.rank,
-            "local_rank": nodes[: process.rank].count(node),
-            "local_world_size": nodes.count(node),
-            "node_rank": node.rank,
-        }
-        identities = [
-            mine | {"name": group.name, "role": role, "master_port": port}
-            for group, role, port in zip(groups, roles, ports, strict=True)
-        ]
-        env_vars = cluster.env_vars(node, process.slots)
-        building.append(actor._build.remote(identities, cluster.context(node.rank), env_vars, cluster.epoch, shared))
-    built = Handle(groups[0], "__init__", groups[0].members, building).wait(cluster.start_timeout_s)
-    for index, group in enumerate(groups):
-        for member, addresses in zip(group.members, built, strict=True):
-            member.address = addresses[index]
-        publish("group", group.name, [addresses[index] for addresses in built])
+def restart(ranks: Mapping[WorkerGroup, Sequence[int]], timeout_s: float | None = None) -> None:
+    """`WorkerGroup.restart` for several groups, side by side. Goes on where some do not start, and then raises the
+    first error."""
+    again: dict[Processes, list[int]] = {}
+    for group, some in ranks.items():
+        group._running()
+        assert group._processes is not None, "only launched groups run"
+        again.setdefault(group._processes, sorted(set(some)) or list(range(group.world_size)))
+    errors: list[SchedulerError] = []
+    for begin in (True, False):
+        for processes in list(again):
+            try:
+                processes.begin_again(again[processes]) if begin else processes.wait()
+            except SchedulerError as error:
+                errors.append(error)
+                del again[processes]
+    for fused in zip_longest(*(processes.groups for processes in again)):
+        handles = [_init_again(group, some) for group, some in zip(fused, again.values(), strict=True) if group]
+        for handle in handles:
+            try:
+                handle.wait(timeout_s)
+            except SchedulerError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _init_again(group: WorkerGroup, ranks: Sequence[int]) -> Handle:
+    """Give new workers the `init` call of those before them."""
+    group._meshes = {}
+    members = [group.members[rank] for rank in ranks if rank in group._init_calls]
+    refs = [_start_call(member, "init", group._init_calls[member.rank]) for member in members]
+    return Handle(group, "init", members, refs, with_peers=False)
 
 
 def _public_methods(cls: type[Worker]) -> dict[str, CallRule]:
@@ -314,7 +298,12 @@ def _public_methods(cls: type[Worker]) -> dict[str, CallRule]:
     return {name: call_rule(getattr(cls, name)) for name in names if callable(getattr(cls, name))}
 
 
-def _carried(arguments: Arguments, stored: dict[int, Any], share: bool) -> tuple[list[Any], dict[str, Any]]:
+def _start_call(member: Member, method: str, carried: _Carried) -> Any:
+    positional, named = carried
+    return getattr(member.actor, ray_method(member.index, method)).remote(*positional, **named)
+
+
+def _carried(arguments: Arguments, stored: dict[int, Any], share: bool) -> _Carried:
     """The arguments as Ray carries them: references lie at the top, where it fetches what they refer to."""
     refs: list[Any] = []
 
@@ -323,7 +312,7 @@ def _carried(arguments: Arguments, stored: dict[int, Any], share: bool) -> tuple
         if isinstance(value, Deferred):
             refs.extend(value.refs)
             return Deferred((None,) * len(value.refs), value.resolve)
-        if share and payload_bytes(value) >= _SHARED_BYTES:
+        if share and payload_bytes(value) >= SHARED_BYTES:
             if id(value) not in stored:
                 stored[id(value)] = ray.put(value)
             return stored[id(value)]
@@ -344,26 +333,3 @@ def payload_bytes(value: Any) -> int:
         return len(value)
     size = getattr(value, "nbytes", 0)
     return size if isinstance(size, int) else 0
-
-
-def _wait_gone(members: Sequence[Member], limit_s: float = 10.0) -> None:
-    """Until Ray has seen every worker die."""
-    deadline = time.monotonic() + limit_s
-    for member in members:
-        try:
-            ray.get(member.actor._ping.remote(), timeout=max(0.1, deadline - time.monotonic()))
-        except ray.exceptions.GetTimeoutError as error:
-            raise CallTimeoutError(f"{member.group}[{member.rank}] did not stop within {limit_s:g} s") from error
-        except ray.exceptions.RayError:
-            continue
-
-
-def _exit_reason(ray_message: str) -> str:
-    _, found, detail = ray_message.partition("Worker exit type: ")
-    if not found:
-        return ray_message.strip().splitlines()[-1] if ray_message.strip() else "unknown"
-    kind, _, text = detail.partition(" Worker exit detail: ")
-    reason = f"{kind.strip()}: {text.split('. Some common causes')[0].strip().rstrip('.')}"
-    if "connection error" in reason:
-        reason += " (the process was killed by a signal, such as the out-of-memory killer's, or crashed)"
-    return reason

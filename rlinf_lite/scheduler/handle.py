@@ -17,7 +17,8 @@ from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, Worker
 from rlinf_lite.scheduler.rows import ConcatRows, take_rows
 
 if TYPE_CHECKING:
-    from rlinf_lite.scheduler.group import Member, WorkerGroup
+    from rlinf_lite.scheduler.group import WorkerGroup
+    from rlinf_lite.scheduler.processes import Member
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers of the groups involved still live."""
@@ -34,9 +35,11 @@ class Handle:
         refs: Sequence[Any],
         collect: CollectFn = list,
         timeout_s: float | None = None,
+        with_peers: bool = True,
     ) -> None:
-        self.group, self.method = group, method
-        self._members, self._refs, self._collect = members, list(refs), collect
+        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain."""
+        self.group, self.method, self.with_peers = group, method, with_peers
+        self._members, self._refs, self._collect = list(members), list(refs), collect
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def __repr__(self) -> str:
@@ -149,7 +152,10 @@ class _Wait:
                 self._pings[member] = member.actor._ping.remote()
 
     def _members(self) -> list[Member]:
-        return [member for group in {handle.group for handle in self._handles} for member in group.members]
+        called = [member for handle in self._handles for member in handle._members]
+        groups = {handle.group for handle in self._handles if handle.with_peers}
+        peers = [member for group in groups for member in group.members]
+        return list(dict.fromkeys([*called, *peers]))
 
     def _late(self, running: set[Any]) -> str:
         late = [

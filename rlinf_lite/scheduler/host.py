@@ -14,9 +14,10 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from rlinf_lite.scheduler.context import Address, ProcessContext, set_context
+from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.dispatch import Deferred
 from rlinf_lite.scheduler.errors import WorkerError
+from rlinf_lite.scheduler.pulse import Activity, Beat, Pulse
 from rlinf_lite.scheduler.rows import MeshPlace
 from rlinf_lite.scheduler.worker import Worker
 
@@ -41,12 +42,7 @@ class Host:
         return f"{self._name}[{self._rank}]"
 
     def _process(self) -> tuple[int, list[str]]:
-        """Process id, and the files that stdout and stderr go to."""
-        paths = []
-        for stream in ("/proc/self/fd/1", "/proc/self/fd/2"):
-            with suppress(OSError):
-                paths.append(os.readlink(stream))
-        return os.getpid(), list(dict.fromkeys(paths))
+        return process_and_logs()
 
     def _build(
         self,
@@ -69,7 +65,8 @@ class Host:
                 name = identity["name"]
                 worker: Worker = cls.__new__(cls)
                 vars(worker).update(identity, fused=fused)
-                worker._mailbox = Mailbox(name, self._rank, epoch)
+                worker._activity = Activity()
+                worker._mailbox = Mailbox(name, self._rank, epoch, worker._activity)
                 worker.__init__(*args, **kwargs)  # type: ignore[misc]
                 fused[worker.role] = worker
                 self._workers.append(worker)
@@ -78,6 +75,8 @@ class Host:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
+        if context.monitor is not None:
+            Pulse([(w.name, w.rank, w._activity) for w in self._workers], _teller(context.monitor))
         return [worker._connected().inbox.address for worker in self._workers]
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,7 +84,8 @@ class Host:
         start = time.perf_counter()
         try:
             args, kwargs = _resolved(args, kwargs)
-            return getattr(worker, method)(*args, **kwargs)
+            with worker._activity.method(method):
+                return getattr(worker, method)(*args, **kwargs)
         except Exception as error:
             raise self._failure(worker.name, method, error) from None
         finally:
@@ -112,6 +112,25 @@ class Host:
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return WorkerError(name, self._rank, method, summary, text, _pickled(error))
+
+
+def process_and_logs() -> tuple[int, list[str]]:
+    """Id of this process, and the files that its stdout and stderr go to."""
+    paths = []
+    for stream in ("/proc/self/fd/1", "/proc/self/fd/2"):
+        with suppress(OSError):
+            paths.append(os.readlink(stream))
+    return os.getpid(), list(dict.fromkeys(paths))
+
+
+def _teller(monitor: str) -> Callable[[list[Beat]], None]:
+    """Tells a Ray actor; one that is being started again hears nothing meanwhile."""
+
+    def tell(beats: list[Beat]) -> None:
+        with suppress(Exception):  # the actor is gone, and with it whoever watched
+            ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
+
+    return tell
 
 
 def host_class(name: str, methods: Sequence[Iterable[str]]) -> type[Host]:

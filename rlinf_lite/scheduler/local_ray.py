@@ -1,18 +1,39 @@
-"""A Ray of our own on this machine: bound to loopback, no dashboard, with a token that no other program knows."""
+"""A Ray of our own on this machine: bound to loopback, no dashboard, with a token that no other program knows.
+
+Its address and token lie in a file that only this user can read, so that `rlinf-lite job` finds it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import ray
 from ray import _raylet
 from ray._private import ray_constants
 
+from rlinf_lite.scheduler.errors import ClusterError
+from rlinf_lite.scheduler.scratch import living_temp_dirs
+
 SLOT_RESOURCE = "rlinf_lite_slot"
+_FILE = "ray.json"
+_ANSWER_S = 3.0
+
+
+@dataclass(frozen=True)
+class KnownRay:
+    """A Ray that can be joined."""
+
+    address: str
+    token: str | None = field(default=None, repr=False)
+    """None: whatever the environment says."""
 
 
 @contextmanager
@@ -22,15 +43,14 @@ def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver
     Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
     program, valid or not, is never looked at.
     """
+    token = secrets.token_hex(32)
     variables = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
+        **_private(token),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
     }
-    with _environment(variables):
+    with _environment(variables, cluster_mode=False):
         try:
             ray.init(
                 address="local",
@@ -39,20 +59,74 @@ def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver
                 include_dashboard=False,
                 log_to_driver=log_to_driver,
                 logging_level=logging.WARNING,
-                _temp_dir=temp_dir,
+                _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; the one above is ours alone
                 _node_ip_address="127.0.0.1",
             )
+            _make_known(temp_dir, token)
             yield
         finally:
             ray.shutdown()
 
 
+def find_local_rays() -> list[KnownRay]:
+    """Those that `local_ray` runs for this user on this machine at the moment."""
+    found = []
+    for directory in living_temp_dirs():
+        try:
+            found.append(KnownRay(**json.loads(Path(directory, _FILE).read_text())))
+        except (OSError, TypeError, ValueError):  # it is only just starting, or ends
+            continue
+    return found
+
+
 @contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Variables that Ray reads, set for as long as our Ray runs."""
+def joined_ray(known: KnownRay) -> Iterator[None]:
+    """This process belongs to a Ray for as long as the block, quietly. Raises ClusterError where none answers."""
+    variables = {} if known.token is None else _private(known.token)
+    with _environment(variables, cluster_mode=ray_constants.ENABLE_RAY_CLUSTER and known.token is None):
+        try:
+            _knock(known.address)
+            ray.init(address=known.address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ClusterError(f"no Ray answers at {known.address}, or it has another token ({error})") from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _private(token: str) -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
+    }
+
+
+def _make_known(temp_dir: str, token: str) -> None:
+    path = os.path.join(temp_dir, _FILE)
+    address = ray.get_runtime_context().gcs_address
+    with open(os.open(f"{path}.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(asdict(KnownRay(address, token)), file)
+    os.replace(f"{path}.partial", path)
+
+
+def _knock(address: str) -> None:
+    """Ray itself takes 20 s to find that nobody is there. Raises ConnectionError."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+        except OSError as error:
+            raise ConnectionError(error.strerror or error) from error
+
+
+@contextmanager
+def _environment(variables: dict[str, str], cluster_mode: bool) -> Iterator[None]:
+    """Variables that Ray reads, set for as long as it is used."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    cluster_mode = _reread(cluster_mode=False)
+    cluster_mode = _reread(cluster_mode)
     try:
         yield
     finally:

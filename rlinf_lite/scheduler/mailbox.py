@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rlinf_lite.scheduler.context import Address, find, known_names
 from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
 from rlinf_lite.scheduler.post import Inbox, post
+from rlinf_lite.scheduler.pulse import Activity
 from rlinf_lite.scheduler.segments import Parcel, discard, unpack
 
 _LAUNCH_GRACE_S = 2.0
@@ -37,8 +38,8 @@ class Abort(NamedTuple):
 class Mailbox:
     """One worker's inbox and outbox."""
 
-    def __init__(self, group: str, rank: int, epoch: int) -> None:
-        self.group, self.rank, self.epoch = group, rank, epoch
+    def __init__(self, group: str, rank: int, epoch: int, activity: Activity) -> None:
+        self.group, self.rank, self.epoch, self.activity = group, rank, epoch, activity
         self.inbox = Inbox(f"{group}-{rank}")
         self._peers: dict[str, list[Address]] = {}
         self._waiting: dict[str, deque[tuple[Message, Parcel]]] = {}
@@ -47,6 +48,8 @@ class Mailbox:
 
     def send(self, obj: Any, group: str, rank: int) -> None:
         post(self._address(group, rank), Message(self.group, self.rank, self.epoch), obj)
+        self.activity.sent_to.add(group)
+        self.activity.move()
 
     def recv(self, group: str, rank: int | None, timeout_s: float | None) -> tuple[int, Any]:
         """The next message of one rank, or of any rank of a group, as (source rank, object)."""
@@ -59,7 +62,9 @@ class Mailbox:
                 if rank is None or message.rank == rank:
                     del queue[i]
                     return message.rank, unpack(parcel)
-            if not self.inbox.wait(None if deadline is None else deadline - time.monotonic()):
+            with self.activity.waiting(source):
+                arrived = self.inbox.wait(None if deadline is None else deadline - time.monotonic())
+            if not arrived:
                 raise RecvTimeoutError(
                     f"{self.group}[{self.rank}] waited {timeout_s:g} s for a message from {source}; none came."
                 )

@@ -32,6 +32,14 @@ def driver_node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def beside_this_process() -> dict[str, Any]:
+    """Options of an actor that is to run on this node, or on another where this one is gone.
+
+    Ray's soft NodeAffinitySchedulingStrategy starts actors without resources on any node.
+    """
+    return {"label_selector": {"ray.io/node-id": driver_node_id()}, "fallback_strategy": [{"label_selector": {}}]}
+
+
 def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
     """Wait for nodes to join. Those with GPUs come first, among them the driver's, then by address.
 
@@ -43,7 +51,7 @@ def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
             addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in alive))
             raise ClusterError(
                 f"cluster.num_nodes: {num_nodes}, but only {len(alive)} joined within {limit_s:g} s ({addresses}). "
-                "Run `ray start --address=...` on the others, or raise cluster.start_timeout_s."
+                f"Run `ray start --address=...` on the others, or raise cluster.start_timeout_s.{_lost_nodes()}"
             )
         time.sleep(0.2)
     driver = driver_node_id()
@@ -74,33 +82,61 @@ def find_shape(nodes: Sequence[Node], accelerator: str, num_gpus_per_node: int |
     return ClusterShape(len(nodes), slots, kind)
 
 
-def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> Any:
-    """A placement group with one bundle per node, so that other jobs stay off our slots. Raises ClusterError."""
-    group = placement_group(
-        [dict(bundle) for _ in nodes],
-        strategy="PACK",
-        bundle_label_selector=[{"ray.io/node-id": node.node_id} for node in nodes],
-    )
+def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> list[Any]:
+    """A placement group on each node, so that other jobs stay off our slots. Raises ClusterError."""
+    groups = [
+        placement_group([dict(bundle)], bundle_label_selector=[{"ray.io/node-id": node.node_id}]) for node in nodes
+    ]
     try:
-        ray.get(group.ready(), timeout=limit_s)
+        ray.get([group.ready() for group in groups], timeout=limit_s)
     except ray.exceptions.GetTimeoutError as error:
-        remove_placement_group(group)
+        for group in groups:
+            remove_placement_group(group)
         raise ClusterError(
             f"waited {limit_s:g} s to reserve {bundle} on each of {len(nodes)} nodes, but other jobs hold them "
             f"(free now: {ray.available_resources()})."
         ) from error
-    return group
+    return groups
 
 
-def find_devices(nodes: Sequence[Node], num_gpus: int, group: Any, limit_s: float) -> list[list[str]]:
-    """The physical GPUs behind each node's bundle of a placement group."""
+def find_devices(groups: Sequence[Any], num_gpus: int, limit_s: float) -> list[list[str]]:
+    """The physical GPUs behind each placement group."""
     probe = ray.remote(_visible_gpus)
     probes = []
-    for node in nodes:
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node.rank)
+    for group in groups:
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         probes.append(probe.options(num_cpus=0, num_gpus=num_gpus, scheduling_strategy=strategy).remote())
     devices: list[list[str]] = ray.get(probes, timeout=limit_s)
     return devices
+
+
+def find_substitute(lost: Node, nodes: Sequence[Node], slots: int, kind: str, limit_s: float) -> Node:
+    """Another node in the place of one that is gone: one that has joined and does nothing yet, for which `limit_s` is
+    waited; else, for virtual slots, one of the others. Raises ClusterError."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        mine = {node.node_id for node in nodes}
+        for node_id, found in alive.items():
+            if node_id not in mine and (kind == "cpu" or found["Resources"].get("GPU", 0) >= slots):
+                return Node(lost.rank, node_id, found["NodeManagerAddress"], int(found["Resources"].get("GPU", 0)))
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.2)
+    left = [node for node in nodes if node.node_id in alive]
+    if kind == "cpu" and left:
+        fewest = min(left, key=lambda node: [other.node_id for other in nodes].count(node.node_id))
+        return Node(lost.rank, fewest.node_id, fewest.ip, fewest.num_gpus)
+    raise ClusterError(
+        f"node {lost.rank} ({lost.ip}) is gone, and no other with {slots} GPUs joined within {limit_s:g} s. Start one "
+        "with `ray start --address=...`, and resume the run from its last checkpoint."
+    )
+
+
+def _lost_nodes() -> str:
+    """Those that had joined and are gone, with Ray's reason."""
+    lost = [node for node in ray.nodes() if not node["Alive"]]
+    return "".join(f"\n  gone: {node['NodeManagerAddress']}: {node.get('DeathReasonMessage')}" for node in lost)
 
 
 def _visible_gpus() -> list[str]:

@@ -80,6 +80,8 @@ def push(path: str, header: Any, parcel: Parcel = _NOTHING) -> None:
     envelope = pickle.dumps((header, parcel.segment, parcel.spans))
     with _lock:
         if path not in _sockets:
+            for gone in [other for other in _sockets if not os.path.exists(other)]:
+                _sockets.pop(gone).close()
             outgoing: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
             outgoing.set_hwm(0)
             outgoing.linger = 0

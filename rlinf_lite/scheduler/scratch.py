@@ -15,7 +15,7 @@ from contextlib import suppress
 
 SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _PREFIX = "rlinf_lite-"
-_MAX_ROOT_LENGTH = 40  # a Unix socket's path ends at 107 characters, and Ray appends 62
+_MAX_ROOT_LENGTH = 16  # a Unix socket's path ends at 107 characters; we append 27, and Ray another 64
 
 
 class ScratchDirs:
@@ -44,6 +44,34 @@ def temp_root() -> str:
     """The temp dir, unless its path is too long for sockets."""
     root = tempfile.gettempdir()
     return root if len(root) <= _MAX_ROOT_LENGTH else "/tmp"
+
+
+def living_temp_dirs() -> list[str]:
+    """The `temp` of the clusters that this user has on this node at the moment."""
+    with os.scandir(temp_root()) as entries:
+        paths = sorted(entry.path for entry in entries if entry.name.startswith(f"{_PREFIX}t"))
+    return [path for path in paths if _is_ours(path) and _is_locked(path)]
+
+
+def _is_ours(path: str) -> bool:
+    """Another user's could hold anything."""
+    with suppress(FileNotFoundError):
+        return os.lstat(path).st_uid == os.getuid()
+    return False
+
+
+def _is_locked(path: str) -> bool:
+    try:
+        lock = os.open(os.path.join(path, "lock"), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _create(path: str) -> int:

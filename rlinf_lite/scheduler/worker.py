@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlinf_lite.scheduler.errors import PeerError
+from rlinf_lite.scheduler.pulse import Activity
 from rlinf_lite.scheduler.rows import MeshPlace
 
 if TYPE_CHECKING:
@@ -55,11 +56,16 @@ class Worker:
     fused: Mapping[str, Worker] = MappingProxyType({})
     """The workers of this process by role, itself included; several where groups were fused."""
 
+    failover: ClassVar[Literal["worker", "group", "job"]] = "group"
+    """What starts again where one of these fails in a supervised job: that worker alone (it can do its part without
+    the others, given its last `init` call), the group (its ranks hold state together), or everything."""
+
+    _activity: Activity = Activity()
     _mailbox: Mailbox | None = None
     _spans: list[Span] | None = None
     _mesh_places: Mapping[str, MeshPlace] = MappingProxyType({})
     _not_callable: ClassVar[frozenset[str]] = frozenset(
-        {"create_group", "send", "recv", "recv_any", "check_abort", "timer", "join_mesh"}
+        {"create_group", "send", "recv", "recv_any", "check_abort", "timer", "join_mesh", "report_progress"}
     )
 
     @classmethod
@@ -85,6 +91,10 @@ class Worker:
         """Raise AbortedError after `group.abort`; for long work that receives nothing."""
         self._connected().check_abort(doing)
 
+    def report_progress(self) -> None:
+        """Say that a long method comes on, to whoever looks for workers that hang."""
+        self._activity.move()
+
     def join_mesh(self, mesh: str, dp_rank: int, dp_size: int, collects: bool = True) -> None:
         """Say where this worker stands in a device mesh, for its `nd_compute(mesh)` methods.
 
@@ -100,9 +110,11 @@ class Worker:
     def timer(self, name: str) -> Iterator[None]:
         """Record a span: `with self.timer("simulate"): ...`."""
         start = time.time()
+        self._activity.move()
         try:
             yield
         finally:
+            self._activity.move()
             self._spans = self._spans or []
             self._spans.append(Span(name, start, time.time(), f"{self.name} {self.rank}"))
 

@@ -1,6 +1,21 @@
-"""Weights from actor to rollout workers."""
+"""Weights from actor to rollout workers. Names are loaded when first used: routes need no torch."""
 
-from rlinf_lite.weights.routes import WeightRoutes
-from rlinf_lite.weights.sync import WeightReceiver, WeightSender, WeightVersionError
+from __future__ import annotations
 
-__all__ = ["WeightReceiver", "WeightRoutes", "WeightSender", "WeightVersionError"]
+from typing import TYPE_CHECKING
+
+from rlinf_lite.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rlinf_lite.weights.routes import WeightRoutes as WeightRoutes
+    from rlinf_lite.weights.sync import WeightReceiver as WeightReceiver
+    from rlinf_lite.weights.sync import WeightSender as WeightSender
+    from rlinf_lite.weights.sync import WeightVersionError as WeightVersionError
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "routes": ["WeightRoutes"],
+        "sync": ["WeightReceiver", "WeightSender", "WeightVersionError"],
+    },
+)

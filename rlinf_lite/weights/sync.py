@@ -5,6 +5,7 @@ writes each version once: the receivers' parameters are views of it, and nothing
 buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time.
 
 A segment is rewritten only while every receiver waits in `receive`, so no one ever computes with half a version.
+Receivers say what they have: where one is new, or the sender is, everything is sent again, in a new segment.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.errors import AbortedError, SchedulerError
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -47,6 +50,17 @@ class _Entry:
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a receiver says when it waits for a version."""
+
+    on_cpu: bool
+    complete: bool
+    """It has had everything once: what trains is enough."""
+    segment: str | None
+    """What its parameters are views of."""
 
 
 class _Segment:
@@ -76,6 +90,12 @@ def _pieces(tensor: Tensor) -> list[np.ndarray]:
     """The bytes of a contiguous tensor in host memory."""
     raw = tensor.view(-1).view(torch.uint8).numpy()
     return [raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES)]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of what may be a DTensor, which is told by its method: importing it makes a rollout worker start later."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
@@ -110,23 +130,32 @@ class WeightSender:
         own_node = routes.actor_nodes[worker.rank]
         self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
         self._segment: _Segment | None = None
-        self._full_sent = False
+        self._num_segments = 0
 
     def send(self, version: int, module: nn.Module) -> None:
-        """Bring every receiver to `version`: everything the first time, then what trains."""
-        ready = {rank: self._worker.recv(self._group, rank, self._timeout_s) for rank in self._receivers}
-        sharing = [rank for rank, on_cpu in ready.items() if on_cpu and rank in self._on_this_node]
+        """Bring every receiver to `version`: everything the first time, then what trains.
+
+        Where a receiver fails, a sender still takes its part in gathering tensors before it raises: the other senders
+        would wait for it.
+        """
+        ready, problem = self._hear_receivers()
+        sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
         others = [rank for rank in ready if rank not in sharing]
-        tensors = synced_tensors(module, trainable_only=self._full_sent)
-        first = sharing and self._segment is None
+        here = None if self._segment is None else self._segment.path
+        first = any(here is None or ready[rank].segment != here for rank in sharing)
+        everything = first or not all(receiver.complete for receiver in ready.values())
+        tensors = synced_tensors(module, trainable_only=not self._agree(everything, problem))
         if first:
+            self._drop_segment()
             self._segment = _Segment(*self._layout(tensors), create=True)
         for bucket in self._buckets(tensors):
-            if sharing and self._segment is not None:
-                self._write(self._segment, bucket)
-            for rank in others:
-                self._worker.send((version, bucket, False), self._group, rank)
-                self._worker.recv(self._group, rank, self._timeout_s)
+            try:
+                if problem is None:
+                    self._transfer(version, bucket, sharing, others)
+            except SchedulerError as error:
+                problem = error
+        if problem is not None:
+            raise problem
         for rank in others:
             self._worker.send((version, {}, True), self._group, rank)
         for rank in sharing:
@@ -135,7 +164,42 @@ class WeightSender:
             self._worker.send((version, where, True), self._group, rank)
         if first:
             self._unlink_when_mapped(sharing)
-        self._full_sent = True
+
+    def _hear_receivers(self) -> tuple[dict[int, _Ready], SchedulerError | None]:
+        """What every receiver says, or why one does not."""
+        ready: dict[int, _Ready] = {}
+        try:
+            for rank in self._receivers:
+                ready[rank] = self._worker.recv(self._group, rank, self._timeout_s)
+        except SchedulerError as error:
+            return ready, error
+        return ready, None
+
+    def _agree(self, everything: bool, problem: SchedulerError | None) -> bool:
+        """Whether any sender needs everything; all go through the same tensors. Raises where any of them gave up."""
+        if dist.is_initialized():
+            flags = torch.tensor([float(everything), float(problem is not None)], device=self._worker.device)
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
+            everything = bool(flags[0])
+            if problem is None and bool(flags[1]):
+                problem = AbortedError("another sender of weights gave up")
+        if problem is not None:
+            raise problem
+        return everything
+
+    def _transfer(self, version: int, bucket: dict[str, Tensor], sharing: list[int], others: list[int]) -> None:
+        if sharing and self._segment is not None:
+            self._write(self._segment, bucket)
+        for rank in others:
+            self._worker.send((version, bucket, False), self._group, rank)
+            self._worker.recv(self._group, rank, self._timeout_s)
+
+    def _drop_segment(self) -> None:
+        """Forget a segment; its file is still there where the sync that made it was interrupted."""
+        if self._segment is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._segment.path)
+        self._segment = None
 
     def _write(self, segment: _Segment, bucket: dict[str, Tensor]) -> None:
         targets = [piece for name in bucket for piece in _pieces(segment.tensors[name])]
@@ -156,7 +220,9 @@ class WeightSender:
             entry = _Entry(name, tuple(tensor.shape), tensor.dtype, offset)
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return os.path.join(get_context().shm_dir, f"weights-{self._worker.name}-{self._worker.rank}"), entries
+        self._num_segments += 1
+        name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{self._num_segments}"
+        return os.path.join(get_context().shm_dir, name), entries
 
     def _buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         """Whole tensors in host memory, at most `bucket_bytes` at a time (a larger tensor travels alone)."""
@@ -167,8 +233,7 @@ class WeightSender:
             if bucket and num_bytes + size > self._bucket_bytes:
                 yield bucket
                 bucket, num_bytes = {}, 0
-            full = tensor.detach()
-            full = full.full_tensor() if isinstance(full, DTensor) else full
+            full = _whole(tensor.detach())
             if self._receivers:
                 bucket[name] = full.cpu()
                 num_bytes += size
@@ -184,6 +249,8 @@ class WeightReceiver:
         self._module, self._timeout_s = module, timeout_s
         self._tensors = dict(synced_tensors(module, trainable_only=False))
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors.values())
+        self._complete = False
+        self._segment: str | None = None
 
     def receive(self, version: int) -> None:
         """Wait for `version` and put it into the module.
@@ -191,7 +258,7 @@ class WeightReceiver:
         Raises:
             WeightVersionError: if another version arrives.
         """
-        self._worker.send(self._on_cpu, self._group, self._sender)
+        self._worker.send(_Ready(self._on_cpu, self._complete, self._segment), self._group, self._sender)
         last = False
         while not last:
             sent, content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
@@ -204,8 +271,10 @@ class WeightReceiver:
                 self._copy(content)
                 if not last:
                     self._worker.send("copied", self._group, self._sender)
+        self._complete = True
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
+        self._segment = path
         for name, tensor in _Segment(path, entries, create=False).tensors.items():
             self._tensors[name].data = tensor  # the view keeps the mapping alive
 
@@ -220,4 +289,4 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     into = dict(synced_tensors(target, trainable_only=False))
     with torch.no_grad():
         for name, tensor in synced_tensors(source, trainable_only=False):
-            into[name].copy_(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+            into[name].copy_(_whole(tensor))

@@ -27,7 +27,6 @@ from rlinf_lite.envs import (
     make_vec_env,
 )
 from rlinf_lite.scheduler import Worker
-from rlinf_lite.workers.collecting import Collector
 from rlinf_lite.workers.recording import EpisodeRecorder
 
 log = logging.getLogger(__name__)
@@ -54,6 +53,10 @@ class _Stage:
     t: int = 0
     done: bool = False
 
+    def begin(self) -> None:
+        """A phase begins; what was left of one that was given up is forgotten."""
+        self.actions, self.t, self.done = {}, 0, False
+
     def take_actions(self, message: ActionMessage) -> np.ndarray | None:
         """Actions of the whole stage once every piece of it has answered."""
         self.actions[message.start] = message.actions
@@ -71,6 +74,8 @@ class EnvWorker(Worker):
     `Layout` names; only episode records and timings return to the driver.
     """
 
+    failover = "worker"
+
     cfg: Config
     layout: Layout
     eval_layout: Layout
@@ -81,7 +86,6 @@ class EnvWorker(Worker):
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.eval_stages = []
-        self._step_start: tuple[int, list[dict[str, Any]]] | None = None
 
     def init(self, layout: Layout) -> EnvSpec:
         """Build the training environments and say what they are like.
@@ -104,15 +108,13 @@ class EnvWorker(Worker):
     def interact(self, step: int) -> dict[str, Any]:
         """Play `num_chunks` decisions in every environment; decision indices count on from `step`.
 
-        Returns the finished episodes, the number of env steps, and this worker's spans.
+        Returns the finished episodes, the number of env steps, this worker's spans, and `state_dict` at the end.
         """
-        if self.cfg.env.train.auto_reset:
-            self._step_start = (step, self._environment_states())
         for stage in self.stages:
             if not self.cfg.env.train.auto_reset:
                 with self.timer("reset"):
                     stage.obs = stage.env.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
-            stage.t, stage.done = 0, False
+            stage.begin()
             self._send_obs(stage, stage.env_ids, step * self.num_chunks)
         records: list[EpisodeRecord] = []
         num_env_steps = 0
@@ -121,7 +123,8 @@ class EnvWorker(Worker):
             stage.done = stage.t == self.num_chunks
             self._send_obs(stage, stage.env_ids, step * self.num_chunks + stage.t, result, last=stage.done)
             records += [replace(record, env_id=int(stage.env_ids[record.env_id])) for record in result.episodes]
-        return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans()}
+        states = self.state_dict()
+        return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans(), "states": states}
 
     def evaluate(self) -> dict[str, Any]:
         """Play the evaluation's seeded episodes, one wave after the other.
@@ -138,7 +141,7 @@ class EnvWorker(Worker):
             for stage in self.eval_stages:
                 episodes = first_episode + stage.env_ids
                 stage.obs = stage.env.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
-                stage.t, stage.done = 0, False
+                stage.begin()
                 self._send_obs(stage, episodes, 0)
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
@@ -158,6 +161,8 @@ class EnvWorker(Worker):
 
         Returns the episodes, the number of env steps, and what `meta.json` says of the shards.
         """
+        from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here does
+
         first = self.stages[0]
         collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
         for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
@@ -166,16 +171,16 @@ class EnvWorker(Worker):
                 collector.play(stage.env, first_episode + stage.env_ids)
         return collector.finish()
 
-    def state_dict(self, completed_steps: int) -> list[dict[str, Any]]:
-        """State after `completed_steps`, one entry per environment, for an exact resume on any placement.
-
-        That is the present, or the start of the step that was under way when the run was interrupted.
-        """
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The present state, one entry per environment, for an exact resume on any placement."""
         if not self.cfg.env.train.auto_reset:
             return []  # every step begins with a reset, whose seeds follow from the step
-        if self._step_start is not None and self._step_start[0] == completed_steps:
-            return self._step_start[1]
-        return self._environment_states()
+        return [
+            {**row, "env_id": int(env_id)}
+            for stage in self.stages
+            if isinstance(stage.env, _Resumable)
+            for env_id, row in zip(stage.env_ids, stage.env.state_dict(), strict=True)
+        ]
 
     def load_state_dict(self, rows: list[dict[str, Any]]) -> None:
         """Bring this worker's environments to where `state_dict` found them, by replay; `rows` may hold others' too."""
@@ -185,14 +190,6 @@ class EnvWorker(Worker):
                 stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
             elif self.cfg.env.train.auto_reset:
                 log.warning("%s has no state_dict: unfinished episodes start anew, the resume is not exact", stage.env)
-
-    def _environment_states(self) -> list[dict[str, Any]]:
-        return [
-            {**row, "env_id": int(env_id)}
-            for stage in self.stages
-            if isinstance(stage.env, _Resumable)
-            for env_id, row in zip(stage.env_ids, stage.env.state_dict(), strict=True)
-        ]
 
     def _build_stages(self, split: Literal["train", "eval"], layout: Layout) -> list[_Stage]:
         pieces = [piece for piece in layout.pieces() if piece.env_rank == self.rank]

@@ -32,6 +32,8 @@ class MultiStepRolloutWorker(Worker):
     on timing, so that a run can be repeated bit for bit.
     """
 
+    failover = "worker"
+
     cfg: Config
     layout: Layout
     policy: Policy

@@ -201,6 +201,53 @@ def test_command(tmp_path, capsys, monkeypatch):
         write_report(tmp_path / "nowhere")
 
 
+def write_events(run: Path, *events: dict[str, object]) -> None:
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"time": 1')
+
+
+def failures(run: Path) -> list[list[str]]:
+    """The cells of the section's rows, without their tags."""
+    [section] = re.findall(r"<h2>Failures</h2>.*?</section>", page(run), re.DOTALL)
+    rows = re.findall(r"<tr[^>]*>(<t[dh].*?)</tr>", section.partition("<tbody>")[2], re.DOTALL)
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in re.split(r"<t[dh][^>]*>", row)[1:]] for row in rows]
+
+
+def test_failures_of_a_supervised_run(tmp_path):
+    run = write_run(tmp_path / "run")
+    detected = {"event": "detected", "kind": "crashed", "group": "env", "rank": 1, "evidence": "died <hard>\nmore"}
+    failover = {"event": "failover", "id": "a", "level": "worker", "ranks": {"env": [1]}, "reason": ""}
+    wider = {**failover, "level": "group", "ranks": {"env": [0, 1]}}
+    recovered = {"event": "recovered", "id": "a", "failed": ["env[1]"], "seconds": 6.0, "steps_lost": 1}
+    trainer = {"event": "failover", "id": "b", "level": "fail", "ranks": {}, "reason": "the trainer failed 4 times"}
+    write_events(
+        run,
+        {"time": 100.0, "event": "running"},
+        {"time": 110.0, **detected},
+        {"time": 110.5, **failover},
+        {"time": 111.0, "event": "recovery_failed", "id": "a", "failed": ["env[1]"], "seconds": 0.5, "problem": "no"},
+        {"time": 112.0, **detected, "rank": 0, "kind": "hung", "evidence": "is stuck"},
+        {"time": 112.0, **wider},
+        {"time": 116.0, **recovered},
+        {"time": 120.0, "event": "master_restarted", "stage": "running"},
+        {"time": 130.0, **detected, "kind": "slow", "evidence": "computes 90% of the time"},
+        {"time": 140.0, **trainer},
+    )
+    first, master, slow, last, total = failures(run)
+    evidence = "died &lt;hard&gt;; is stuck"
+    assert first == ["10.0 s", "env[1]; env[0]", "crashed; hung", evidence, "env[0, 1]", "6.0 s", "1"]
+    assert master == ["20.0 s", "master", "crashed", "–", "the master", "–", "–"]
+    assert slow == ["30.0 s", "env[1]", "slow", "computes 90% of the time", "nothing", "–", "–"]
+    assert last[1:5] == ["trainer", "–", "the trainer failed 4 times", "nothing: the job ended"]
+    assert total[0] == "4 in all" and total[-2:] == ["6.0 s", "1"]
+
+
+def test_no_failures_no_section(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert "Failures" not in page(run)
+    write_events(run, {"time": 100.0, "event": "running"}, {"time": 110.0, "event": "finished", "step": 4})
+    assert "Failures" not in page(run)
+
+
 def test_numbers():
     assert nice_ticks(0, 0.97) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert nice_ticks(3.0, 3.0)[0] <= 3.0 <= nice_ticks(3.0, 3.0)[-1]

@@ -13,6 +13,7 @@ class Broken(gymnasium.Env):
 
     def __init__(self, kwargs):
         self._how, self._after, self._steps = kwargs["how"], kwargs.get("after", 40), 0
+        self._marker = kwargs.get("marker")
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,6 +33,9 @@ class Broken(gymnasium.Env):
                 os.kill(os.getpid(), 9)
             if self._how == "not_finite":
                 reward = float("nan")
+            if self._how == "hang_once" and not os.path.exists(self._marker):
+                open(self._marker, "w").close()
+                time.sleep(3600)
             if self._how == "slow":
                 time.sleep(0.05)
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), reward, False, False, {}

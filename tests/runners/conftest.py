@@ -55,12 +55,8 @@ def start(cluster, tmp_path):
         paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
         cfg = load_config(f"embodiment/{config}", [*small, *paths, *overrides])
         placement = HybridComponentPlacement(cfg)
-        groups = {}
-        for name, worker in workers.items():
-            groups[name] = worker.create_group(cfg).launch(
-                cluster, placement_strategy=placement.get_strategy(name), name=name
-            )
-            launched.append(groups[name])
+        groups = cluster.launch(placement, **{name: worker.create_group(cfg) for name, worker in workers.items()})
+        launched.extend(groups.values())
         runner = runner_class(cfg=cfg, **groups)
         runner.init_workers()
         return runner

@@ -40,6 +40,7 @@ def start(then: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | environment,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have these tests ignore it
     )
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from rlinf_lite.metrics.report.axes import compact, duration, percent
 from rlinf_lite.metrics.report.curves import charts
+from rlinf_lite.metrics.report.failures import failure_section
 from rlinf_lite.metrics.report.lanes import draw_step, draw_zoom, read_tasks
 from rlinf_lite.metrics.report.line_chart import draw_chart
 from rlinf_lite.metrics.report.results import headline, measured, task_table
@@ -52,6 +53,7 @@ def render_page(run: RunFiles) -> str:
         curves="".join(draw_chart(chart) for chart in charts(run)) or "<p class=note>No step was completed.</p>",
         time=_time_bar(run),
         pipeline=_pipeline(run),
+        failures=failure_section(run),
         episodes=_episodes(run),
         commands=_commands(run),
         versions=_pairs(run.versions.items()) or "<p class=note>Not recorded.</p>",

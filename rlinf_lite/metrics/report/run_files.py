@@ -35,6 +35,8 @@ class RunFiles:
     """timeline.json"""
     answers: dict[int, list[Line]]
     """eval/*.answers.jsonl, by step: of language models"""
+    events: list[Line]
+    """events.jsonl: of supervised runs"""
 
     @cached_property
     def steps(self) -> list[Line]:
@@ -84,7 +86,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
     metrics = run_dir / "metrics.jsonl"
     if not metrics.exists():
         raise ReportError(f"{run_dir}: no metrics.jsonl here. Name a run's directory, for example results/<run>.")
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    lines = _json_lines(metrics)
     evaluated = {line["step"] for line in lines if "eval/num_episodes" in line}
     evals = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_dir.glob("eval/step_*.json"))]
     evals = [content for content in evals if content["step"] in evaluated]
@@ -101,12 +103,17 @@ def read_run(run_dir: str | Path) -> RunFiles:
         versions=json.loads(_text(run_dir / "versions.json") or "{}"),
         trace=json.loads(trace) if trace else None,
         answers={content["step"]: _answers(run_dir, content["step"]) for content in evals},
+        events=_json_lines(run_dir / "events.jsonl"),
     )
 
 
 def _answers(run_dir: Path, step: int) -> list[Line]:
-    text = _text(run_dir / "eval" / f"step_{step:06d}.answers.jsonl") or ""
-    return [json.loads(line) for line in text.splitlines()]
+    return _json_lines(run_dir / "eval" / f"step_{step:06d}.answers.jsonl")
+
+
+def _json_lines(path: Path) -> list[Line]:
+    """The complete lines of a file; none where there is no such file."""
+    return [json.loads(line) for line in (_text(path) or "").splitlines() if line.endswith("}")]
 
 
 def _text(path: Path) -> str | None:

@@ -17,6 +17,8 @@ from rlinf_lite.scheduler import Dispatch, Worker, register
 class RewardWorker(Worker):
     """Reads responses as text and compares them with the known answers."""
 
+    failover = "worker"
+
     cfg: ReasoningConfig
 
     def __init__(self, cfg: ReasoningConfig) -> None:

@@ -25,9 +25,10 @@ def launch_roles(cfg: ReasoningConfig, cluster: Cluster, placement: HybridCompon
         classes["critic"] = LanguageCritic
     groups = {role: cls.create_group(cfg) for role, cls in classes.items()}
     together = [role for role in classes if role in fused_roles(cfg)]  # the actor first
-    if together:
-        fuse(**{role: groups[role] for role in together}).launch(cluster, placement.get_strategy(together[0]))
-    for role, group in groups.items():
-        if role not in together:
-            group.launch(cluster, placement_strategy=placement.get_strategy(role), name=role)
+    with cluster.launching():
+        if together:
+            fuse(**{role: groups[role] for role in together}).launch(cluster, placement.get_strategy(together[0]))
+        for role, group in groups.items():
+            if role not in together:
+                group.launch(cluster, placement_strategy=placement.get_strategy(role), name=role)
     return groups

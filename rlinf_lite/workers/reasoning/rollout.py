@@ -26,6 +26,8 @@ class LanguageRollout(Worker):
     """Answers prompts: DataProtos of `prompt_ids`, `prompt_mask` [B, P] and `group` int64 [B], a number of the prompt
     that its noise follows from, with meta_info `seed`."""
 
+    failover = "worker"
+
     cfg: ReasoningConfig
     model: CausalLM
     version: int

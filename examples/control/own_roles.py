@@ -1,0 +1,67 @@
+"""A job of roles of one's own (roles.py, beside this file), which a master keeps alive.
+
+python examples/control/own_roles.py
+
+Two rollout workers and an actor, on two virtual devices, find a target by policy gradient. While it runs, `rlinf-lite
+job status own_roles` in another terminal shows the ids of their processes: kill one, and see it started again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rlinf_lite.control import RLJobBuilder
+from rlinf_lite.scheduler import SchedulerError
+
+POLL_S = 0.5
+
+
+def main() -> int:
+    name = f"own_roles-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = Path("results").absolute() / "jobs" / name
+    config = {
+        "num_steps": 200,
+        "num_samples": 256,
+        "std": 0.3,
+        "lr": 0.05,
+        "seed": 1,
+        "target": [1.0, -2.0],
+        "simulation_s": 0.1,
+        "state": str(directory / "state.json"),
+    }
+    builder = RLJobBuilder().node_num(1).device_per_node(2).device_type("CPU").config(config)
+    builder.trainer("roles", "Trainer")  # Ray's workers import from this script's directory, as it does
+    builder.actor("roles", "Actor")
+    builder.rollout("roles", "Rollout").total(2).per_node(2).share(1 / 2)
+
+    directory.mkdir(parents=True)
+    try:
+        handle = builder.build().submit(name, directory=directory)
+        try:
+            seen = None
+            while not (context := handle.status()).stage.is_final:
+                if (context.stage, context.step) != seen:
+                    seen = context.stage, context.step
+                    print(f"{context.stage}: step {context.step}, {len(context.failovers)} failures so far", flush=True)
+                time.sleep(POLL_S)
+            context = handle.wait()  # raises where it failed
+        finally:
+            handle.stop()  # after Ctrl-C; one that has ended is left as it is
+    except SchedulerError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+    for failover in context.failovers:
+        who, seconds = ", ".join(failover.failed), failover.seconds or 0.0
+        print(f"{who} {failover.kind}: {failover.level} started again in {seconds:.1f} s")
+    mean = json.loads((directory / "state.json").read_text())["mean"]
+    print(f"{context.stage} after step {context.step}: mean {mean[0]:.2f}, {mean[1]:.2f}; target {config['target']}")
+    print(f"events: {directory / 'events.jsonl'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

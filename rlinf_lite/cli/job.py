@@ -1,0 +1,250 @@
+"""`rlinf-lite job`: the supervised jobs of this machine or of a Ray cluster, what they are doing, and their end."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_lite.control.backends import ContextBackend, DirectoryBackend, KVBackend
+from rlinf_lite.control.context import ContextError, JobContext
+from rlinf_lite.control.submit import JobHandle, find_jobs
+from rlinf_lite.metrics.report.axes import duration
+from rlinf_lite.scheduler import ClusterError, SchedulerError
+from rlinf_lite.scheduler.local_ray import KnownRay, find_local_rays, joined_ray
+from rlinf_lite.scheduler.scratch import temp_root
+
+
+@dataclass(frozen=True)
+class Found:
+    """A job; `ray` is where its master is, None where it has none (any more)."""
+
+    handle: JobHandle
+    context: JobContext
+    ray: KnownRay | None
+
+    @property
+    def stage(self) -> str:
+        """`lost`: it has not ended, but nobody watches it."""
+        return str(self.context.stage) if self.context.stage.is_final or self.ray else "lost"
+
+    def joined(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ray is None else joined_ray(self.ray)
+
+    def to_json(self) -> dict[str, Any]:
+        address = None if self.ray is None else self.ray.address
+        return {**json.loads(self.context.to_json()), "stage": self.stage, "address": address}
+
+
+def job(arguments: Sequence[str]) -> int:
+    """Run one of the commands; returns 1 where that is not possible, 2 for wrong arguments."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (ContextError, SchedulerError, TimeoutError, RayError) as error:
+        print(str(error).split("\n")[0], file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlinf-lite job", description="Supervised jobs (control.enabled=true).")
+    commands = parser.add_subparsers(required=True, metavar="list | status | logs | stop")
+    place = argparse.ArgumentParser(add_help=False)
+    ray_help = "of a Ray cluster; else RAY_ADDRESS, else the Rays that your scripts have started on this machine"
+    place.add_argument("--address", metavar="ADDR", help=ray_help)
+    place.add_argument("--backend", metavar="DIR", help="where control.backend keeps contexts, if not in Ray")
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[place], help=about, description=about, allow_abbrev=False)
+        command.set_defaults(run=run)
+        if run is not _list:
+            command.add_argument("name", metavar="NAME", help="of the job, or how that starts")
+        if run in (_list, _status):
+            command.add_argument("--json", action="store_true", help="as JSON")
+        return command
+
+    add("list", _list, "all jobs")
+    add("status", _status, "one job: its workers, what they are doing, what has failed")
+    logs = add("logs", _logs, "what a running job's workers have printed")
+    logs.add_argument("--role", metavar="R", help="of these workers, or of the trainer")
+    logs.add_argument("--rank", metavar="N", type=int, help="of this rank")
+    logs.add_argument("--lines", metavar="N", type=int, default=30, help="the last of each (default: 30)")
+    add("stop", _stop, "end a job; a training script leaves a checkpoint")
+    return parser
+
+
+def _list(options: argparse.Namespace) -> None:
+    jobs = _find(options)
+    if options.json:
+        print(json.dumps([found.to_json() for found in jobs], indent=2))
+    elif not jobs:
+        print("no jobs")
+    else:
+        rows = []
+        for found in jobs:
+            context = found.context
+            restarts = sum(record.restarts for record in context.workers.values()) + context.trainer_restarts
+            since = f"for {_age(context.started)}" if context.ended is None else f"ended {_clock(context.ended)}"
+            workers = len(context.workers)
+            rows.append((context.name, found.stage, _steps(context), workers, restarts, since, context.directory))
+        _print_table(("name", "stage", "steps", "workers", "restarts", "since", "directory"), rows)
+
+
+def _status(options: argparse.Namespace) -> None:
+    found = _pick(options)
+    with found.joined():
+        doing = found.handle.doing() if found.ray else {}
+    if options.json:
+        print(json.dumps({**found.to_json(), "doing": doing}, indent=2))
+        return
+    context = found.context
+    reason = f": {context.reason.splitlines()[0]}" if context.reason else ""
+    if context.ended is None:
+        progress, end = f", last progress {_age(context.last_progress)} ago", f"{_age(context.started)} ago"
+    else:
+        progress, end = "", f"ended {_clock(context.ended)}, after {duration(context.ended - context.started)}"
+    print(f"job        {context.name}")
+    print(f"stage      {found.stage}{reason}")
+    print(f"steps      {_steps(context)}{progress}")
+    print(f"started    {_clock(context.started)}, {end}")
+    print(f"trainer    pid {context.trainer_pid}, {context.trainer_node}, restarts: {context.trainer_restarts}")
+    print(f"directory  {context.directory}")
+    workers = [(r.name, r.node, r.pid, r.restarts, doing.get(r.name, "")) for r in context.workers.values()]
+    _print_table(("worker", "node", "pid", "restarts", "doing"), workers)
+    failures = []
+    for f in context.failovers:
+        level = f.level if f.outcome == "done" else f"{f.level} ({f.outcome})"
+        took, lost = "" if f.seconds is None else duration(f.seconds), "" if f.steps_lost is None else f.steps_lost
+        failures.append((_clock(f.time), ", ".join(f.failed), f.kind, level, took, lost, f.evidence.split("\n")[0]))
+    _print_table(("failed at", "who", "kind", "again", "took", "steps lost", "evidence"), failures)
+    if context.edges:
+        print("\n" + ", ".join(f"{a} feeds {b}" for a, b in context.edges))
+
+
+def _logs(options: argparse.Namespace) -> None:
+    found = _pick(options)
+    if found.ray is None:
+        raise SchedulerError(
+            f"the job {found.context.name!r} is {found.stage}: only a running one's logs can be read. "
+            f"Its events are in {found.context.directory}"
+        )
+    with found.joined():
+        logs = found.handle.logs(options.role, options.rank, options.lines)
+    if not logs:
+        raise SchedulerError(f"no such worker; the job {found.context.name!r} has {', '.join(found.context.workers)}")
+    print("\n\n".join(f"{worker}:\n{text.rstrip() or '(nothing)'}" for worker, text in logs.items()))
+
+
+def _stop(options: argparse.Namespace) -> None:
+    found = _pick(options)
+    before = found.context
+    if before.stage.is_final:
+        print(f"{before.name} had ended before: {before.stage} after {_steps(before)} steps")
+        return
+    if found.ray is None:
+        raise SchedulerError(f"the job {before.name!r} is lost: it was {before.stage}, but nobody watches it any more")
+    with found.joined():
+        after = found.handle.stop("stopped by `rlinf-lite job stop`")
+    print(f"{after.name} was {before.stage}, and is {after.stage} after {_steps(after)} steps")
+
+
+def _rays(options: argparse.Namespace) -> list[KnownRay]:
+    """Where jobs are looked for."""
+    local = find_local_rays()
+    if address := options.address or os.environ.get("RAY_ADDRESS"):
+        return [next((known for known in local if known.address == address), KnownRay(address))]
+    return local
+
+
+def _find(options: argparse.Namespace) -> list[Found]:
+    """All jobs: those of one Ray after another, or of a directory, with the Rays in which they go on."""
+    if options.backend is None:
+        return [found for known in _rays(options) for found in _look(KVBackend(), known)]
+    if not Path(options.backend).is_dir():
+        raise SchedulerError(f"--backend {options.backend}: there is no such directory")
+    kept = DirectoryBackend(options.backend)
+    jobs = {found.context.name: found for found in _read(kept, None)}
+    over = all(found.context.stage.is_final for found in jobs.values())
+    for known in [] if over else _rays(options):
+        jobs |= {found.context.name: found for found in _look(kept, known) if found.ray is not None}
+    return list(jobs.values())
+
+
+def _look(backend: ContextBackend, known: KnownRay) -> list[Found]:
+    try:
+        with joined_ray(known):
+            return list(_read(backend, known))
+    except ClusterError as error:
+        if known.token is None:
+            raise
+        print(error, file=sys.stderr)  # one of several, and perhaps about to end
+        return []
+
+
+def _read(backend: ContextBackend, known: KnownRay | None) -> Iterable[Found]:
+    for handle in find_jobs([backend]):
+        try:
+            context = handle.status()
+        except ContextError as error:
+            print(error, file=sys.stderr)
+            continue
+        watched = known is not None and not context.stage.is_final and handle.has_master()
+        yield Found(handle, context, known if watched else None)
+
+
+def _pick(options: argparse.Namespace) -> Found:
+    """The job that is meant. Raises SchedulerError where there is none, or more than one."""
+    jobs, name = _find(options), options.name
+    if not jobs and options.backend is None and not _rays(options):
+        raise SchedulerError(
+            f"no Ray of yours was found on this machine (in {temp_root()}): name one with --address, "
+            "or with --backend a directory of contexts"
+        )
+    matching = [found for found in jobs if found.context.name == name]
+    matching = matching or [found for found in jobs if found.context.name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        which = ", ".join(f"{found.context.name} ({found.ray.address if found.ray else 'ended'})" for found in matching)
+        raise SchedulerError(f"{name!r} is how several jobs' names start: {which}; say more, or --address")
+    names = sorted({found.context.name for found in jobs})
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
+    hint = f"The nearest: {', '.join(near)}" if near else "There are no jobs"
+    raise SchedulerError(f"there is no job named {name!r}. {hint}")
+
+
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if rows:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for title in titles:
+            is_text = title in ("evidence", "directory", "doing")
+            table.add_column(title, no_wrap=not is_text, overflow="fold")
+        for row in rows:
+            table.add_row(*map(str, row))
+        console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
+        console.print(table)
+
+
+def _steps(context: JobContext) -> str:
+    return f"{context.step} of {context.total_steps}" if context.total_steps else str(context.step)
+
+
+def _age(moment: float) -> str:
+    return duration(max(time.time() - moment, 0.0))
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,161 @@
+"""What is wrong with a worker, and how that is known."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from rlinf_lite.control.context import WorkerRecord
+from rlinf_lite.scheduler.pulse import BEAT_S, Beat
+
+SILENT_S = 5.0
+"""A worker that has not been heard of for so long is said to be silent, and after the hang limit, hung."""
+_LATE_S = 2.5 * BEAT_S
+_SLOW_WINDOW_S = 60.0
+_SLOW_MIN_SHARE = 0.3
+_SLOW_AGAIN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is the matter with one worker."""
+
+    kind: str
+    """crashed, hung, slow, out_of_memory, node_lost or raised."""
+    group: str
+    rank: int
+    evidence: str
+
+    @property
+    def worker(self) -> str:
+        return f"{self.group}[{self.rank}]"
+
+
+class DiagnosisManager:
+    """Keeps the last beats of every worker, and tells crashed, hung, slow, out of memory and lost ones apart."""
+
+    def __init__(self, hang_timeout_s: float, slow_factor: float) -> None:
+        self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
+        self._beats: dict[str, Beat] = {}
+        self._heard: dict[str, float] = {}
+        self._busy: dict[str, deque[tuple[float, float]]] = {}
+        self._said_slow: dict[str, float] = {}
+        self._calm_since = -math.inf
+
+    def hear(self, beats: list[Beat], now: float | None = None) -> None:
+        """Take what a process says of its workers."""
+        now = time.time() if now is None else now
+        for beat in beats:
+            name = f"{beat.group}[{beat.rank}]"
+            if name in self._beats and self._beats[name].pid != beat.pid:
+                self._busy.pop(name, None)  # it has been replaced
+            self._beats[name], self._heard[name] = beat, now
+            busy = self._busy.setdefault(name, deque())
+            busy.append((now, beat.busy_s))
+            while busy[0][0] < now - _SLOW_WINDOW_S:
+                busy.popleft()
+
+    def forget(self, record: WorkerRecord) -> None:
+        """A worker has been replaced; its successor is heard from now on."""
+        for known in (self._beats, self._busy, self._said_slow):
+            known.pop(record.name, None)
+        self._heard[record.name] = time.time()
+
+    def last_beat(self, worker: str) -> Beat | None:
+        return self._beats.get(worker)
+
+    def sent_to(self) -> set[tuple[str, str]]:
+        """(a, b) where workers of group a have sent messages to group b."""
+        return {(beat.group, other) for beat in self._beats.values() for other in beat.sent_to}
+
+    def calm(self, now: float | None = None) -> None:
+        """A failure is being dealt with, or was until now: who has not come on was held up by it, maybe."""
+        self._calm_since = time.time() if now is None else now
+
+    def find_hung(self, record: WorkerRecord, now: float | None = None) -> Finding | None:
+        """Whether a living worker has not come on, or has not been heard of, for too long."""
+        now = time.time() if now is None else now
+        if now - self._calm_since < self._hang_timeout_s:
+            return None
+        beat, silent = self._beats.get(record.name), now - self._heard.setdefault(record.name, now)
+        if silent >= max(self._hang_timeout_s, SILENT_S):
+            evidence = f"not heard of for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
+        elif (
+            beat is not None
+            and beat.pid == record.pid
+            and beat.doing is not None
+            and beat.waiting_for is None
+            and beat.stuck_s + silent >= self._hang_timeout_s
+            and not self._held_up(record)
+        ):
+            evidence = f"{beat.doing} has not come on for {beat.stuck_s + silent:.1f} s, and waits for no message"
+            if silent > _LATE_S:
+                evidence += f"; not heard of for {silent:.1f} s: its process {_process_state(record.pid)}"
+        else:
+            return None
+        evidence += f" (control.hang_timeout_s: {self._hang_timeout_s:g})"
+        return Finding("hung", record.group, record.rank, evidence)
+
+    def _held_up(self, record: WorkerRecord) -> bool:
+        """Whether another rank of its group waits for a message: the group may be in a collective operation."""
+        others = (beat for name, beat in self._beats.items() if beat.group == record.group and name != record.name)
+        return any(beat.waiting_for is not None for beat in others)
+
+    def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
+        """Ranks that compute much longer than the others of their group do for the same calls."""
+        now = time.time() if now is None else now
+        spent: dict[str, dict[int, float]] = {}
+        for record in records:
+            busy = self._busy.get(record.name)
+            if busy and busy[-1][0] - busy[0][0] >= _SLOW_WINDOW_S / 2:
+                share = (busy[-1][1] - busy[0][1]) / (busy[-1][0] - busy[0][0])
+                spent.setdefault(record.group, {})[record.rank] = share
+        found = []
+        for group, shares in spent.items():
+            for rank, share in shares.items():
+                others = [other for other_rank, other in shares.items() if other_rank != rank]
+                if not others or share < max(_SLOW_MIN_SHARE, self._slow_factor * statistics.median(others)):
+                    continue
+                name = f"{group}[{rank}]"
+                if now - self._said_slow.get(name, -_SLOW_AGAIN_S) >= _SLOW_AGAIN_S:
+                    self._said_slow[name] = now
+                    usual = statistics.median(others)
+                    evidence = f"computes {100 * share:.0f}% of the time, the other ranks of {group} {100 * usual:.0f}%"
+                    found.append(Finding("slow", group, rank, evidence))
+        return found
+
+    def explain_death(self, record: WorkerRecord, reason: str, node_alive: bool, oom_kills: int | None) -> Finding:
+        """Why a worker's process is gone. `oom_kills`: of its node, now; None where that cannot be read."""
+        beat = self._beats.get(record.name)
+        doing = f"; last seen in {beat.doing}" if beat is not None and beat.doing else ""
+        memory = f"; it had {beat.memory_bytes / 2**20:.0f} MiB" if beat is not None else ""
+        if not node_alive:
+            return self._found("node_lost", record, f"Ray has lost its node {record.node}{doing}")
+        if "OutOfMemory" in reason or "low memory" in reason or "running low on memory" in reason:
+            return self._found("out_of_memory", record, f"Ray killed it for want of memory{memory}: {reason}")
+        if beat is not None and oom_kills is not None and oom_kills > beat.oom_kills:
+            return self._found("out_of_memory", record, f"the kernel's out-of-memory killer struck its node{memory}")
+        return self._found("crashed", record, f"{reason}{doing}{memory}")
+
+    @staticmethod
+    def _found(kind: str, record: WorkerRecord, evidence: str) -> Finding:
+        return Finding(kind, record.group, record.rank, evidence)
+
+
+def explain_error(group: str, rank: int, summary: str) -> Finding:
+    """What a worker's own exception says."""
+    kind = "out_of_memory" if summary.startswith(("OutOfMemoryError", "MemoryError")) else "raised"
+    return Finding(kind, group, rank, summary)
+
+
+def _process_state(pid: int) -> str:
+    """What the kernel says of a process of this machine."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            state = next(line.split("\t", 1)[1].strip() for line in file if line.startswith("State:"))
+    except (OSError, StopIteration):
+        return "is on another machine, or gone"
+    return f"is in state {state}"

@@ -1,0 +1,136 @@
+"""What is done about a failure: the one place where that is decided, and the limits that hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_lite.config.schema import ControlConfig
+from rlinf_lite.control.context import Failover, JobContext, Stage
+from rlinf_lite.control.diagnosis import Finding
+
+LEVELS = ("worker", "group", "job")
+"""What is started again, from the least to the most."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the trainer's process has to do."""
+
+    id: str
+    level: str
+    """worker, group, job, trainer or fail."""
+    ranks: dict[str, list[int]] = field(default_factory=dict)
+    """The workers that start again, by group; all of a group's for the level group."""
+    touched: list[str] = field(default_factory=list)
+    """Groups that have to give up what they were doing."""
+    wait_s: float = 0.0
+    reason: str = ""
+    """The limit that is reached, where the level is fail."""
+    evidence: str = ""
+
+
+class FailoverCoordinator:
+    """Owns the way of a job from a failure back to running, or to its end. Every change is persisted by `save`."""
+
+    def __init__(self, context: JobContext, control: ControlConfig, save: Callable[[], None]) -> None:
+        self._context, self._control, self._save = context, control, save
+
+    def decide(self, failure: str, findings: Sequence[Finding], trainer: str | None = None) -> Decision:
+        """What to do about a failure; asked again under the same name, also of a restarted master, that answer stands
+        until `ended` says that it did not help: then more is started again.
+
+        `trainer`: what a trainer raised that can start again, where no worker is to blame.
+        """
+        context = self._context
+        if context.stage not in (Stage.STARTING, Stage.RUNNING, Stage.RECOVERING):
+            return Decision(failure, "fail", reason=f"the job is {context.stage}: {context.reason}")
+        known = next((failover for failover in context.failovers if failover.id == failure), None)
+        if known is None:
+            workers = sorted({finding.worker for finding in findings}) or ["trainer"]
+            evidence = "; ".join(f"{finding.worker}: {finding.evidence}" for finding in findings) or str(trainer)
+            kind = findings[0].kind if findings else "raised"
+            known = Failover(failure, kind, workers, evidence, time.time())
+            context.failovers.append(known)
+        else:
+            known.failed = sorted({*known.failed, *(finding.worker for finding in findings)})
+        limit = self._limit(known)
+        known.level = "fail" if limit else self._level(known)
+        touched = context.touched_by({worker.partition("[")[0] for worker in known.failed} - {"trainer"})
+        context.move_to(Stage.RECOVERING, known.evidence)
+        self._save()
+        return Decision(failure, known.level, self._ranks(known), touched, self._wait_s(known), limit, known.evidence)
+
+    def ended(self, failure: str, ok: bool, steps_lost: int, problem: str = "") -> Failover:
+        """A recovery is through, or has failed."""
+        known = next(failover for failover in self._context.failovers if failover.id == failure)
+        known.attempts += 1
+        known.seconds = round(time.time() - known.time, 3)
+        if ok:
+            known.outcome, known.steps_lost = "done", steps_lost
+            self._context.move_to(Stage.RUNNING)
+        else:
+            known.evidence += f"; the recovery (of the {known.level}) failed: {problem}"
+        self._save()
+        return known
+
+    def history(self) -> list[str]:
+        """A line for each failure."""
+        return [
+            f"{time.strftime('%H:%M:%S', time.localtime(failover.time))} {', '.join(failover.failed)} {failover.kind}: "
+            f"{failover.evidence.splitlines()[0]} -> {failover.level} {failover.outcome}"
+            for failover in self._context.failovers
+        ]
+
+    def _recent(self) -> list[Failover]:
+        return [f for f in self._context.failovers if f.time >= time.time() - self._control.restart_window_s]
+
+    def _count(self, matches: Callable[[str], bool]) -> int:
+        """Failures so far, tries included, of workers that match."""
+        return sum(max(f.attempts, 1) for f in self._recent() if any(map(matches, f.failed)))
+
+    def _limit(self, failover: Failover) -> str:
+        """The limit that this failure breaks, or nothing."""
+        control = self._control
+        counts = [(len(self._recent()), control.max_job_restarts, "the job", "control.max_job_restarts")]
+        for worker in failover.failed:
+            role = worker.partition("[")[0]
+            of_role = self._count(lambda other, role=role: other.partition("[")[0] == role)  # type: ignore[misc]
+            of_worker = self._count(lambda other, worker=worker: other == worker)  # type: ignore[misc]
+            counts.append((of_role, control.max_role_restarts, role, "control.max_role_restarts"))
+            counts.append((of_worker, control.max_restarts, worker, "control.max_restarts"))
+        for count, limit, what, key in counts:
+            if count > limit:
+                return (
+                    f"{what} failed {count} times within {control.restart_window_s:g} s, and {key} is {limit}. "
+                    f"The last time: {failover.evidence}"
+                )
+        return ""
+
+    def _level(self, failover: Failover) -> str:
+        """The least that can help: what the failed workers' classes say, and one more after every vain try."""
+        if failover.failed == ["trainer"]:
+            return "trainer"
+        records = [self._context.workers[name] for name in failover.failed if name in self._context.workers]
+        least = max((LEVELS.index(record.failover) for record in records), default=2)
+        return LEVELS[min(least + failover.attempts, 2)]
+
+    def _ranks(self, failover: Failover) -> dict[str, list[int]]:
+        """Who starts again."""
+        failed = set(failover.failed)
+        groups = {worker.partition("[")[0] for worker in failed}
+        ranks: dict[str, list[int]] = {}
+        for record in self._context.workers.values():
+            together = record.failover != "worker" or failover.attempts > 0
+            whole = failover.level == "job" or (record.group in groups and together)
+            if failover.level not in ("fail", "trainer") and (whole or record.name in failed):
+                ranks.setdefault(record.group, []).append(record.rank)
+        return {group: sorted(found) for group, found in ranks.items()}
+
+    def _wait_s(self, failover: Failover) -> float:
+        """How long to put it off: not at all the first time, then twice as long every time."""
+        times = max(self._count(lambda other, worker=worker: other == worker) for worker in failover.failed)  # type: ignore[misc]
+        if times < 2 or failover.level == "fail":
+            return 0.0
+        return float(min(self._control.backoff_s * 2 ** (times - 2), self._control.max_backoff_s))

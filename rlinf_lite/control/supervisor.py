@@ -1,0 +1,297 @@
+"""The trainer's side of failover: tells the master who works here, and does what it decides."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.control.context import Failover, JobContext, Stage, WorkerRecord
+from rlinf_lite.control.diagnosis import Finding, explain_error
+from rlinf_lite.control.failover import LEVELS, Decision
+from rlinf_lite.control.link import ASK_LIMIT_S, Attachment, Outcome, ask_master, master_name
+from rlinf_lite.control.master import create_master
+from rlinf_lite.scheduler import (
+    AbortedError,
+    Cluster,
+    SchedulerError,
+    WorkerError,
+    WorkerGroup,
+)
+from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.group import restart
+
+log = logging.getLogger(__name__)
+
+NEWS_S = 2.0
+_FINISH_S = 20.0
+"""How long the word that the job has ended waits for a master that is away."""
+_MAX_GIVEN_UP = 3
+"""How often in a row a step is done again because workers gave it up, with none to blame."""
+_BLAME_S = 2.0
+"""How long a dead worker is looked for behind an error that its death may have caused."""
+
+Restore = Callable[[Decision], int]
+"""Brings the trainer's own state to the end of a completed step after workers were started again; returns how many
+completed steps that lost."""
+
+
+class JobFailedError(SchedulerError):
+    """A failure that the job does not survive: a limit is reached, or nothing helped."""
+
+
+class Supervisor:
+    """Keeps the groups of `cluster` alive, as the master of `job` decides."""
+
+    def __init__(self, job: str, cluster: Cluster, timeout_s: float) -> None:
+        """`timeout_s`: for a new worker's `init`."""
+        self.job, self._cluster, self._timeout_s = job, cluster, timeout_s
+        self._directory, self._step, self._total_steps, self._trainer_restarts = "", 0, 0, 0
+        self._begun, self._ended, self._num_given_up = False, threading.Event(), 0
+        self._failovers: list[Failover] = []
+        self._outcome = Stage.FINISHED
+        self._told: Attachment | None = None
+        cluster.watch(master_name(job))
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self.finish(self._outcome)
+        else:
+            self.finish(Stage.FAILED, f"{type(error).__name__}: {error}")
+
+    def begin(self, directory: str, step: int, total_steps: int, trainer_restarts: int = 0) -> None:
+        """All groups are launched: from now on they are watched. `directory` is where events are written."""
+        self._directory, self._step, self._total_steps = directory, step, total_steps
+        self._trainer_restarts = trainer_restarts
+        self._attach()
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._keep_telling, name="supervisor", daemon=True).start()
+
+    def progress(self, step: int) -> None:
+        """A step has been completed."""
+        if step > self._step:
+            self._num_given_up = 0
+        self._step = step
+
+    def recover(self, error: SchedulerError, restore: Restore) -> Decision:
+        """Bring the job back after `error`. Raises it where nobody is to blame, and JobFailedError at a limit."""
+        failure = uuid.uuid4().hex[:12]
+        if isinstance(error.__cause__, AbortedError) and not self._dead():
+            self._num_given_up += 1  # because of a failure that is dealt with
+            if self._num_given_up > _MAX_GIVEN_UP:
+                raise error
+            try:
+                gave_up = Decision(failure, "worker")
+                self._give_up((), "this step is done again")
+                restore(gave_up)
+                return gave_up
+            except SchedulerError as another:
+                error = another
+        dead, raised = self._blame(error)
+        if not dead and not raised:
+            raise error
+        while True:
+            decision: Decision = self._ask("failed", failure, dead, raised, None)
+            if decision.level == "fail":
+                raise self._job_failed(decision, error) from error
+            log.warning("%s", _describe(decision, dead, raised))
+            if raised:
+                log.warning("%s", error)  # with the worker's traceback
+            time.sleep(decision.wait_s)
+            try:
+                self._start_again(decision)
+                steps_lost = restore(decision)
+            except SchedulerError as again:
+                log.warning("the recovery failed: %s", again)
+                self._ask("recovered", failure, False, 0, str(again).split("\n")[0])
+                dead, raised = self._blame(again)
+                continue
+            self._attach()
+            self._failovers = self._ask("recovered", failure, True, steps_lost)
+            return decision
+
+    def trainer_raised(self, error: Exception) -> Decision:
+        """A trainer that can start again has raised. Raises JobFailedError at a limit."""
+        failure = uuid.uuid4().hex[:12]
+        decision: Decision = self._ask("failed", failure, [], [], f"{type(error).__name__}: {error}")
+        if decision.level == "fail":
+            raise self._job_failed(decision, error) from error
+        time.sleep(decision.wait_s)
+        self._trainer_restarts += 1
+        self._attach()
+        self._failovers = self._ask("recovered", failure, True, 0)
+        return decision
+
+    def recovered(self, failure: str) -> None:
+        """This process was started in the place of a dead one, because of `failure`."""
+        self._ask("recovered", failure, True, 0)
+
+    def finish(self, stage: Stage, reason: str = "") -> None:
+        """The job has ended; its master goes too."""
+        self._ended.set()
+        with suppress(Exception):  # that the master is gone, and maybe Ray, must not hide how the job ended
+            self._ask("finish", *self.outcome(stage, reason), limit_s=_FINISH_S)
+
+    def outcome(self, stage: Stage, reason: str) -> Outcome:
+        """How the job has ended, with all that its master may have lost."""
+        return stage, reason, self._known()
+
+    def interrupted(self, step: int) -> None:
+        """The user has stopped the run, after so many steps."""
+        self._step, self._outcome = step, Stage.STOPPED
+
+    def has_ended(self, wait_s: float) -> bool:
+        """Whether `finish` was called, within `wait_s`."""
+        return self._ended.wait(wait_s)
+
+    def metrics(self) -> dict[str, float]:
+        """`control/*`: what has failed in this job so far, and what that cost."""
+        done = [failover for failover in self._failovers if failover.outcome == "done"]
+        return {
+            "control/failures": float(len(self._failovers)),
+            "control/recovery_s": sum(failover.seconds or 0.0 for failover in done),
+            "control/steps_lost": float(sum(failover.steps_lost or 0 for failover in done)),
+        }
+
+    def _attach(self) -> None:
+        """Workers were started: tell the master who works here now."""
+        workers = []
+        for group in self._cluster.groups.values():
+            for member in group.members:
+                where = f"node {member.node.rank} ({member.node.ip})"
+                record = WorkerRecord(
+                    group.name, member.rank, member.pid, where, member.node.node_id, _failover(group), member.log_paths
+                )
+                workers.append((record, member.actor))
+        context = get_context()
+        self._told = Attachment(
+            os.getpid(),
+            f"node {context.node_id[:8]}",
+            context,
+            workers,
+            self._directory,
+            self._step,
+            self._total_steps,
+            self._failovers,
+            sorted(self._cluster.feeders),
+            self._trainer_restarts,
+        )
+        self._ask("attach", self._told)
+
+    def _known(self) -> Attachment | None:
+        """What the master was told last, brought up to date, for one that has lost it; groups may be gone by now."""
+        edges = sorted(self._cluster.feeders)
+        return self._told and replace(self._told, step=self._step, failovers=self._failovers, edges=edges)
+
+    def _start_again(self, decision: Decision) -> None:
+        """New workers in the place of those that failed; what works with them gives up what it was doing."""
+        restart({self._cluster.groups[name]: ranks for name, ranks in decision.ranks.items()}, self._timeout_s)
+        self._give_up(decision.touched, f"{', '.join(decision.ranks)} started again")
+
+    def _give_up(self, names: Sequence[str], reason: str) -> None:
+        """Have these groups forget what they are doing, and those that a failed wait has aborted; then they serve
+        again."""
+        groups = [group for name, group in self._cluster.groups.items() if name in names or group._aborted]
+        for group in groups:
+            group.abort(reason)
+        for group in groups:
+            group.clear_abort()
+
+    def _blame(self, error: SchedulerError) -> tuple[list[tuple[str, str]], list[Finding]]:
+        """Who is behind an error: workers that Ray calls dead, else the one that raised; maybe nobody."""
+        deadline = time.monotonic() + _BLAME_S
+        while not (dead := self._dead()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if dead:
+            return dead, []
+        if isinstance(error, WorkerError) and error.group in self._cluster.groups:
+            group = self._cluster.groups[error.group]
+            if _failover(group) == "worker" and not isinstance(error.__cause__, AbortedError):
+                return [], [explain_error(error.group, error.rank, error.summary)]
+        return [], []
+
+    def _dead(self) -> list[tuple[str, str]]:
+        """Workers that Ray calls dead, with its reason."""
+        members = [member for group in self._cluster.groups.values() for member in group.members]
+        pings = [member.actor._ping.remote() for member in members]
+        answered = set(ray.wait(pings, num_returns=len(pings), timeout=0.5)[0]) if pings else set()
+        dead = []
+        for member, ping in zip(members, pings, strict=True):
+            try:
+                if ping in answered:
+                    ray.get(ping)
+            except ray.exceptions.RayActorError as error:
+                dead.append((f"{member.group}[{member.rank}]", str(error)))
+            except ray.exceptions.RayError:
+                continue
+        return dead
+
+    def _ask(self, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
+        return ask_master(self.job, method, *args, limit_s=limit_s)
+
+    def _keep_telling(self) -> None:
+        while not self._ended.wait(NEWS_S):
+            try:
+                stop = self._tell_news()
+            except Exception as error:
+                if not self._ended.is_set():
+                    log.warning("the job is not watched at the moment: %s", error)
+                continue
+            if stop:
+                _thread.interrupt_main()
+                return
+
+    def _tell_news(self) -> bool:
+        """Tell the master how far the job is; returns whether it is to stop."""
+        reply = self._ask("news", self._step, sorted(self._cluster.feeders), limit_s=10.0)
+        if not reply["known"]:
+            self._ask("attach", self._known())
+        else:
+            self._failovers = reply["failovers"]
+        return bool(reply["stop"])
+
+    def _job_failed(self, decision: Decision, error: Exception) -> JobFailedError:
+        lines = "\n".join(f"  {line}" for line in self._ask("history"))
+        return JobFailedError(f"{decision.reason}\n\nWhat failed:\n{lines}\n\nThe last time:\n{error}")
+
+
+def _failover(group: WorkerGroup) -> str:
+    """The widest of what those want that share its processes."""
+    processes = group._processes
+    fused: Sequence[WorkerGroup] = [group] if processes is None else processes.groups
+    return max((other._cls.failover for other in fused), key=LEVELS.index)
+
+
+def _describe(decision: Decision, dead: list[tuple[str, str]], raised: list[Finding]) -> str:
+    failed = ", ".join([name for name, _ in dead] + [finding.worker for finding in raised])
+    again = ", ".join(f"{group} {ranks}" for group, ranks in decision.ranks.items())
+    delay = f" in {decision.wait_s:g} s" if decision.wait_s else ""
+    return f"{failed} failed; starting again{delay}: {again}"
+
+
+def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:
+    """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so."""
+    if not cfg.control.enabled:
+        return nullcontext(None)
+    job = f"{cfg.runner.run_name or 'run'}-{uuid.uuid4().hex[:8]}"
+    create_master(job, cfg.control)
+    return Supervisor(job, cluster, cfg.runner.phase_timeout_s)
+
+
+def job_failed(context: JobContext) -> JobFailedError:
+    """The error for a job that has ended so."""
+    return JobFailedError(f"the job {context.name!r} failed after step {context.step}: {context.reason}")

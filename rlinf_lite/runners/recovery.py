@@ -1,0 +1,84 @@
+"""What a runner needs to go on after workers were started again: a supervisor, and copies of the training state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.scheduler import SchedulerError
+from rlinf_lite.scheduler.context import get_context
+
+log = logging.getLogger(__name__)
+
+_AUTO_SHARE = 0.01
+_BYTES_PER_PARAMETER = 12
+"""A weight and two moments of AdamW, in fp32."""
+
+
+class Recovered(Protocol):
+    """What was started again."""
+
+    @property
+    def ranks(self) -> Mapping[str, Sequence[int]]: ...
+
+
+class RunSupervisor(Protocol):
+    """Who keeps the workers of a run alive; `rlinf_lite.control.Supervisor` is one."""
+
+    def begin(self, directory: str, step: int, total_steps: int) -> None: ...
+    def progress(self, step: int) -> None: ...
+    def recover(self, error: SchedulerError, restore: Callable[[Recovered], int]) -> Recovered: ...
+    def metrics(self) -> dict[str, float]: ...
+    def interrupted(self, step: int) -> None: ...
+
+
+class Snapshots:
+    """The newest state of the training groups in this node's shared memory, in the format of a checkpoint.
+
+    There are none where the groups are on other nodes, or memory does not suffice.
+    """
+
+    def __init__(self, interval: int | Literal["auto"], num_parameters: int, nodes: Sequence[str]) -> None:
+        """`nodes`: ids of those that the training groups are on."""
+        here = get_context()
+        self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
+        self.store = CheckpointStore(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
+        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * _BYTES_PER_PARAMETER * num_parameters
+        self.why_none = ""
+        if interval == 0:
+            self.why_none = "control.snapshot_interval is 0"
+        elif set(nodes) != {here.node_id}:
+            self.why_none = "the actor is not on this node alone"
+        elif needed > free / 2:
+            self.why_none = f"two would take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB of shared memory"
+
+    def due(self, step: int) -> bool:
+        """Whether to take one after `step` steps."""
+        if self.why_none:
+            return False
+        if self._interval == "auto":
+            return self.took_s <= _AUTO_SHARE * (time.monotonic() - self._began)
+        return step % self._interval == 0
+
+    def take(self, step: int, write: Callable[[Path], None]) -> None:
+        """Have the state written. One that fails is done without; an earlier one stays."""
+        self._began = time.monotonic()
+        partial = self.store.begin(step)
+        try:
+            write(partial)
+            self.store.commit(step, partial)
+        except OSError as error:
+            self.why_none = str(error)
+            log.warning("no more snapshots in shared memory: %s", error)
+        finally:
+            self.store.discard(partial)
+        self.took_s = time.monotonic() - self._began
+
+    def remove(self) -> None:
+        shutil.rmtree(self.store.root.parent, ignore_errors=True)

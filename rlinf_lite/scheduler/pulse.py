@@ -1,0 +1,135 @@
+"""What a worker is doing, said every other second to whoever watches the job. Needs neither ray nor torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+BEAT_S = 2.0
+"""Every call wakes up some threads, which computing ones have to make room for."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One worker at one moment; times in seconds of `time.time()`."""
+
+    group: str
+    rank: int
+    pid: int
+    time: float
+    doing: str | None
+    """The method that runs."""
+    waiting_for: str | None
+    """Whose message that method waits for."""
+    stuck_s: float
+    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`."""
+    busy_s: float
+    """Seconds spent in methods so far, without waiting for messages."""
+    sent_to: tuple[str, ...]
+    """Groups that it has sent messages to."""
+    memory_bytes: int
+    """Resident, of the process."""
+    oom_kills: int
+    """Processes that the kernel of this machine has killed for want of memory so far."""
+
+
+@dataclass
+class Activity:
+    """What a worker's own thread notes, at the cost of an assignment."""
+
+    doing: str | None = None
+    waiting_for: str | None = None
+    moves: int = 0
+    busy_s: float = 0.0
+    sent_to: set[str] = field(default_factory=set)
+    _since: float = field(default_factory=time.monotonic)
+
+    def move(self) -> None:
+        """It came on."""
+        self.moves += 1
+
+    @contextmanager
+    def method(self, name: str) -> Iterator[None]:
+        """Around a method."""
+        self.doing, self._since = name, time.monotonic()
+        self.moves += 1
+        try:
+            yield
+        finally:
+            self.busy_s += time.monotonic() - self._since
+            self.doing = None
+            self.moves += 1
+
+    @contextmanager
+    def waiting(self, source: str) -> Iterator[None]:
+        """Around a wait for a message."""
+        started = time.monotonic()
+        self.waiting_for = source
+        try:
+            yield
+        finally:
+            self.waiting_for = None
+            self._since += time.monotonic() - started
+            self.moves += 1
+
+    def busy_now_s(self) -> float:
+        """`busy_s`, with what the method under way has taken."""
+        running = self.doing is not None and self.waiting_for is None
+        return self.busy_s + (time.monotonic() - self._since if running else 0.0)
+
+
+class Pulse:
+    """A thread that gives `tell` the beats of a process's workers, for as long as the process lives."""
+
+    def __init__(
+        self, workers: Sequence[tuple[str, int, Activity]], tell: Callable[[list[Beat]], None], beat_s: float = BEAT_S
+    ) -> None:
+        self._workers, self._tell, self._beat_s = workers, tell, beat_s
+        self._seen = [(-1, 0.0)] * len(workers)
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def beats(self) -> list[Beat]:
+        now = time.monotonic()
+        memory, oom_kills = memory_bytes(), num_oom_kills()
+        found = []
+        for index, (group, rank, activity) in enumerate(self._workers):
+            moves, since = self._seen[index]
+            if activity.moves != moves:
+                self._seen[index] = moves, since = activity.moves, now
+            found.append(
+                Beat(
+                    group,
+                    rank,
+                    os.getpid(),
+                    time.time(),
+                    activity.doing,
+                    activity.waiting_for,
+                    now - since,
+                    activity.busy_now_s(),
+                    tuple(sorted(activity.sent_to)),
+                    memory,
+                    oom_kills,
+                )
+            )
+        return found
+
+    def _run(self) -> None:
+        while True:
+            self._tell(self.beats())
+            time.sleep(self._beat_s)
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def num_oom_kills() -> int:
+    """Processes that this machine's kernel has killed for want of memory since it started."""
+    with open("/proc/vmstat") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)

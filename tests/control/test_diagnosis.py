@@ -1,0 +1,123 @@
+"""Crashed, hung, slow, out of memory and lost workers are told apart, each with its evidence."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from rlinf_lite.control.context import WorkerRecord
+from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error
+from rlinf_lite.scheduler.pulse import Activity, Beat, Pulse
+
+PID = os.getpid()
+RECORD = WorkerRecord("env", 1, PID, "node 0 (127.0.0.1)", "id", "worker")
+BEAT = Beat("env", 1, PID, 100.0, "interact", None, 0.0, 0.0, (), 2**30, 7)
+
+
+@pytest.fixture
+def diagnosis():
+    return DiagnosisManager(hang_timeout_s=10.0, slow_factor=2.0)
+
+
+def test_a_worker_that_comes_on_is_fine(diagnosis):
+    diagnosis.hear([replace(BEAT, stuck_s=9.0)], 100.0)
+    assert diagnosis.find_hung(RECORD, 100.5) is None
+
+
+def test_stuck_in_a_method(diagnosis):
+    diagnosis.hear([replace(BEAT, stuck_s=10.5)], 100.0)
+    found = diagnosis.find_hung(RECORD, 100.2)
+    assert found is not None and (found.kind, found.worker) == ("hung", "env[1]")
+    assert found.evidence == (
+        "interact has not come on for 10.7 s, and waits for no message (control.hang_timeout_s: 10)"
+    )
+
+
+@pytest.mark.parametrize("change", [{"waiting_for": "any rank of rollout"}, {"doing": None}, {"pid": PID + 1}])
+def test_waiting_idle_and_replaced_workers_do_not_hang(diagnosis, change):
+    diagnosis.hear([replace(BEAT, stuck_s=1000.0, **change)], 100.0)
+    assert diagnosis.find_hung(RECORD, 100.2) is None
+
+
+def test_a_rank_that_others_hold_up_does_not_hang(diagnosis):
+    waiting = replace(BEAT, rank=0, waiting_for="rollout[0]")
+    diagnosis.hear([replace(BEAT, stuck_s=1000.0), waiting], 100.0)
+    assert diagnosis.find_hung(RECORD, 100.2) is None
+    diagnosis.hear([replace(waiting, waiting_for=None)], 100.3)
+    assert diagnosis.find_hung(RECORD, 100.4) is not None
+
+
+def test_silent(diagnosis):
+    diagnosis.hear([replace(BEAT, waiting_for="rollout[0]")], 100.0)
+    assert diagnosis.find_hung(RECORD, 109.0) is None
+    found = diagnosis.find_hung(RECORD, 110.5)
+    assert found is not None and found.kind == "hung"
+    assert "not heard of for 10.5 s" in found.evidence and f"(pid {PID}) is in state" in found.evidence
+
+
+def test_a_worker_is_not_silent_before_it_could_speak(diagnosis):
+    assert diagnosis.find_hung(RECORD, 5000.0) is None
+    assert diagnosis.find_hung(RECORD, 5009.0) is None
+    assert diagnosis.find_hung(RECORD, 5011.0) is not None
+
+
+def test_slow(diagnosis):
+    records = [replace(RECORD, rank=rank) for rank in range(3)]
+    for second in range(61):
+        shares = (0.2, 0.9, 0.3)
+        diagnosis.hear([replace(BEAT, rank=r, busy_s=share * second) for r, share in enumerate(shares)], 100.0 + second)
+    found = diagnosis.find_slow(records, 160.0)
+    assert [(finding.kind, finding.rank) for finding in found] == [("slow", 1)]
+    assert found[0].evidence == "computes 90% of the time, the other ranks of env 25%"
+    assert diagnosis.find_slow(records, 161.0) == [], "said once"
+
+
+def test_a_group_that_is_busy_all_over_has_no_slow_rank(diagnosis):
+    for second in range(61):
+        diagnosis.hear([replace(BEAT, rank=rank, busy_s=0.9 * second) for rank in range(2)], 100.0 + second)
+    assert diagnosis.find_slow([replace(RECORD, rank=rank) for rank in range(2)], 160.0) == []
+
+
+@pytest.mark.parametrize(
+    "reason, node_alive, oom_kills, kind, evidence",
+    [
+        (
+            "connection error code 2",
+            True,
+            7,
+            "crashed",
+            "connection error code 2; last seen in interact; it had 1024 MiB",
+        ),
+        ("connection error code 2", True, None, "crashed", "connection error code 2"),
+        ("connection error code 2", True, 8, "out_of_memory", "the kernel's out-of-memory killer struck its node"),
+        ("the node was running low on memory", True, 7, "out_of_memory", "Ray killed it for want of memory"),
+        ("unknown", False, None, "node_lost", "Ray has lost its node node 0 (127.0.0.1); last seen in interact"),
+    ],
+)
+def test_why_a_worker_died(diagnosis, reason, node_alive, oom_kills, kind, evidence):
+    diagnosis.hear([BEAT], 100.0)
+    found = diagnosis.explain_death(RECORD, reason, node_alive, oom_kills)
+    assert found.kind == kind and found.evidence.startswith(evidence)
+
+
+@pytest.mark.parametrize(
+    "summary, kind",
+    [("OutOfMemoryError: CUDA", "out_of_memory"), ("MemoryError", "out_of_memory"), ("ValueError: no", "raised")],
+)
+def test_what_a_worker_raised(summary, kind):
+    assert explain_error("env", 1, summary).kind == kind
+
+
+def test_a_pulse_says_what_a_worker_does():
+    activity, told = Activity(), []
+    pulse = Pulse([("env", 0, activity)], told.append, beat_s=1000)
+    idle = pulse.beats()[0]
+    assert idle.doing is None and idle.pid == PID and idle.memory_bytes > 2**20 and idle.sent_to == ()
+    with activity.method("interact"):
+        activity.sent_to.add("rollout")
+        assert pulse.beats()[0].doing == "interact"
+        with activity.waiting("rollout[0]"):
+            assert pulse.beats()[0].waiting_for == "rollout[0]"
+        busy = pulse.beats()[0]
+        assert busy.waiting_for is None and busy.sent_to == ("rollout",) and busy.stuck_s < 1
+    assert pulse.beats()[0].doing is None and pulse.beats()[0].busy_s > 0

@@ -1,0 +1,66 @@
+"""Language models train on when their workers die, and end with the same weights."""
+
+import pytest
+
+from rlinf_lite.config import load_config
+from rlinf_lite.control import supervise
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.runners import ReasoningRunner
+from rlinf_lite.scheduler import HybridComponentPlacement
+from rlinf_lite.workers.reasoning import launch_roles
+from tests.control.conftest import Hurt, changed, events, pids
+from tests.control.test_runs import check_whole, equal, run_to_end
+from tests.runners.test_reasoning import FUSED, SMALL, placed
+
+CRITIC = ["algorithm.adv_type=gae", "control.snapshot_interval=1", "control.backoff_s=0.1"]
+CRITIC += ["algorithm.kl={place: loss, coef: 0.1}", "runner.max_steps=10", "actor.num_threads=1"]
+
+
+@pytest.fixture
+def start_reasoning(cluster, start, tmp_path):
+    """As `start`, for language models."""
+
+    def start_reasoning(*overrides, root=tmp_path):
+        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        cfg = load_config("math/math_arithmetic_grpo", [*SMALL, *CRITIC, *paths, *overrides])
+        supervisor = start.stack.enter_context(supervise(cfg, cluster))
+        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+        for group in roles.values():
+            start.stack.callback(group.shutdown)
+        runner = ReasoningRunner(cfg, open_problems(cfg), **roles, supervisor=supervisor)
+        runner.init_workers()
+        return runner
+
+    return start_reasoning
+
+
+@pytest.mark.parametrize(
+    "overrides, victims, restarted",
+    [
+        (
+            [placed(rollout="'0-1'", num_slots=2)],
+            [("rollout", 1), ("reward", 0), ("actor", 0), ("critic", 0)],
+            {"rollout[1]", "reward[0]", "actor[0]", "critic[0]"},
+        ),
+        (
+            [placed(fuse=FUSED)],
+            [("rollout", 0)],
+            {"actor[0]", "rollout[0]", "critic[0]", "reference[0]"},
+        ),
+    ],
+    ids=["apart", "fused"],
+)
+def test_killed(start, start_reasoning, tmp_path_factory, overrides, victims, restarted):
+    undisturbed = run_to_end(start_reasoning(*overrides, root=tmp_path_factory.mktemp("undisturbed")))
+    start.stop()
+    runner = start_reasoning(*overrides)
+    before = pids(runner)
+    hurts = [Hurt(runner, 2 * count, victim) for count, victim in enumerate(victims, 1)]
+    final = run_to_end(runner)
+    for hurt in hurts:
+        hurt.join()
+    assert changed(before, runner) == restarted
+    recovered = events(runner.run_dir, "recovered")
+    assert len(recovered) == len(victims) and all(event["steps_lost"] == 0 for event in recovered)
+    check_whole(runner)
+    assert equal(final, undisturbed)

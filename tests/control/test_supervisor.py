@@ -1,0 +1,62 @@
+"""After a recovery every group serves again, those too that a failed wait has aborted."""
+
+import os
+import signal
+
+import pytest
+
+from rlinf_lite.config import load_config
+from rlinf_lite.control import supervise
+from rlinf_lite.scheduler import WorkerDiedError, WorkerError, wait_all
+from tests.control.conftest import SUPERVISED
+from tests.scheduler.talkers import Talker
+
+
+@pytest.fixture
+def supervised(cluster, tmp_path):
+    """Two pairs of groups, of which one feeds the other, and their supervisor."""
+    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", SUPERVISED)
+    with supervise(cfg, cluster) as supervisor:
+        with cluster.launching():
+            groups = [Talker.create_group().launch(cluster, "0", name=name) for name in ("one", "two", "left", "right")]
+        one, two, left, right = groups
+        two.init(one.known()).wait()
+        right.init(left.known()).wait()
+        supervisor.begin(str(tmp_path), 0, 10)
+        supervisor._tell_news()
+        yield supervisor, groups
+        for group in groups:
+            group.shutdown()
+
+
+def check_talks(left, right):
+    left.greet("right", 0).wait()
+    assert right.hear("left", 0).wait(10) == ["from left[0]"]
+
+
+def test_who_was_aborted_but_not_touched_serves_again(supervised):
+    supervisor, (one, _, left, right) = supervised
+    waiting = right.hear("left", 0)
+    os.kill(one.members[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"one\[0\]") as error:
+        wait_all(one.known(), waiting)
+    steps = []
+    decision = supervisor.recover(error.value, lambda decision: steps.append(decision) or 0)
+    assert decision.ranks == {"one": [0]} and decision.touched == ["one", "two"] and steps == [decision]
+    check_talks(left, right)
+
+
+def test_giving_up_is_got_over_but_not_for_ever(supervised):
+    supervisor, (_, _, left, right) = supervised
+    for count in range(4):
+        right.abort("a test")
+        with pytest.raises(WorkerError, match="gave up waiting") as error:
+            right.hear("left", 0).wait(10)
+        if count < 3:
+            assert not supervisor.recover(error.value, lambda _: 0).ranks
+            check_talks(left, right)
+    with pytest.raises(WorkerError, match="gave up waiting"):
+        supervisor.recover(error.value, lambda _: 0)
+    supervisor.progress(1)
+    supervisor.recover(error.value, lambda _: 0)
+    check_talks(left, right)
