@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CHECKED := rlinf_lite $(wildcard examples benchmarks docs)
+CHECKED := rlinf_lite $(wildcard examples benchmarks docs tests)
 LIBRARIES := libgl1 libglib2.0-0 libx11-6
 LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_spec("sapien") and __import__("sapien") and __import__("cv2")'
 unexport VIRTUAL_ENV PYTHONHOME

@@ -29,7 +29,7 @@ def test_mean_kl_weighs_rows_and_not_positions() -> None:
 
 def test_an_unknown_estimate_is_named() -> None:
     with pytest.raises(UnknownAlgorithmError, match="k4"):
-        kl_in_rewards(*[torch.zeros(1, 1)] * 3, torch.ones(1, 1), 0.1, "k4")
+        kl_in_rewards(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), 0.1, "k4")
 
 
 def test_a_fixed_coefficient_stays() -> None:

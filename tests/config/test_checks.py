@@ -280,7 +280,7 @@ def test_unknown_names_get_the_nearest(override: str, expected: str) -> None:
 
 
 def test_names_registered_in_this_process_are_known() -> None:
-    register_advantage("test_checks_estimator")(lambda inputs, cfg: None)  # type: ignore[arg-type, return-value]
+    register_advantage("test_checks_estimator")(lambda inputs, cfg: None)  # type: ignore[return-value]
     assert problems_of(PPO, "algorithm.adv_type=test_checks_estimator") == []
 
 

@@ -234,4 +234,4 @@ def test_the_error_reads_as_a_list() -> None:
 
 def test_values_do_not_change_after_loading() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load_config(PPO).runner.seed = 3  # type: ignore[misc]
+        load_config(PPO).runner.seed = 3

@@ -100,11 +100,11 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
         ".actor(module, cls): missing. Add .actor('my.module', 'MyActor').",
     ),
     "no nodes": (lambda: bare().node_num(0), ".node_num(0)" + COUNT),
-    "a node and a half": (lambda: bare().node_num(1.5), ".node_num(1.5)" + COUNT),  # type: ignore[arg-type]
+    "a node and a half": (lambda: bare().node_num(1.5), ".node_num(1.5)" + COUNT),
     "no devices": (lambda: bare().device_per_node(0), ".device_per_node(0)" + COUNT),
     "true devices": (lambda: bare().device_per_node(True), ".device_per_node(True)" + COUNT),
     "no workers": (lambda: bare().total(0), ".actor(...).total(0)" + COUNT),
-    "workers as text": (lambda: bare().total("2"), ".actor(...).total('2')" + COUNT),  # type: ignore[arg-type]
+    "workers as text": (lambda: bare().total("2"), ".actor(...).total('2')" + COUNT),
     "true workers": (lambda: bare().total(True), ".actor(...).total(True)" + COUNT),
     "none per node": (lambda: bare().per_node(-1), ".actor(...).per_node(-1)" + COUNT),
     "none per node of a role": (
@@ -116,13 +116,13 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
         ".config({}): empty, or not given." + CONFIG,
     ),
     "empty config": (lambda: bare().config({}), ".config({}): empty, or not given." + CONFIG),
-    "config is a list": (lambda: bare().config([1]), ".config([1]): a list, not a dict." + CONFIG),  # type: ignore[arg-type]
+    "config is a list": (lambda: bare().config([1]), ".config([1]): a list, not a dict." + CONFIG),
     "config is not JSON": (
         lambda: bare().config({"a": object}),
         ".config(...): cannot be written as JSON (Object of type type is not JSON serializable). Use numbers, ",
     ),
     "global env is not a dict": (
-        lambda: bare().global_env("A=1"),  # type: ignore[arg-type]
+        lambda: bare().global_env("A=1"),
         ".global_env('A=1'): a str, not a dict. Write {'NAME': 'value'}.",
     ),
     "global env with a number": (
@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
         ".global_env({'A': 1}): names and values must be strings. Write {'A': '1'}.",
     ),
     "env is not a dict": (
-        lambda: bare().env([("A", "1")]),  # type: ignore[arg-type]
+        lambda: bare().env([("A", "1")]),
         ".actor(...).env([('A', '1')]): a list, not a dict.",
     ),
     "env with a numbered name": (
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
         ".with_collocation('actor', 'rolout'): the job has no role 'rolout' (its roles: actor, rollout). Add or",
     ),
     "collocation of a list": (
-        lambda: two().with_collocation(["actor", "rollout"]),  # type: ignore[arg-type]
+        lambda: two().with_collocation(["actor", "rollout"]),
         """.with_collocation("['actor', 'rollout']"): the job has no role "['actor', 'rollout']" (its roles""",
     ),
     "collocated with itself": (
@@ -191,13 +191,13 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
     "share true": (lambda: bare().share(True), ".actor(...).share(True)" + SHARE),
     "share nan": (lambda: bare().share(float("nan")), ".actor(...).share(nan)" + SHARE),
     "share of almost nothing": (lambda: bare().share(5e-324), ".actor(...).share(5e-324)" + SHARE),
-    "share as text": (lambda: bare().share("1/2"), ".actor(...).share('1/2')" + SHARE),  # type: ignore[arg-type]
+    "share as text": (lambda: bare().share("1/2"), ".actor(...).share('1/2')" + SHARE),
     "unknown device type": (
         lambda: bare().device_type("gpu"),
         ".device_type('gpu'): unknown. Write 'GPU', or 'CPU' for virtual devices.",
     ),
     "no module": (lambda: bare().rollout("", "R"), ".rollout(...): '' is not a module. Give it as a string."),
-    "a class itself": (lambda: bare().rollout("m", JobSpec), "is not a class. Give it as a string."),  # type: ignore[arg-type]
+    "a class itself": (lambda: bare().rollout("m", JobSpec), "is not a class. Give it as a string."),
     "a role without a name": (lambda: bare().role(" ", "m", "C"), ".role(' ', ...): ' ' is not a role name."),
     "a job too small": (
         lambda: bare().rollout("m", "R").reward("m", "R").node_num(2),
@@ -245,9 +245,9 @@ def test_all_problems_at_once() -> None:
 
 
 def test_devices_are_counted_whatever_else_is_wrong() -> None:
-    found = problems(RLJobBuilder().env({}).actor("m", "A").rollout("m", "R").env(3))  # type: ignore[arg-type]
+    found = problems(RLJobBuilder().env({}).actor("m", "A").rollout("m", "R").env(3))
     assert len(found) == 4  # the first env is misplaced: nothing is counted
-    found = problems(RLJobBuilder().actor("m", "A").rollout("m", "R").env(3))  # type: ignore[arg-type]
+    found = problems(RLJobBuilder().actor("m", "A").rollout("m", "R").env(3))
     assert len(found) == 4 and "its roles need 2" in found[-1]
 
 

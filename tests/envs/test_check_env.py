@@ -94,7 +94,7 @@ def test_wrong_auto_reset() -> None:
     env = Mischief(lambda result: None, auto_reset=False)
     env.auto_reset = True
     env.simulator.reset(np.array([0, 1]), [1, 2])
-    env._finish = lambda rows, result: setattr(result, "final_obs", (rows, env.simulator.observe(rows)))  # type: ignore[method-assign]
+    env._finish = lambda rows, result: setattr(result, "final_obs", (rows, env.simulator.observe(rows)))
     assert any("were not stepped after their end" in problem for problem in check_env(env))
 
 

@@ -213,7 +213,7 @@ def test_closing_on_the_bare_table_decides_nothing() -> None:
 
 def test_pushing_another_block_onto_a_square_fails() -> None:
     env, _ = tabletop("push", 100)
-    scene = env.simulator._scene  # type: ignore[attr-defined]
+    scene = env.simulator._scene
     scene.squares[:50] = scene.squares[:50, ::-1]  # the expert now pushes the named block onto the other square
     fooled = env.expert_actions(24)
     scene.squares[:50] = scene.squares[:50, ::-1]

@@ -15,7 +15,7 @@ TOWER = TowerConfig(32, 3, 2, 128)
 
 def config(**changes: object) -> VLAConfig:
     settings = {"dino": TOWER, "siglip": TOWER, "image_size": 28, "patch_size": 14, **changes}
-    return VLAConfig(**settings)  # type: ignore[arg-type]
+    return VLAConfig(**settings)
 
 
 def random_images(*shape: int) -> Tensor:

@@ -13,7 +13,7 @@ TOKENIZER = shipped("assets") / "tiny_tokenizer"
 
 
 def tiny(**changes: object) -> VLAConfig:
-    return dataclasses.replace(preset("tiny"), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(preset("tiny"), **changes)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_gpus_that_another_job_holds(machine: RayCluster) -> None:
     holder = ray.remote(num_gpus=2, num_cpus=0)(Seer).remote()
     with pytest.raises(ClusterError, match=r"waited 1 s to reserve \{'GPU': 4\.0\} on each of 1 nodes, but other jobs"):
         Cluster(start_timeout_s=1.0)
-    ray.kill(holder)  # type: ignore[arg-type]
+    ray.kill(holder)
     wait_for_gpus(4)  # nothing stays queued
 
 

@@ -20,7 +20,7 @@ def pids(*groups: WorkerGroup) -> list[int]:
 @pytest.fixture
 def pair(cluster: Cluster) -> Iterator[tuple[WorkerGroup, WorkerGroup]]:
     groups = tuple(Talker.create_group().launch(cluster, "0-1", name=name) for name in ("left", "right"))
-    yield groups  # type: ignore[misc]
+    yield groups
     for group in groups:
         group.shutdown()
 
