@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def policy_class(policy_id: str) -> type[Policy]:
         raise UnknownPolicyError(f"model.id: no policy is called {policy_id!r}. {hint} Your own: pkg.module:Class")
     module_name, _, attribute = path.partition(":")
     try:
-        cls = getattr(importlib.import_module(module_name), attribute)
+        with imports_without_gc():
+            cls = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise UnknownPolicyError(f"model.id: {policy_id} cannot be imported: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):

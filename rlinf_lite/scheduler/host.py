@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.dispatch import Deferred
 from rlinf_lite.scheduler.errors import WorkerError
@@ -57,7 +58,8 @@ class Host:
         set_context(context)
         name = self._name
         try:
-            definitions = cloudpickle.loads(payload)
+            with imports_without_gc():
+                definitions = cloudpickle.loads(payload)
             from rlinf_lite.scheduler.mailbox import Mailbox  # only now: numpy reads the variables set above
 
             fused: dict[str, Worker] = {}
