@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path, number):
 
 
 def test_a_worker_error_ends_the_program_with_its_traceback_and_no_process(tmp_path):
-    process = run_example(*broken("raise"), root=tmp_path)
+    process = run_example(*broken("raise"), "control.backoff_s=0.1", root=tmp_path)
     assert process.stdout is not None
     output, workers = "", []
     for line in process.stdout:
