@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.script import run_script
 
 
 def main() -> int:
@@ -53,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

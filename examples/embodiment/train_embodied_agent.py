@@ -7,6 +7,7 @@ python examples/embodiment/train_embodied_agent.py --config-name tabletop_ppo_vl
 import sys
 
 from rlinf_lite.config import Config, parse_cli
+from rlinf_lite.script import run_script
 
 
 def main() -> int:
@@ -48,4 +49,4 @@ def train(cfg: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

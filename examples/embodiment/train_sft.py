@@ -7,6 +7,7 @@ python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 import sys
 
 from rlinf_lite.config import Config, parse_cli
+from rlinf_lite.script import run_script
 
 
 def main() -> int:
@@ -51,4 +52,4 @@ def train(cfg: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

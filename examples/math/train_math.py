@@ -7,6 +7,7 @@ python examples/math/train_math.py --config-name gsm8k_grpo_qwen2_5_0_5b rollout
 import sys
 
 from rlinf_lite.config import ReasoningConfig, parse_cli
+from rlinf_lite.script import run_script
 
 
 def main() -> int:
@@ -50,4 +51,4 @@ def train(cfg: ReasoningConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

@@ -9,6 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from rlinf_lite import __version__
+from rlinf_lite.script import run_script
 from rlinf_lite.shipped import shipped
 
 EXAMPLES = {
@@ -65,5 +66,4 @@ def _run_example(script: Path) -> int:
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    code: int = module.main()
-    return code
+    return run_script(module.main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
+import math
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
 from rlinf_lite.metrics.report import write_report
 from rlinf_lite.metrics.report.versions import write_versions
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, verify
-from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots
+from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots, read_state
 from rlinf_lite.runners.run_paths import run_paths
 from rlinf_lite.runners.run_result import RunResult
-from rlinf_lite.scheduler import Handle, SchedulerError, WorkerGroup, wait_all
+from rlinf_lite.runners.stopping import Stopped, StopRequest
+from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 8.0
-"""Longest wait, after Ctrl-C, for an update that is under way."""
+STOP_TIMEOUT_S = 5.0
+"""Longest wait, after Ctrl-C, for an update that is under way, and for workers to give up what they do. Batch systems
+give 30 s before they kill, and what comes after this takes some of them too."""
 
 
 class Runner(ABC):
@@ -66,8 +69,11 @@ class Runner(ABC):
         self._evals: list[EvalSummary] = []
         self._times: dict[str, float] = {}
         self._driver_spans: list[Span] = []
-        self._training: list[Handle] = []
-        self._saved_step = self._evaluated_step = -1
+        self._stop = StopRequest()
+        self._is_settled = True  # the trained groups hold the state of the last completed step
+        self._update_s = 0.0  # how long the last update took
+        self._saved: dict[str, Any] = {}  # the state that is in the newest checkpoint
+        self._evaluated_step = -1
 
         paths = run_paths(cfg)
         self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
@@ -78,7 +84,8 @@ class Runner(ABC):
         """Build what the workers need, and load the checkpoint where the run resumes."""
 
     def run(self) -> RunResult:
-        """Train to the last step, or until Ctrl-C, which leaves a checkpoint of the last completed step."""
+        """Train to the last step, or until Ctrl-C or SIGTERM, which leaves a checkpoint of the last completed step.
+        A second Ctrl-C raises KeyboardInterrupt at once."""
         cfg = self.cfg.runner
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._write_config(self.run_dir)
@@ -91,21 +98,25 @@ class Runner(ABC):
             resume_step=None if self._resume_from is None else self.completed_steps,
         )
         self._first_step = self._secured_step = self.completed_steps
+        self._saved = {} if self._resume_from is None else read_state(self._resume_from)
         interrupted = False
         with (
             self.logger,
-            _interruptible(),
+            self._stop,
             Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps) as self.progress,
         ):
             try:
                 self._begin()
                 while self._go_on():
-                    pass
-            except KeyboardInterrupt:
+                    self._stop.check()
+            except Stopped:
                 interrupted = True
-                self._stop_cleanly()
+                self._save_stopped()
                 if self.supervisor is not None:
                     self.supervisor.interrupted(self.completed_steps)
+            except Exception:
+                self._save_snapshot()  # of what was done before this
+                raise
             finally:
                 if self._snapshots is not None:
                     self._snapshots.remove()
@@ -127,16 +138,13 @@ class Runner(ABC):
         """What comes before the first step of this process, and a state to go back to."""
         if self.supervisor is not None:
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
+        nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
+        self._snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
         self.prepare()
-        if self.supervisor is not None:
-            nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
-            self._snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
-            self._take_snapshot()
-            if not self._snapshots.store.steps() and not self.store.steps():
-                log.warning(
-                    "no snapshots (%s): checkpoints are what the actor is rebuilt from", self._snapshots.why_none
-                )
-                self.save_checkpoint()
+        self._snapshots.take(self.completed_steps, self._write_state)
+        if self.supervisor is not None and self._snapshots.newest() is None and not self.store.steps():
+            log.warning("no snapshots (%s): checkpoints are what the actor is rebuilt from", self._snapshots.why_none)
+            self.save_checkpoint()
         self.progress.start_clock()
 
     def _go_on(self) -> bool:
@@ -164,35 +172,45 @@ class Runner(ABC):
         return False
 
     def _after_step(self) -> None:
-        """Of a supervised run: what it could go back to. A step is only done once that is there."""
+        """What the run could go back to. A step is only done once that is there."""
+        self._take_snapshot()
+        self._secured_step = self.completed_steps
         if self.supervisor is not None:
-            self._take_snapshot()
-            self._secured_step = self.completed_steps
             self.supervisor.progress(self.completed_steps)
 
     def _take_snapshot(self) -> None:
-        if self._snapshots is None or not self._snapshots.due(self.completed_steps):
-            return
-        self._snapshots.take(self.completed_steps, self._write_state)
+        """Where one is due: what a failed actor is rebuilt from, and what is saved when the run is stopped in the
+        middle of an update, which then has not changed it."""
+        if self._snapshots is not None and self._snapshot_is_due():
+            self._snapshots.take(self.completed_steps, self._write_state)
+
+    def _snapshot_is_due(self) -> bool:
+        is_only_way = self._update_s > STOP_TIMEOUT_S / 2
+        return self._snapshots is not None and self._snapshots.due(self._num_updates_done(), is_only_way)
+
+    def _num_updates_done(self) -> int:
+        """What `control.snapshot_interval` counts."""
+        return self.completed_steps
 
     def _recover(self, supervisor: RunSupervisor, error: SchedulerError) -> None:
         started, step = time.monotonic(), self._secured_step
         self.progress.message(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        recovered = supervisor.recover(error, self._restore)
+        self._is_settled = False
+        with self._stop.at_once():
+            recovered = supervisor.recover(error, self._restore)
+        self._is_settled = True
         again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "nobody"
         lost = f", steps done again: {step - self.completed_steps}" if step > self.completed_steps else ""
         self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
 
     def _restore(self, recovered: Recovered) -> int:
         """Go back to the end of a completed step, the last one if possible; returns how many steps that loses."""
-        logged, saved = self.completed_steps, self._saved_step
-        self._training = []
+        logged = self.completed_steps
         if any(group.name in recovered.ranks for group in self._trained_groups):
             self._load(self._newest_state())
         else:
             self._load_state(self._state())
             self._rewind()
-        self._saved_step = min(saved, self.completed_steps)
         lost = max(0, self._secured_step - self.completed_steps)
         self._secured_step = self.completed_steps
         if self.completed_steps < logged:
@@ -205,11 +223,11 @@ class Runner(ABC):
         saved = self.store.steps()
         for checkpoint in saved[-1:]:
             verify(checkpoint)
-        snapshots = [] if self._snapshots is None else self._snapshots.store.steps()
-        found = sorted([*saved, *snapshots], key=lambda path: path.name)
+        snapshot = None if self._snapshots is None else self._snapshots.newest()
+        found = [*saved[-1:], *([] if snapshot is None else [snapshot])]
         if not found:
             raise CheckpointError("the actor cannot be rebuilt: there is neither a snapshot nor a checkpoint")
-        return found[-1]
+        return max(found, key=lambda path: int(read_state(path)["completed_steps"]))
 
     def _rewind(self) -> None:  # noqa: B027 (most runs have nothing to do)
         """Bring workers that still live to the end of the last completed step."""
@@ -240,34 +258,42 @@ class Runner(ABC):
 
     def save_checkpoint(self) -> Path | None:
         """Write a checkpoint of the last completed step; a failed write leaves earlier ones untouched."""
-        step = self.completed_steps
-        if step == self._saved_step:
+        if self._saved == self._plain_state():
             return None
         with self._phase("checkpoint"):
-            partial = self.store.begin(step)
+            partial = self.store.begin(self.completed_steps)
             try:
                 self._write_state(partial)
-                path = self.store.commit(step, partial)
-            except OSError as error:
-                raise CheckpointError(f"cannot write the checkpoint {partial}: {error}") from error
+                path = self.store.commit(self.completed_steps, partial)
             finally:
                 self.store.discard(partial)
-        self._saved_step = step
+        self._saved = self._plain_state()
         self.progress.message(f"checkpoint {path}")
         return path
 
     def _write_state(self, directory: Path) -> None:
-        """Everything that training goes on from."""
-        self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint")
-        self._save_state(directory / "training_state")
+        """Everything that training goes on from. Raises CheckpointError where it cannot be written."""
+        try:
+            self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint", grace_s=math.inf)
+            self._save_state(directory / "training_state")
+        except (OSError, WorkerError) as error:
+            problem = error.__cause__ if isinstance(error, WorkerError) else error
+            if not isinstance(problem, OSError | SafetensorError):
+                raise
+            raise CheckpointError(f"cannot write {directory}: {problem}") from error
 
     def _state(self) -> dict[str, Any]:
         """What this driver needs to go on from here; JSON."""
         return {"completed_steps": self.completed_steps, "run": self.run_dir.name}
 
+    def _plain_state(self) -> dict[str, Any]:
+        """`_state` as a checkpoint has it."""
+        plain: dict[str, Any] = json.loads(json.dumps(self._state()))
+        return plain
+
     def _load_state(self, state: dict[str, Any]) -> None:
         """Take what `_state` gave."""
-        self.completed_steps = self._saved_step = state["completed_steps"]
+        self.completed_steps = state["completed_steps"]
 
     def _save_state(self, directory: Path) -> None:
         """Write what is needed to go on from here besides the actor's part."""
@@ -279,35 +305,68 @@ class Runner(ABC):
         (directory / "config.yaml").write_text(text)
 
     def _load(self, checkpoint: Path) -> None:
-        self._load_state(json.loads((checkpoint / "training_state" / "runner.json").read_text()))
+        self._load_state(read_state(checkpoint))
         self._wait(self.actor.load_checkpoint(str(checkpoint), self.completed_steps), what=f"{checkpoint} to load")
         log.info("resumed from %s: %d steps are done", checkpoint, self.completed_steps)
 
     def _train(self, *handles: Handle) -> list[Any]:
         """Wait for the updates of a step, which complete it."""
-        self._training = list(handles)
-        trained = self._wait(*handles, what="training")
+        self._is_settled, started = False, time.monotonic()
+        trained = self._wait(*handles, what="training", grace_s=STOP_TIMEOUT_S)
+        self._update_s = time.monotonic() - started
         self._complete_step()
+        self._is_settled = True
         return trained
 
     def _complete_step(self) -> None:
-        self._training = []
         self.completed_steps += 1
 
-    def _stop_cleanly(self) -> None:
-        """After Ctrl-C: let an update under way finish, stop everything else where it is, and save.
+    def _save_stopped(self) -> None:
+        """A checkpoint of the last completed step: from its snapshot, else from the workers that hold it, else, where
+        they are dead or in the middle of an update, from the newest snapshot there is."""
+        self.progress.message("stopping: saving the last completed step (Ctrl-C again: stop at once)")
+        snapshot = None if self._snapshots is None else self._snapshots.newest()
+        if self._is_settled and (snapshot is None or read_state(snapshot) != self._plain_state()):
+            try:
+                self._free_trained_groups()
+                self.save_checkpoint()
+                return
+            except (SchedulerError, CheckpointError) as error:
+                self.progress.message(f"the workers cannot write it: {str(error).splitlines()[0]}")
+        saved = self._save_snapshot()
+        if saved < self.completed_steps:
+            self.progress.message(f"steps {saved + 1} to {self.completed_steps} are lost: {self._why_lost()}")
+        self.completed_steps = saved
 
-        An update that takes longer than STOP_TIMEOUT_S raises CallTimeoutError: half of it cannot be saved.
-        """
-        self.progress.message("stopping: saving a checkpoint of the last completed step (Ctrl-C again: stop at once)")
-        if self._training:
-            wait_all(*self._training, timeout_s=STOP_TIMEOUT_S, what="the update under way")
-            self._complete_step()
+    def _save_snapshot(self) -> int:
+        """Make a checkpoint of the newest snapshot, if that has more than the newest checkpoint; returns how many steps
+        are saved then."""
+        snapshots, checkpoints = self._snapshots, self.store.steps()[-1:]
+        snapshot = None if snapshots is None else snapshots.newest()
+        saved = int(read_state(checkpoints[0])["completed_steps"]) if checkpoints else -1
+        if snapshots is not None and snapshot is not None and read_state(snapshot) != self._saved:
+            step = int(read_state(snapshot)["completed_steps"])
+            if step >= saved:
+                try:
+                    path = snapshots.keep_newest(self.store, step)
+                except CheckpointError as error:
+                    log.error("the last completed step cannot be saved: %s", error)
+                else:
+                    self.progress.message(f"checkpoint {path}, from its snapshot")
+                    saved = step
+        return max(saved, 0)
+
+    def _free_trained_groups(self) -> None:
+        """Have all workers give up what they are doing, and those that train serve calls again."""
         for group in self._groups:
             group.abort("the run is being stopped")
-        for group in self._groups:
-            group.clear_abort()
-        self.save_checkpoint()
+        for group in self._trained_groups:
+            group.clear_abort(STOP_TIMEOUT_S)
+
+    def _why_lost(self) -> str:
+        if self._snapshots is not None and self._snapshots.why_none:
+            return f"there are no snapshots ({self._snapshots.why_none})"
+        return "the last snapshot is older (control.snapshot_interval)"
 
     def _evaluate_and_log(self) -> None:
         if self._evaluated_step == self.completed_steps:
@@ -351,20 +410,10 @@ class Runner(ABC):
             return {}
         return {**self.supervisor.metrics(), "time/snapshot": self._snapshots.took_s}
 
-    def _wait(self, *handles: Handle, what: str) -> list[Any]:
-        return wait_all(*handles, timeout_s=self.cfg.runner.phase_timeout_s, what=what)
+    def _wait(self, *handles: Handle, what: str, grace_s: float = 0.0) -> list[Any]:
+        """Results of calls. A run that is asked to stop meanwhile waits `grace_s` longer, then raises Stopped."""
+        limit_s = self.cfg.runner.phase_timeout_s
+        return wait_all(*handles, timeout_s=limit_s, what=what, check=lambda: self._stop.check(grace_s))
 
     def _due(self, interval: int) -> bool:
         return interval > 0 and self.completed_steps % interval == 0
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, also where the shell that started us ignores SIGINT."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, signal.default_int_handler) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilizatio
 from rlinf_lite.metrics.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
-from rlinf_lite.runners.base import Runner
+from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError
-from rlinf_lite.runners.recovery import RunSupervisor
+from rlinf_lite.runners.recovery import RunSupervisor, read_state
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.weights import WeightRoutes
 
@@ -94,9 +95,11 @@ class ReasoningRunner(Runner):
         per_epoch = len(problems.train) // cfg.data.num_prompts
         limit = cfg.runner.max_epochs * per_epoch
         self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
+        self._supervised_updates = 0  # of those before the first step, how many are done
         self._resumable: dict[str, Any] = self._position()
         self._spans: list[Span] = []
         self._failed_rewards, self._warned_of_rewards = 0, False
+        self._others_exist = False  # reference and critic, which start from where supervised training ends
 
     def init_workers(self) -> None:
         """Build the models, and load the checkpoint where the run resumes."""
@@ -106,17 +109,17 @@ class ReasoningRunner(Runner):
         actor = self.actor.init(directory, routes, self.total_steps)
         built = self._wait(actor, self.rollout.init(directory, routes), self.reward.init(), what="models to be built")
         if self._resume_from is not None:
-            self._init_others()
+            if self._resumes_supervised(self._resume_from):
+                self._wait(self.actor.start_supervised(), what="the actor")
             self._load(self._resume_from)
         self._num_parameters = built[0][0] * (1 if self.critic is None else 2)
         log.info("model of %s parameters", f"{built[0][0]:,}")
 
     def prepare(self) -> None:
-        """Supervised training, if any; then the policy that the run begins with is known to reference and critic."""
+        """Supervised training, or what is left of it; then the policy that the run begins with is known to reference
+        and critic."""
         self._wait(self.actor.complete_step(self.completed_steps), what="the actor")
-        if self._resume_from is not None:
-            return
-        if self.cfg.sft.num_steps:
+        if self.cfg.sft.num_steps and self.completed_steps == 0:
             self._supervise()
         self._init_others()
 
@@ -256,23 +259,53 @@ class ReasoningRunner(Runner):
         return prompts
 
     def _supervise(self) -> None:
-        """Train on the solutions of the problems."""
-        sft, train = self.cfg.sft, self.problems.train
-        self.progress.message(f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each")
+        """Train on the solutions of the problems, from the update on that a resumed run has come to."""
+        sft, train, first = self.cfg.sft, self.problems.train, self._supervised_updates
+        resumed = f", {first} of them done" if first else ""
+        self.progress.message(
+            f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each{resumed}"
+        )
         started = time.time()
-        self._wait(self.actor.start_supervised(), what="the actor")
+        if first == 0:
+            self._wait(self.actor.start_supervised(), what="the actor")
         trained: list[Any] = []
         ahead: list[Handle] = []
         for step, rows in enumerate(supervised_batches(train, self.cfg)):
+            if step < first:
+                continue
             batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
+            self._is_settled = False
             ahead.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
-            if len(ahead) > 1:  # the next batch is made while one trains
-                trained = self._wait(ahead.pop(0), what="supervised training")[0]
-        trained = self._wait(*ahead, what="supervised training")[-1]
+            # the next batch is made while one trains
+            pausing = self._stop.requested or self._snapshot_is_due() or step + 1 == sft.num_steps
+            while len(ahead) > (0 if pausing else 1):
+                trained = self._train_supervised(ahead.pop(0))
+            if pausing:
+                self._is_settled = True
+                self._stop.check()
+                self._take_snapshot()
         self._wait(self.actor.finish_supervised(), what="the actor")
-        loss = trained[0]["metrics"]["train/actor/sft_loss"]
-        self.progress.message(f"supervised training took {time.time() - started:.0f} s; loss {loss:.3f}")
+        if self._snapshots is not None:
+            self._snapshots.remove()  # from here on a state in the middle of this stage is none to go back to
+        loss = f"; loss {trained[0]['metrics']['train/actor/sft_loss']:.3f}" if trained else ""
+        self.progress.message(f"supervised training took {time.time() - started:.0f} s{loss}")
+
+    def _train_supervised(self, update: Handle) -> list[Any]:
+        started = time.monotonic()
+        trained: list[Any] = self._wait(update, what="supervised training", grace_s=STOP_TIMEOUT_S)[0]
+        self._update_s = time.monotonic() - started
+        self._supervised_updates += 1
+        self._resumable = self._position()
+        return trained
+
+    def _num_updates_done(self) -> int:
+        return self.completed_steps + self._supervised_updates
+
+    def _resumes_supervised(self, checkpoint: Path) -> bool:
+        """Whether the checkpoint's optimizer is that of supervised training."""
+        state = read_state(checkpoint)
+        return state["completed_steps"] == 0 and state.get("supervised_updates", 0) > 0
 
     def _init_others(self) -> None:
         """Reference and critic start from where the run does; from disk, so that a resumed one does too."""
@@ -280,15 +313,22 @@ class ReasoningRunner(Runner):
         others = [group for group in (self.reference, self.critic) if group is not None]
         if others and (start is None or self.cfg.sft.num_steps):
             start = self.run_dir / "start"
-            if self._resume_from is None:
+            if self.completed_steps == 0:
                 self._wait(self.actor.save_policy(str(start)), what="the starting policy to be written")
         building = [] if self.reference is None else [self.reference.init(str(start))]
         if self.critic is not None:
             building.append(self.critic.init(self.cfg.critic.model_dir or str(start), self.total_steps))
         self._wait(*building, what="reference and critic to be built")
+        self._others_exist = True
+        if self.critic is not None and self._resume_from is not None and self.completed_steps > 0:
+            self._load_critic(self._resume_from)
 
     def _position(self) -> dict[str, Any]:
-        return {"sampler": self.sampler.state_dict(), "kl": self.kl.state_dict()}
+        return {
+            "sampler": self.sampler.state_dict(),
+            "kl": self.kl.state_dict(),
+            "supervised_updates": self._supervised_updates,
+        }
 
     def _complete_step(self) -> None:
         super()._complete_step()
@@ -304,15 +344,20 @@ class ReasoningRunner(Runner):
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
         self.kl.load_state_dict(state["kl"])
+        self._supervised_updates = state.get("supervised_updates", 0)
         self._resumable = self._position()
 
     def _save_state(self, directory: Path) -> None:
         super()._save_state(directory)
-        if self.critic is not None:
-            self._wait(self.critic.save_checkpoint(str(directory)), what="the critic's checkpoint")
+        if self.critic is not None and self._others_exist:
+            self._wait(self.critic.save_checkpoint(str(directory)), what="the critic's checkpoint", grace_s=math.inf)
 
     def _load(self, checkpoint: Path) -> None:
         super()._load(checkpoint)
+        if self._others_exist:
+            self._load_critic(checkpoint)
+
+    def _load_critic(self, checkpoint: Path) -> None:
         if self.critic is not None:
             directory = str(checkpoint / "training_state")
             self._wait(self.critic.load_checkpoint(directory), what="the critic's checkpoint to load")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.checkpoints import CHECKSUMS, CheckpointError, CheckpointStore
 from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import get_context
 
@@ -58,27 +59,54 @@ class Snapshots:
         elif needed > free / 2:
             self.why_none = f"two would take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB of shared memory"
 
-    def due(self, step: int) -> bool:
-        """Whether to take one after `step` steps."""
+    def due(self, step: int, is_only_way: bool = False) -> bool:
+        """Whether to take one after `step` steps. `is_only_way`: updates take longer than a run that is asked to stop
+        can wait, so that without one of the last step there would be nothing to save."""
         if self.why_none:
             return False
         if self._interval == "auto":
-            return self.took_s <= _AUTO_SHARE * (time.monotonic() - self._began)
+            return is_only_way or self.took_s <= _AUTO_SHARE * (time.monotonic() - self._began)
         return step % self._interval == 0
 
     def take(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have the state written. One that fails is done without; an earlier one stays."""
+        """Have the state written, unless there are to be none. One that finds no room is done without; an earlier one
+        stays."""
+        if self.why_none:
+            return
         self._began = time.monotonic()
-        partial = self.store.begin(step)
+        partial: Path | None = None
         try:
+            partial = self.store.begin(step)
             write(partial)
             self.store.commit(step, partial)
-        except OSError as error:
+        except (CheckpointError, OSError) as error:
             self.why_none = str(error)
             log.warning("no more snapshots in shared memory: %s", error)
         finally:
-            self.store.discard(partial)
+            if partial is not None:
+                self.store.discard(partial)
         self.took_s = time.monotonic() - self._began
+
+    def newest(self) -> Path | None:
+        return self.store.steps()[-1] if self.store.steps() else None
+
+    def keep_newest(self, store: CheckpointStore, step: int) -> Path:
+        """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""
+        partial = store.begin(step)
+        try:
+            kept = self.store.steps()[-1]
+            shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CHECKSUMS))
+            return store.commit(step, partial)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the checkpoint {partial}: {error}") from error
+        finally:
+            store.discard(partial)
 
     def remove(self) -> None:
         shutil.rmtree(self.store.root.parent, ignore_errors=True)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What the runner's `_state` was when a checkpoint, or a snapshot, was taken."""
+    state: dict[str, Any] = json.loads((checkpoint / "training_state" / "runner.json").read_text())
+    return state

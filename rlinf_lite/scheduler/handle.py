@@ -86,14 +86,17 @@ class Handle:
         return Deferred(tuple(self._collect.chosen(self._refs)), lambda parts: take_rows(parts, rank, world_size))
 
 
-def wait_all(*handles: Handle, timeout_s: float | None = None, what: str = "") -> list[Any]:
-    """Wait for calls of several groups together; returns their collected results.
+def wait_all(
+    *handles: Handle, timeout_s: float | None = None, what: str = "", check: Callable[[], None] | None = None
+) -> list[Any]:
+    """Wait for calls of several groups together; returns their collected results. While they run, `check` is called
+    about every second; what it raises ends the wait.
 
     Raises as soon as any of them fails, or any worker of their groups dies, even where others are still blocked; those
     groups are then aborted (`group.abort`), so that their workers stop waiting for messages that will not come.
     """
     try:
-        return _Wait(handles, timeout_s, what).run()
+        return _Wait(handles, timeout_s, what, check).run()
     except BaseException as error:
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         running = [handle for handle in handles if not handle.done()]
@@ -114,8 +117,10 @@ def _swallow(refs: Sequence[Any]) -> None:
 class _Wait:
     """One wait for the calls of one or several handles."""
 
-    def __init__(self, handles: Sequence[Handle], timeout_s: float | None, what: str) -> None:
-        self._handles, self._what = handles, what
+    def __init__(
+        self, handles: Sequence[Handle], timeout_s: float | None, what: str, check: Callable[[], None] | None = None
+    ) -> None:
+        self._handles, self._what, self._check = handles, what, check
         self._refs = [ref for handle in handles for ref in handle._refs]
         self._started = time.monotonic()
         limits = [handle._deadline for handle in handles if handle._deadline is not None]
@@ -125,6 +130,8 @@ class _Wait:
     def run(self) -> list[Any]:
         """The collected result of each handle."""
         while True:
+            if self._check is not None:
+                self._check()
             try:
                 values = iter(ray.get(self._refs, timeout=self._seconds_to_patrol()))
                 break
