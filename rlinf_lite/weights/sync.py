@@ -10,6 +10,7 @@ Receivers say what they have: where one is new, or the sender is, everything is 
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rlinf_lite.weights.routes import WeightRoutes
 
 _ALIGNMENT = 64
+_segment_numbers = itertools.count()  # of this process, in which one sender may follow another
 _PIECE_BYTES = 4 * 2**20
 """What a copying thread takes at a time: with torch's threads, each tensor would wait for the slower half."""
 
@@ -130,7 +132,6 @@ class WeightSender:
         own_node = routes.actor_nodes[worker.rank]
         self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
         self._segment: _Segment | None = None
-        self._num_segments = 0
 
     def send(self, version: int, module: nn.Module) -> None:
         """Bring every receiver to `version`: everything the first time, then what trains.
@@ -220,8 +221,7 @@ class WeightSender:
             entry = _Entry(name, tuple(tensor.shape), tensor.dtype, offset)
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        self._num_segments += 1
-        name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{self._num_segments}"
+        name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{next(_segment_numbers)}"
         return os.path.join(get_context().shm_dir, name), entries
 
     def _buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
