@@ -395,8 +395,9 @@ class ControlConfig(Section):
     slow_factor: PositiveFloat = 2.0
     """A rank that computes so many times longer than the others of its group is reported as slow."""
     snapshot_interval: NonNegativeInt | Literal["auto"] = "auto"
-    """Steps between copies of the actor's state in shared memory, from which it is rebuilt; auto: as often as costs at
-    most 1% of the time; 0: never, it is rebuilt from the last checkpoint."""
+    """Steps between copies of the actor's state in shared memory, from which it is rebuilt, and saved when the run is
+    stopped in the middle of an update; auto: as often as costs at most 1% of the time, and always where updates are
+    long; 0: never, the last checkpoint is all there is."""
     backend: str = "kv"
     """Where the job's state is kept: kv (in Ray), or a directory."""
     max_bad_updates: PositiveInt = 5

@@ -1,0 +1,272 @@
+"""A run that is stopped at any point, and resumed, ends with the weights of one that was left alone, bit for bit.
+
+The points are those at which the driver waits for workers. Runs follow each other in the same worker processes.
+"""
+
+import errno
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_lite.config import load_config
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base
+from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError
+from rlinf_lite.workers.reasoning import launch_roles
+from tests.runners.conftest import SMALL_PENDULUM, WORKERS
+from tests.runners.test_reasoning import SMALL as SMALL_MATH
+from tests.runners.test_sft import SMALL as SMALL_SFT
+
+PENDULUM = [
+    *SMALL_PENDULUM,
+    "runner.max_steps=2",
+    "runner.save_interval=1",
+    "runner.val_check_interval=2",
+    "env.eval.num_episodes=4",
+    "algorithm.update_epochs=1",
+]
+IMITATION = [*SMALL_SFT, "runner.max_steps=3", "runner.save_interval=2", "data.num_episodes=16"]
+MATH = [
+    *SMALL_MATH,
+    "runner.save_interval=1",
+    "runner.val_check_interval=2",
+    "sft.num_steps=3",
+    "algorithm.adv_type=gae",
+    "algorithm.kl={place: loss, coef: 0.1, kind: k3}",
+    "actor.global_batch_size=16",
+]
+
+
+class Runs:
+    """Runs of one kind, one after the other on the same groups."""
+
+    def __init__(self, cluster, config, overrides, runner_class, root):
+        self.config, self.overrides, self.runner_class, self.root = config, overrides, runner_class, root
+        cfg = self.load("nowhere")
+        placement = HybridComponentPlacement(cfg)
+        if runner_class is ReasoningRunner:
+            self.groups = launch_roles(cfg, cluster, placement)
+        else:
+            groups = {name: worker.create_group(cfg) for name, worker in WORKERS.items()}
+            self.groups = cluster.launch(placement, **groups)
+
+    def load(self, name, *more):
+        always = ["runner.report=false", "control.snapshot_interval=1"]
+        paths = [f"runner.logger.log_path={self.root / name}", f"actor.checkpoint_save_path={self.root / name}"]
+        return load_config(self.config, [*self.overrides, *paths, *always, *more])
+
+    def start(self, name, *more, **arguments):
+        cfg = self.load(name, *more)
+        for group in self.groups.values():
+            group.abort("another run begins")  # what a stopped one has left
+            group.clear_abort()
+        problems = [open_problems(cfg)] if self.runner_class is ReasoningRunner else []
+        runner = self.runner_class(cfg, *problems, **self.groups, **arguments)
+        runner.init_workers()
+        return runner
+
+    def end(self):
+        for group in self.groups.values():
+            group.shutdown()
+
+
+KINDS = {
+    "embodied": ("embodiment/gym_pendulum_ppo_mlp", PENDULUM, EmbodiedRunner),
+    "imitation": ("embodiment/tabletop_sft_mlp", IMITATION, SFTRunner),
+    "language": ("math/math_arithmetic_grpo", MATH, ReasoningRunner),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def runs(request, cluster, tmp_path_factory):
+    runs = Runs(cluster, *KINDS[request.param], tmp_path_factory.mktemp(request.param))
+    yield runs
+    runs.end()
+
+
+class Points:
+    """Sees what a run waits for, and does something at the n-th wait for one thing."""
+
+    def __init__(self, monkeypatch):
+        self._wait_all = base.wait_all
+        monkeypatch.setattr(base, "wait_all", self._wait)
+        self.at(None, None)
+
+    def at(self, point, act):
+        self.seen, self._point, self._act = [], point, act
+
+    def _wait(self, *handles, what, **arguments):
+        self.seen.append((what, sum(what == other for other, _ in self.seen)))
+        if self.seen[-1] == self._point:
+            self._act()
+        return self._wait_all(*handles, what=what, **arguments)
+
+
+@pytest.fixture
+def points(monkeypatch):
+    return Points(monkeypatch)
+
+
+@pytest.fixture
+def undisturbed(runs, points):
+    """Weights at the end, and the waits on the way there."""
+    if not hasattr(runs, "whole"):
+        runs.whole = weights(runs.start("whole").run()), list(points.seen)
+    return runs.whole
+
+
+def first_and_last(waits):
+    """Of each kind; `benchmarks/interrupt_grid.py` goes through more."""
+    kinds = {what: [point for point in waits if point[0] == what] for what, _ in waits}
+    return list(dict.fromkeys(point for found in kinds.values() for point in (found[0], found[-1])))
+
+
+def trained_before(waits, point):
+    return sum(what == "training" for what, _ in waits[: waits.index(point)])
+
+
+def weights(result):
+    return load_file(result.checkpoint / "policy" / "model.safetensors")
+
+
+def assert_equal(got, expected, where):
+    assert got.keys() == expected.keys()
+    different = [name for name in got if not torch.equal(got[name], expected[name])]
+    assert not different, f"{where}: {different}"
+
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_stopped_at_every_kind_of_wait_and_resumed(runs, points, undisturbed):
+    expected, waits = undisturbed
+    for point in first_and_last(waits):
+        name = f"soft-{waits.index(point)}"
+        runner = runs.start(name)
+        points.at(point, ctrl_c)
+        stopped = runner.run()
+        saved = json.loads((stopped.checkpoint / "training_state" / "runner.json").read_text())
+        assert stopped.interrupted or stopped.completed_steps == runner.total_steps, point
+        assert saved["completed_steps"] == stopped.completed_steps, point
+        assert stopped.completed_steps >= trained_before(waits, point), f"{point}: a completed step is lost"
+        points.at(None, None)
+        resumed = runs.start(name, "runner.resume=auto").run()
+        assert resumed.run_dir == stopped.run_dir and not resumed.interrupted, point
+        assert_equal(weights(resumed), expected, point)
+
+
+def test_stopped_in_the_middle_of_every_update_too_long_to_wait_for(runs, points, undisturbed, monkeypatch):
+    """The workers are left where they are: what is saved is the snapshot."""
+    expected, waits = undisturbed
+    for point in [point for point in waits if point[0] in ("training", "supervised training")]:
+        name = f"long-{waits.index(point)}"
+        with monkeypatch.context() as patched:
+            patched.setattr(base, "STOP_TIMEOUT_S", 0.0)
+            patched.setattr("rlinf_lite.runners.reasoning.STOP_TIMEOUT_S", 0.0)
+            runner = runs.start(name, "runner.save_interval=-1")
+            points.at(point, ctrl_c)
+            stopped = runner.run()
+        assert stopped.interrupted and stopped.completed_steps == trained_before(waits, point), point
+        points.at(None, None)
+        assert_equal(weights(runs.start(name, "runner.resume=auto").run()), expected, point)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_there(runs, points, undisturbed, monkeypatch):
+    """As for the files, this is also what a driver that is killed leaves."""
+    monkeypatch.setattr("rlinf_lite.runners.stopping.SAME_REQUEST_S", 0.0)
+
+    def twice():
+        ctrl_c()
+        time.sleep(0.01)
+        ctrl_c()
+
+    expected, waits = undisturbed
+    for point in first_and_last(waits)[1::2]:
+        name = f"hard-{waits.index(point)}"
+        runner = runs.start(name)
+        points.at(point, twice)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run()
+        points.at(None, None)
+        assert_equal(weights(runs.start(name, "runner.resume=auto").run()), expected, point)
+
+
+class RecoversUntilCtrlC:
+    """A supervisor whose recovery takes too long for its user."""
+
+    def begin(self, directory, step, total_steps): ...
+
+    def progress(self, step): ...
+
+    def recover(self, error, restore):
+        ctrl_c()
+        time.sleep(30)
+
+    def metrics(self):
+        return {}
+
+    def interrupted(self, step):
+        self.stopped_after = step
+
+
+def test_stopped_during_a_recovery(runs, points, undisturbed):
+    expected = undisturbed[0]
+
+    def fail():
+        raise SchedulerError("a worker has died")
+
+    supervisor = RecoversUntilCtrlC()
+    runner = runs.start("recovery", supervisor=supervisor)
+    last = runner.total_steps - 1
+    points.at(("training", last), fail)
+    started = time.monotonic()
+    stopped = runner.run()
+    assert time.monotonic() - started < 25
+    assert stopped.interrupted and stopped.completed_steps == last == supervisor.stopped_after
+    points.at(None, None)
+    assert_equal(weights(runs.start("recovery", "runner.resume=auto").run()), expected, "stopped during a recovery")
+
+
+def test_a_run_that_fails_leaves_its_last_completed_step(runs, points, undisturbed):
+    expected = undisturbed[0]
+
+    def fail():
+        raise CheckpointError("the disk is full")
+
+    runner = runs.start("failed", "runner.save_interval=-1")
+    last = runner.total_steps - 1
+    points.at(("training", last), fail)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        runner.run()
+    points.at(None, None)
+    resumed = runs.start("failed", "runner.resume=auto")
+    assert resumed.completed_steps == last
+    assert_equal(weights(resumed.run()), expected, "failed")
+
+
+def no_room():
+    error = OSError(errno.ENOSPC, "No space left on device")
+    raise WorkerError("actor", 0, "save_checkpoint", f"OSError: {error}", "Traceback ...") from error
+
+
+def test_a_snapshot_that_finds_no_room_is_done_without(runs, points, undisturbed):
+    runner = runs.start("no-room")
+    first = next(nth for nth, (what, _) in enumerate(undisturbed[1]) if what == "training")
+    snapshots = sum(what == "checkpoint" for what, _ in undisturbed[1][:first])
+    points.at(("checkpoint", snapshots), no_room)  # of the first step
+    result = runner.run()
+    assert result.completed_steps == runner.total_steps
+    assert_equal(weights(result), undisturbed[0], "without snapshots")
+
+
+def test_a_full_disk_is_a_checkpoint_error_that_names_the_file(runs, points, undisturbed):
+    runner = runs.start("full-disk", "control.snapshot_interval=0")
+    points.at(("checkpoint", 0), no_room)
+    with pytest.raises(CheckpointError, match=r"cannot write .*step_00000.*No space left on device"):
+        runner.run()
