@@ -71,7 +71,7 @@ class Runner(ABC):
         self._saved_step = self._evaluated_step = -1
 
         paths = claim or find_run(cfg)
-        self._own_claim: AbstractContextManager[Any] = nullcontext() if claim else paths
+        self._own_claim: AbstractContextManager[Any] = nullcontext(paths) if claim else paths
         self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
         self.store = CheckpointStore(paths.checkpoint_dir, cfg.runner.keep_checkpoints)
 

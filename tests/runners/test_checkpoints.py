@@ -12,9 +12,12 @@ from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.demonstrations import Chunks, ShardWriter
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import MLPGaussianPolicy
+from rlinf_lite.models import MLPGaussianPolicy, load_policy
+from rlinf_lite.models.causal_lm import CausalLM
+from rlinf_lite.models.text_presets import preset
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, find_checkpoint, verify
 from rlinf_lite.runners.env_state import save_env_states
+from rlinf_lite.shipped import shipped
 
 
 def write(store, step, text="weights"):
@@ -70,7 +73,7 @@ class Crash(BaseException):
     """A process that ends: nobody catches it."""
 
 
-WRITES = {os: "mkdir rename replace rmdir symlink unlink chmod fsync".split(), io: ["open"]}
+WRITES = {os: ["mkdir", "rename", "replace", "rmdir", "symlink", "unlink", "chmod", "fsync"], io: ["open"]}
 
 
 def crash_at(monkeypatch, number):
@@ -147,7 +150,7 @@ def test_steps_are_in_the_order_of_their_numbers(tmp_path):
         write(store, step)
     assert [path.name for path in store.steps()] == ["step_1000000", "step_1000001"]
     (store.root / "step_1000001" / "policy" / "model.safetensors").write_text("")
-    with pytest.raises(CheckpointError, match="step_1000000$"):
+    with pytest.raises(CheckpointError, match=r"step_1000000$"):
         verify(find_checkpoint(tmp_path))
 
 
@@ -187,9 +190,10 @@ def test_the_umask_decides_who_may_read(tmp_path, umask, mode):
         shards.add(Chunks({"state": rows}, rows[:, None], rows > 0, np.zeros(1), np.zeros(1)))
         shards.flush()
         store.commit(1, partial)
+        CausalLM.from_config(preset("tiny"), shipped("assets") / "char_tokenizer").save_pretrained(tmp_path / "text")
+        load_policy(shipped("assets") / "tabletop_vla").save_pretrained(tmp_path / "vla")
     finally:
         os.umask(previous)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) >= 9 and {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
-        path.name: oct(mode) for path in files
-    }
+    assert len(files) > 15
+    assert {path: oct(path.stat().st_mode & 0o777) for path in files} == dict.fromkeys(files, oct(mode))
