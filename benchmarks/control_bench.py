@@ -95,7 +95,7 @@ def measure(
         assert isinstance(supervisor, Supervisor)
         placement = HybridComponentPlacement(cfg)
         groups = cluster.launch(placement, **{name: worker.create_group(cfg) for name, worker in WORKERS.items()})
-        runner = SwitchingRunner(cfg=cfg, supervisor=supervisor, **groups)
+        runner = SwitchingRunner(cfg=cfg, supervisor=supervisor, **groups, claim=None)
         runner.init_workers()
         runner.switch_every(num_steps, supervisor)
         runner.run()

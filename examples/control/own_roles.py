@@ -9,6 +9,7 @@ job status own_roles` in another terminal shows the ids of their processes: kill
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ POLL_S = 0.5
 
 
 def main() -> int:
-    name = f"own_roles-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"own_roles-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = Path("results").absolute() / "jobs" / name
     config = {
         "num_steps": 200,

@@ -27,12 +27,15 @@ def main() -> int:
 
 def train(cfg: Config) -> int:
     from rlinf_lite.control import supervise
-    from rlinf_lite.runners import EmbodiedRunner, check_resume
+    from rlinf_lite.runners import EmbodiedRunner, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
-    check_resume(cfg)
-    with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
+    with (
+        claim_run(cfg) as claim,
+        Cluster.from_config(cfg.cluster) as cluster,
+        supervise(cfg, cluster) as supervisor,
+    ):
         placement = HybridComponentPlacement(cfg)
         print(placement.describe())
         groups = cluster.launch(
@@ -41,7 +44,7 @@ def train(cfg: Config) -> int:
             rollout=MultiStepRolloutWorker.create_group(cfg),
             env=EnvWorker.create_group(cfg),
         )
-        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor)
+        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
         runner.init_workers()
         result = runner.run()
     print(result.describe())

@@ -27,13 +27,12 @@ def main() -> int:
 
 
 def train(cfg: Config) -> int:
-    from rlinf_lite.runners import SFTRunner, check_demonstrations, check_resume
+    from rlinf_lite.runners import SFTRunner, check_demonstrations, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
-    check_resume(cfg)
     check_demonstrations(cfg)
-    with Cluster.from_config(cfg.cluster) as cluster:
+    with claim_run(cfg) as claim, Cluster.from_config(cfg.cluster) as cluster:
         placement = HybridComponentPlacement(cfg)
         print(placement.describe())
         groups = cluster.launch(
@@ -42,7 +41,7 @@ def train(cfg: Config) -> int:
             rollout=MultiStepRolloutWorker.create_group(cfg),
             env=EnvWorker.create_group(cfg),
         )
-        runner = SFTRunner(cfg=cfg, **groups)
+        runner = SFTRunner(cfg=cfg, **groups, claim=claim)
         runner.init_workers()
         result = runner.run()
     print(result.describe())

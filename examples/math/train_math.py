@@ -31,21 +31,21 @@ def main() -> int:
 def train(cfg: ReasoningConfig) -> int:
     from rlinf_lite.control import supervise
     from rlinf_lite.data.problems import open_problems
-    from rlinf_lite.runners import ReasoningRunner, check_resume, check_rewards
+    from rlinf_lite.runners import ReasoningRunner, check_rewards, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers.reasoning import launch_roles
 
-    check_resume(cfg)
-    problems = open_problems(cfg)
-    check_rewards(cfg, problems)
-    with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
-        placement = HybridComponentPlacement(cfg)
-        roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
-        print(placement.describe(list(roles)))
+    with claim_run(cfg) as claim:
+        problems = open_problems(cfg)
+        check_rewards(cfg, problems)
+        with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
+            placement = HybridComponentPlacement(cfg)
+            roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
+            print(placement.describe(list(roles)))
 
-        runner = ReasoningRunner(cfg, problems, **roles, supervisor=supervisor)
-        runner.init_workers()
-        result = runner.run()
+            runner = ReasoningRunner(cfg, problems, **roles, supervisor=supervisor, claim=claim)
+            runner.init_workers()
+            result = runner.run()
     print(result.describe())
     return 130 if result.interrupted else 0
 

@@ -80,7 +80,7 @@ class RunnerConfig(Section):
     """Reinforcement learning in simulators, supervised training on demonstrations (see `data`), or reinforcement
     learning of language models on problems with known answers, which has a schema of its own."""
     run_name: str | None = None
-    """Name of the run; null: the config's name. A start time is appended to make the run directory."""
+    """Name of the run; null: the config's name. Its directory has task, seed and start time in its name besides."""
     seed: Int = 0
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
@@ -94,7 +94,11 @@ class RunnerConfig(Section):
     keep_checkpoints: PositiveInt = 3
     """Checkpoints kept on disk; older ones are deleted."""
     resume: str = "never"
-    """never, auto (the newest checkpoint of the newest run of this name), or a path to a run or checkpoint."""
+    """never, auto (the newest checkpoint of this name, task and seed; a new run where there is none), or the path of a
+    run or checkpoint."""
+    allow_changes: list[str] = []
+    """Keys or sections that may differ from the resumed run's although they are its seed, environment, data, model or
+    sizes, such as `env.train.num_envs`."""
     timeline: bool = False
     """Write a Chrome trace of one step (the third, or the last where there are fewer)."""
     report: bool = True

@@ -29,6 +29,7 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.schema import Section
 from rlinf_lite.data.observations import concat_rows, take_rows
+from rlinf_lite.file_modes import follow_umask
 
 if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
@@ -82,6 +83,7 @@ class ShardWriter:
         table, arrays["instruction"] = np.unique(texts, return_inverse=True)
         file = f"shard_{self._rank:03d}_{len(self.shards):04d}.safetensors"
         save_file(_arrays(obs) | arrays, self._directory / file)
+        follow_umask([self._directory / file])
         self.shards.append({"file": file, "num_chunks": len(texts), "instructions": table.tolist()})
         self._parts, self._num_bytes = [], 0
 

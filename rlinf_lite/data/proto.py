@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.scheduler.codec import writable
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
@@ -261,6 +262,7 @@ class DataProto:
             raise DataProtoError(f"only what JSON can hold is saved besides tensors and numbers: {error}") from error
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, directory / _TENSORS)
+        follow_umask([directory / _TENSORS])
         (directory / _REST).write_text(rest)
 
     @classmethod

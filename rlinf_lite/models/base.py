@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlinf_lite.file_modes import follow_umask
+
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
@@ -122,6 +124,7 @@ class Policy(nn.Module, ABC):
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         tensors = self.state_dict() if state_dict is None else state_dict
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, directory / "model.safetensors")
+        follow_umask([directory / "model.safetensors"])
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:

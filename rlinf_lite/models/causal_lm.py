@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
+from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
 
 _CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
@@ -127,6 +128,7 @@ class LanguageModel(nn.Module):
         config.dtype = next(iter(tensors.values())).dtype
         config.save_pretrained(directory)
         save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
+        follow_umask(directory.glob("*.safetensors"))
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
         """The whole state dict of a directory, for a model that is sharded. Raises as `from_pretrained` does."""

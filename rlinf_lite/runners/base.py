@@ -9,11 +9,10 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors import SafetensorError
 
 from rlinf_lite.config.schema import BaseConfig
@@ -22,7 +21,8 @@ from rlinf_lite.metrics.report import write_report
 from rlinf_lite.metrics.report.versions import write_versions
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, verify
 from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots, read_state
-from rlinf_lite.runners.run_paths import run_paths
+from rlinf_lite.runners.run_config import write_config
+from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.run_result import RunResult
 from rlinf_lite.runners.stopping import Stopped, StopRequest
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
@@ -60,7 +60,9 @@ class Runner(ABC):
         rollout: WorkerGroup,
         *others: WorkerGroup,
         supervisor: RunSupervisor | None = None,
+        claim: RunClaim | None = None,
     ) -> None:
+        """`claim`: the run, where `claim_run` was called before; else `run` claims it, for as long as it lasts."""
         self.cfg, self.actor, self.rollout, self.supervisor = cfg, actor, rollout, supervisor
         self._groups = (*others, rollout, actor)
         self._trained_groups = [actor]  # what they hold is in checkpoints alone
@@ -75,7 +77,8 @@ class Runner(ABC):
         self._saved: dict[str, Any] = {}  # the state that is in the newest checkpoint
         self._evaluated_step = -1
 
-        paths = run_paths(cfg)
+        paths = claim or find_run(cfg)
+        self._own_claim: AbstractContextManager[Any] = nullcontext(paths) if claim else paths
         self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
         self.store = CheckpointStore(paths.checkpoint_dir, cfg.runner.keep_checkpoints)
 
@@ -86,9 +89,12 @@ class Runner(ABC):
     def run(self) -> RunResult:
         """Train to the last step, or until Ctrl-C or SIGTERM, which leaves a checkpoint of the last completed step.
         A second Ctrl-C raises KeyboardInterrupt at once."""
+        with self._own_claim:
+            return self._run()
+
+    def _run(self) -> RunResult:
         cfg = self.cfg.runner
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._write_config(self.run_dir)
+        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps)
         write_versions(self.run_dir)
         self.logger = MetricLogger(
             self.run_dir,
@@ -298,11 +304,7 @@ class Runner(ABC):
     def _save_state(self, directory: Path) -> None:
         """Write what is needed to go on from here besides the actor's part."""
         (directory / "runner.json").write_text(json.dumps(self._state()))
-        self._write_config(directory)
-
-    def _write_config(self, directory: Path) -> None:
-        text = yaml.safe_dump(self.cfg.model_dump(mode="json"), sort_keys=False)
-        (directory / "config.yaml").write_text(text)
+        write_config(self.cfg, directory)
 
     def _load(self, checkpoint: Path) -> None:
         self._load_state(read_state(checkpoint))

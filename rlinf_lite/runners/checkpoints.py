@@ -3,19 +3,31 @@
     <save_path>/<run>/checkpoints/step_000040/policy/  training_state/  checksums.json
                                   last -> step_000040
 
-A crash at any instant leaves `last` whole: it moves only after the new directory is complete and on disk.
+A crash at any instant leaves a whole one: `last` moves only after the new directory is complete and on disk, and a step
+that is written again is put aside (`.step_000040.old`) until its successor is in its place. Only a run's owner calls
+`CheckpointStore`'s methods that write; `find_checkpoint` and `verify` read, also beside a living run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from rlinf_lite.file_modes import follow_umask
+
+log = logging.getLogger(__name__)
+
 CHECKSUMS = "checksums.json"
+SUPERSEDED = "superseded"
+_STEP = re.compile(r"step_\d+")
+_PUT_ASIDE = re.compile(r"\.step_\d+\.old")
 
 
 class CheckpointError(RuntimeError):
@@ -34,8 +46,7 @@ class CheckpointStore:
         """An empty directory to write the checkpoint of `step` into; leftovers of interrupted writes are removed."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            for leftover in self.root.glob(".step_*.partial"):
-                shutil.rmtree(leftover)
+            self.tidy()
             partial = self.root / f".{_name(step)}.partial"
             (partial / "training_state").mkdir(parents=True)
         except OSError as error:
@@ -44,61 +55,132 @@ class CheckpointStore:
 
     def commit(self, step: int, partial: Path) -> Path:
         """Checksum, make durable, rename, move `last`, and delete what is older than the newest `keep`."""
-        final = self.root / _name(step)
+        final, replaced = self.root / _name(step), _put_aside(self.root / _name(step))
         try:
+            follow_umask(path for path in partial.rglob("*") if path.is_file())
             write_checksums(partial, of_files=self._durable)
             if self._durable:
                 _sync_tree(partial)
             if final.exists():
-                shutil.rmtree(final)
+                final.rename(replaced)
             partial.rename(final)
-            link = self.root / ".last.new"
-            link.unlink(missing_ok=True)
-            link.symlink_to(final.name)
-            link.replace(self.root / "last")
+            self._point_last_to(final)
             if self._durable:
                 _sync_directory(self.root)
         except OSError as error:
             raise _write_error(error, partial) from error
-        for old in self.steps()[: -self._keep]:
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
+        for old in (replaced, *self.steps()[: -self._keep]):
+            if old != final and old.exists():
+                with suppress(OSError):  # the new one is there, and the next `begin` tries again
+                    _remove(old)
         return final
 
     def discard(self, partial: Path) -> None:
         """Remove what a failed write left."""
         shutil.rmtree(partial, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Remove what interrupted writes left; a step that was put aside comes back where its successor never came."""
+        try:
+            for replaced in _named(self.root, _PUT_ASIDE):
+                final = self.root / replaced.name.removeprefix(".").removesuffix(".old")
+                if not _is_whole(replaced) or _is_whole(final):
+                    _remove(replaced)
+                    continue
+                if final.exists():
+                    _remove(final)
+                replaced.rename(final)
+            for leftover in (*self.root.glob(".step_*.partial"), *self.root.glob(".step_*.trash")):
+                shutil.rmtree(leftover)
+        except OSError as error:
+            raise _write_error(error, self.root) from error
+
+    def go_on_from(self, step: int) -> list[Path]:
+        """Move the checkpoints of later steps into `superseded/` before these steps are done again, or they would be
+        taken for the newest. Returns where they are now."""
+        moved = []
+        try:
+            later = [path for path in self.steps() if step_number(path) > step]
+            if later:
+                kept = [path for path in self.steps() if path not in later]
+                self._point_last_to(kept[-1] if kept else None)
+                (self.root / SUPERSEDED).mkdir(exist_ok=True)
+            for path in later:
+                target = self.root / SUPERSEDED / path.name
+                if target.exists():
+                    _remove(target)
+                moved.append(path.rename(target))
+        except OSError as error:
+            raise _write_error(error, self.root) from error
+        return moved
+
     def steps(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(path for path in self.root.glob("step_*") if (path / CHECKSUMS).is_file())
+        return sorted(filter(_is_whole, _named(self.root, _STEP)), key=step_number)
+
+    def _point_last_to(self, checkpoint: Path | None) -> None:
+        if checkpoint is None:
+            (self.root / "last").unlink(missing_ok=True)
+            return
+        link = self.root / ".last.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(checkpoint.name)
+        link.replace(self.root / "last")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that `path` means: itself, or the last one of a run directory or `checkpoints` directory."""
-    for candidate in (path, path / "last", path / "checkpoints" / "last"):
-        if (candidate / CHECKSUMS).is_file():
-            return candidate.resolve()
+    """The checkpoint that `path` means: itself, or the last one of a run directory or `checkpoints` directory. Where
+    `last` leads nowhere it is the newest whole one, and a warning says which."""
+    if _is_whole(path):
+        return path.resolve()
+    roots = [path, path / "checkpoints", *([path.parent] if path.name == "last" else [])]
+    for root in roots:
+        found = newest_checkpoint(root)
+        if found is not None:
+            if not _is_whole(root / "last"):
+                log.warning("%s leads to no complete checkpoint: %s is the newest that is", root / "last", found)
+            return found
     raise CheckpointError(
         f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them)"
     )
 
 
-def newest_run(save_path: Path, run_name: str) -> Path | None:
-    """The newest run directory of `run_name` that has a checkpoint."""
-    runs = sorted(path.parent.parent for path in save_path.glob(f"{run_name}-*/checkpoints/last"))
-    runs = [run for run in runs if run.name[: -len("-YYYYmmdd-HHMMSS")] == run_name]
-    return runs[-1] if runs else None
+def newest_checkpoint(root: Path) -> Path | None:
+    """What `last` in a `checkpoints` directory names, or else the whole checkpoint of the highest step; one that was
+    put aside counts where it is the only one of its step."""
+    if _is_whole(root / "last"):
+        return (root / "last").resolve()
+    whole = [path for path in (*_named(root, _STEP), *_named(root, _PUT_ASIDE)) if _is_whole(path)]
+    return max(whole, key=step_number).resolve() if whole else None
 
 
-@cache
+def step_number(checkpoint: Path) -> int:
+    """The step of a checkpoint's directory; names of more than a million steps do not sort by themselves."""
+    found = re.search(r"\d+", checkpoint.name)
+    return int(found[0]) if found else -1
+
+
 def verify(checkpoint: Path) -> None:
     """Compare every file with its checksum, once per process.
 
     Raises:
         CheckpointError: naming the file that differs, and the checkpoint before this one.
     """
-    for name, (size, digest) in json.loads((checkpoint / CHECKSUMS).read_text()).items():
+    try:
+        _verify(checkpoint, (checkpoint / CHECKSUMS).stat().st_mtime_ns)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or checkpoint} cannot be read: {error.strerror or error}") from error
+
+
+@cache
+def _verify(checkpoint: Path, _written_ns: int) -> None:
+    try:
+        sums = {
+            name: (size, digest) for name, (size, digest) in json.loads((checkpoint / CHECKSUMS).read_text()).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint / CHECKSUMS} {_damaged('cannot be read', checkpoint)}") from error
+    for name, (size, digest) in sums.items():
         file = checkpoint / name
         if not file.is_file():
             problem = "is missing"
@@ -108,11 +190,16 @@ def verify(checkpoint: Path) -> None:
             problem = "does not match its checksum"
         else:
             continue
-        earlier = [path for path in CheckpointStore(checkpoint.parent.parent, 1).steps() if path.name < checkpoint.name]
-        advice = (
-            f"Resume from the one before it: runner.resume={earlier[-1]}" if earlier else "There is none before it."
-        )
-        raise CheckpointError(f"{file} {problem}: this checkpoint is damaged. {advice}")
+        raise CheckpointError(f"{file} {_damaged(problem, checkpoint)}")
+
+
+def _damaged(problem: str, checkpoint: Path) -> str:
+    earlier = []
+    if checkpoint.parent.name == "checkpoints":
+        steps = CheckpointStore(checkpoint.parent.parent, 1).steps()
+        earlier = [path for path in steps if step_number(path) < step_number(checkpoint)]
+    advice = f"Resume from the one before it: runner.resume={earlier[-1]}" if earlier else "There is none before it."
+    return f"{problem}: this checkpoint is damaged. {advice}"
 
 
 def write_checksums(directory: Path, of_files: bool = True) -> None:
@@ -120,6 +207,27 @@ def write_checksums(directory: Path, of_files: bool = True) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file()) if of_files else []
     sums = {str(path.relative_to(directory)): (path.stat().st_size, _digest(path)) for path in files}
     (directory / CHECKSUMS).write_text(json.dumps(sums, indent=1))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    return (checkpoint / CHECKSUMS).is_file()
+
+
+def _named(root: Path, pattern: re.Pattern[str]) -> list[Path]:
+    return [path for path in root.glob("*step_*") if pattern.fullmatch(path.name)]
+
+
+def _put_aside(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f".{checkpoint.name}.old")
+
+
+def _remove(directory: Path) -> None:
+    """Half of a checkpoint must not be taken for a whole one: it is renamed before it is deleted."""
+    name = directory.name.removeprefix(".").removesuffix(".old")
+    trash = directory.with_name(f".{name}.trash")
+    shutil.rmtree(trash, ignore_errors=True)
+    directory.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

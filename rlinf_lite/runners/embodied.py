@@ -54,8 +54,8 @@ class EmbodiedRunner(SimulationRunner):
         self._replay(self._env_states[self.completed_steps])
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
-        self._wait(self.env.load_state_dict(rows), what="environments to be brought to where they were")
-        self._env_states = {self.completed_steps: rows}
+        found = self._wait(self.env.load_state_dict(rows), what="environments to be brought to where they were")[0]
+        self._env_states = {self.completed_steps: [row for rows in found for row in rows]}
 
     def _save_state(self, directory: Path) -> None:
         super()._save_state(directory)
@@ -63,7 +63,7 @@ class EmbodiedRunner(SimulationRunner):
 
     def _load(self, checkpoint: Path) -> None:
         super()._load(checkpoint)
-        self._replay(load_env_states(checkpoint / "training_state"))
+        self._replay(load_env_states(checkpoint / "training_state", self.cfg))
 
     def _log_step(
         self,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
+
+log = logging.getLogger(__name__)
 
 
 def save_env_states(rows: list[dict[str, Any]], directory: Path) -> None:
@@ -21,8 +27,12 @@ def save_env_states(rows: list[dict[str, Any]], directory: Path) -> None:
     (directory / "envs.json").write_text(json.dumps(numbers))
 
 
-def load_env_states(directory: Path) -> list[dict[str, Any]]:
-    """Read what `save_env_states` wrote."""
+def load_env_states(directory: Path, cfg: BaseConfig) -> list[dict[str, Any]]:
+    """Read what `save_env_states` wrote; nothing, with a warning, where the config beside it is of other episodes."""
+    changes = changes_episodes(read_config(directory / CONFIG) or {}, cfg)
+    if changes:
+        log.warning("unfinished episodes start anew: %s", "; ".join(map(str, changes)))
+        return []
     rows = {row["env_id"]: row for row in json.loads((directory / "envs.json").read_text())}
     for name, array in load_file(directory / "envs.safetensors").items():
         env_id, _, key = name.partition(".")

@@ -30,6 +30,7 @@ from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.recovery import RunSupervisor, read_state
+from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.weights import WeightRoutes
 
@@ -84,9 +85,10 @@ class ReasoningRunner(Runner):
         reference: WorkerGroup | None = None,
         critic: WorkerGroup | None = None,
         supervisor: RunSupervisor | None = None,
+        claim: RunClaim | None = None,
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
-        super().__init__(cfg, actor, rollout, *others, supervisor=supervisor)
+        super().__init__(cfg, actor, rollout, *others, supervisor=supervisor, claim=claim)
         self._trained_groups += [] if critic is None else [critic]
         torch.set_num_threads(1)  # this process computes little, beside workers that use every core
         self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic

@@ -1,48 +1,187 @@
-"""Where a run keeps its files, and what it resumes from."""
+"""Where a run keeps its files, what it resumes from, and that nobody else writes there meanwhile."""
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Self
 
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.runners.checkpoints import find_checkpoint, newest_run, verify
+from rlinf_lite.runners.checkpoints import (
+    CHECKSUMS,
+    CheckpointError,
+    CheckpointStore,
+    find_checkpoint,
+    newest_checkpoint,
+    verify,
+)
+from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
+from rlinf_lite.runners.run_lock import LOCK, RunInUseError, RunLock
+
+_MAX_NAMES = 20
+_MAX_PART = 80  # a file name has at most 255 characters
 
 
-@dataclass(frozen=True)
-class RunPaths:
-    """`<log_path>/<run>` for metrics, `<checkpoint_save_path>/<run>/checkpoints`, and the checkpoint to resume from."""
+class RunClaim:
+    """`<log_path>/<run>` for metrics, `<checkpoint_save_path>/<run>/checkpoints`, and the checkpoint to resume from.
 
-    log_dir: Path
-    checkpoint_dir: Path
-    resume_from: Path | None
+    While it is held, the run's directories are its owner's alone. It ends with `release`, and with the process.
+    """
+
+    def __init__(self, log_dir: Path, checkpoint_dir: Path, resume_from: Path | None = None) -> None:
+        self.log_dir, self.checkpoint_dir, self.resume_from = log_dir, checkpoint_dir, resume_from
+        self._to_create = resume_from is None
+        self._created: list[Path] = []
+        self._locks: list[RunLock] = []
+
+    def hold(self) -> None:
+        """Make the directories and lock them, unless that is so already.
+
+        Raises:
+            RunInUseError: where another process writes them, or a new run's are there already.
+            CheckpointError: where they cannot be written.
+        """
+        if self._locks:
+            return
+        try:
+            for directory in (self.log_dir, self.checkpoint_dir):
+                if any(directory.resolve() == lock.path.parent.resolve() for lock in self._locks):
+                    continue
+                created = [] if directory.exists() else [directory]
+                directory.mkdir(parents=True, exist_ok=not self._to_create)
+                self._created += created
+                self._locks.append(RunLock(directory))
+        except FileExistsError as error:
+            self.release()
+            raise RunInUseError(f"{error.filename} is there already: a new run takes a name of its own") from error
+        except OSError as error:
+            self.release()
+            raise CheckpointError(f"{error.filename or self.log_dir} cannot be written: {error.strerror}") from error
+        except CheckpointError:
+            self.release()
+            raise
+        self._to_create = False
+
+    def release(self) -> None:
+        """Let others go on with the run. A new one that wrote nothing leaves nothing."""
+        for directory in self._created:
+            if directory.is_dir() and [path.name for path in directory.iterdir()] == [LOCK]:
+                (directory / LOCK).unlink()
+                directory.rmdir()
+                self._to_create = self.resume_from is None
+        for lock in self._locks:
+            lock.release()
+        self._locks, self._created = [], []
+
+    def __enter__(self) -> Self:
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
-def run_paths(cfg: BaseConfig) -> RunPaths:
-    """Paths of a run that starts now: those of the run it resumes, or new ones named by the time.
+def claim_run(cfg: BaseConfig) -> RunClaim:
+    """The run that a config means, held: to be called before anything is started, and given to the Runner.
 
     Raises:
-        CheckpointError: where `runner.resume` names no complete and undamaged checkpoint.
+        RunInUseError: where another process writes the run to resume.
+        CheckpointError: where `runner.resume` names no complete and undamaged checkpoint, or one of another seed,
+            environment, model or size, which `runner.allow_changes` does not allow.
     """
-    checkpoint = _resume_checkpoint(cfg)
-    if checkpoint is None:
-        run = f"{cfg.runner.run_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    else:
+    for _ in range(_MAX_NAMES):
+        claim = find_run(cfg)
+        with suppress(RunInUseError):  # another run of this second has that name
+            claim.hold()
+            return claim
+    raise RunInUseError(f"{claim.log_dir} and {_MAX_NAMES - 1} other names are there already")
+
+
+def find_run(cfg: BaseConfig) -> RunClaim:
+    """As `claim_run`, but a new run is only held when it begins: evaluation needs no directory."""
+    source = _resume_source(cfg)
+    if source is None:
+        return _claim(cfg, _new_name(cfg))
+    checkpoint = find_checkpoint(source)
+    is_in_run = checkpoint.parent.name == "checkpoints"
+    claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else _state(checkpoint)["run"], checkpoint)
+    claim.hold()
+    try:
+        store = CheckpointStore(claim.checkpoint_dir, cfg.runner.keep_checkpoints)
+        if checkpoint.parent == store.root.resolve():
+            store.tidy()
+            claim.resume_from = checkpoint = find_checkpoint(source)  # its last owner may just have moved on
+        saved = read_config(checkpoint / "training_state" / CONFIG)
+        changes = [] if saved is None else find_changes(saved, cfg)
+        check_changes(changes, cfg, checkpoint)
         verify(checkpoint)
-        run = checkpoint.parent.parent.name
-    return RunPaths(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
+        steps = _state(checkpoint)["completed_steps"]
+    except BaseException:
+        claim.release()
+        raise
+    lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes)]
+    lines += ["  it has no config of its own, which this one could be compared with"] * (saved is None)
+    print("\n".join(lines), flush=True)
+    return claim
 
 
-def check_resume(cfg: BaseConfig) -> None:
-    """Raise CheckpointError where the run cannot resume; for before anything is started."""
-    run_paths(cfg)
+def begin_run(cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int) -> None:
+    """Write the config into a run's directory, which is held. Where steps are done again, what is there of them already
+    is moved out of the way; so is the config of the steps before, where it was another."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    moved = store.go_on_from(completed_steps)
+    kept = write_run_config(cfg, run_dir, completed_steps)
+    if moved:
+        print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
+    if kept is not None:
+        print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
 
 
-def _resume_checkpoint(cfg: BaseConfig) -> Path | None:
+def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:
+    return RunClaim(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
+
+
+def _new_name(cfg: BaseConfig) -> str:
+    """`<config>-<task>-seed<seed>-<start>-<random>`, of characters that file systems and shells like."""
+    name, _, seed, task = _identity(cfg.model_dump(mode="json"))
+    parts = [name, *([] if task is None else [task])]
+    parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII).lstrip(".-")[:_MAX_PART] or "run" for part in parts]
+    return "-".join([*parts, f"seed{seed}", time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)])
+
+
+def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Name, kind, seed and task, where there is one: what `runner.resume: auto` goes by."""
+    runner, env = config.get("runner") or {}, config.get("env") or {}
+    return runner.get("run_name") or "run", runner.get("task_type"), runner.get("seed"), env.get("task")
+
+
+def _resume_source(cfg: BaseConfig) -> Path | None:
     if cfg.runner.resume == "never":
         return None
     if cfg.runner.resume != "auto":
-        return find_checkpoint(Path(cfg.runner.resume))
-    run = newest_run(Path(cfg.actor.checkpoint_save_path), cfg.runner.run_name or "run")
-    return None if run is None else find_checkpoint(run)
+        return Path(cfg.runner.resume)
+    root, wanted = Path(cfg.actor.checkpoint_save_path), _identity(cfg.model_dump(mode="json"))
+    found = [newest_checkpoint(directory) for directory in root.glob("*/checkpoints")]
+    checkpoints = [checkpoint for checkpoint in found if checkpoint is not None]
+    for checkpoint in sorted(checkpoints, key=lambda one: (one / CHECKSUMS).stat().st_mtime_ns, reverse=True):
+        saved = read_config(checkpoint / "training_state" / CONFIG)
+        if saved is not None and _identity(saved) == wanted:
+            return checkpoint.parent.parent
+    name, _, seed, task = wanted
+    of_task = "" if task is None else f", task {task}"
+    print(f"runner.resume=auto: no checkpoint of {name}{of_task}, seed {seed} in {root}: a new run begins", flush=True)
+    return None
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "training_state" / "runner.json"
+    try:
+        state: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
+    return state

@@ -13,6 +13,7 @@ from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.metrics.video import write_gif
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.recovery import RunSupervisor
+from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,9 @@ class SimulationRunner(Runner):
         rollout: WorkerGroup,
         env: WorkerGroup,
         supervisor: RunSupervisor | None = None,
+        claim: RunClaim | None = None,
     ) -> None:
-        super().__init__(cfg, actor, rollout, env, supervisor=supervisor)
+        super().__init__(cfg, actor, rollout, env, supervisor=supervisor, claim=claim)
         self.env, self.env_steps = env, 0
         self.total_steps = training_steps(cfg)
 

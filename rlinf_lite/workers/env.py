@@ -182,14 +182,22 @@ class EnvWorker(Worker):
             for env_id, row in zip(stage.env_ids, stage.env.state_dict(), strict=True)
         ]
 
-    def load_state_dict(self, rows: list[dict[str, Any]]) -> None:
-        """Bring this worker's environments to where `state_dict` found them, by replay; `rows` may hold others' too."""
+    def load_state_dict(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Bring this worker's environments to where `state_dict` found them, by replay. `rows` may hold others' too;
+        environments that are not among them start anew. Returns `state_dict`."""
         by_id = {row["env_id"]: row for row in rows}
-        for stage in self.stages:
-            if isinstance(stage.env, _Resumable) and by_id:
-                stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
-            elif self.cfg.env.train.auto_reset:
+        for stage in self.stages if self.cfg.env.train.auto_reset else ():
+            if not isinstance(stage.env, _Resumable):
                 log.warning("%s has no state_dict: unfinished episodes start anew, the resume is not exact", stage.env)
+                continue
+            missing = [env_id for env_id in stage.env_ids.tolist() if env_id not in by_id]
+            if missing:
+                log.warning("%d environments have no saved state and start anew: %s", len(missing), missing)
+                stage.obs = stage.env.reset(self._first_seeds(stage))
+                by_id |= dict(zip(stage.env_ids.tolist(), stage.env.state_dict(), strict=True)) | by_id
+            if len(missing) < len(stage.env_ids):
+                stage.obs = stage.env.load_state_dict([by_id[env_id] for env_id in stage.env_ids.tolist()])
+        return self.state_dict()
 
     def _build_stages(self, split: Literal["train", "eval"], layout: Layout) -> list[_Stage]:
         pieces = [piece for piece in layout.pieces() if piece.env_rank == self.rank]

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from rlinf_lite.config import load_config
+from rlinf_lite.config import Config, load_config
 from rlinf_lite.data.layout import Layout
 from rlinf_lite.data.messages import ActionMessage
+from rlinf_lite.runners.env_state import load_env_states, save_env_states
+from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.scheduler import AbortedError
 from rlinf_lite.workers import EnvWorker
 
@@ -25,13 +27,53 @@ class Played(EnvWorker):
         return half, ActionMessage(0, 4 * half, actions)
 
 
-def test_half_an_answer_is_forgotten_with_the_phase_that_was_given_up():
-    sizes = ["env.train.num_envs=8", "rollout.num_chunks=4", "actor.global_batch_size=32"]
-    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", sizes)
-    layout = Layout(8, 1, 1, rollout_nodes=(0, 0), actor_nodes=(0,))
-    worker = Played(cfg)
+def worker_of(num_envs):
+    sizes = [f"env.train.num_envs={num_envs}", "rollout.num_chunks=4", f"actor.global_batch_size={4 * num_envs}"]
+    worker = Played(load_config("embodiment/gym_pendulum_ppo_mlp", sizes))
     worker.name, worker.rank, worker.sent = "env", 0, []
-    worker.init(layout)
+    worker.init(Layout(num_envs, 1, 1, rollout_nodes=(0, 0), actor_nodes=(0,)))
+    return worker
+
+
+def assert_same(rows, others):
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        assert all(np.array_equal(row[key], other[key]) for key in row)
+
+
+def test_environments_without_a_saved_state_start_anew(caplog):
+    worker = worker_of(8)
+    fresh = worker.state_dict()
+    worker.answers = iter([0, 1] * 4)
+    worker.interact(0)
+    played = worker.state_dict()
+    more = worker_of(12)
+    new = more.state_dict()[8:]
+    assert_same(more.load_state_dict(played), [*played, *new])
+    assert_same(more.state_dict(), [*played, *new])
+    assert "4 environments have no saved state and start anew: [8, 9, 10, 11]" in caplog.text
+    assert_same(worker_of(4).load_state_dict(played), played[:4])
+    assert_same(worker.load_state_dict([]), fresh)
+
+
+@pytest.mark.parametrize(
+    ("now", "is_same"),
+    [
+        *((Config(), True), (Config(env={"train": {"num_envs": 3}}, algorithm={"gamma": 0.5}), True)),
+        *((Config(runner={"seed": 5}), False), (Config(env={"kwargs": {"g": 9.0}}), False)),
+        (Config(env={"train": {"max_episode_steps": 7}}), False),
+    ],
+)
+def test_the_states_of_other_episodes_are_not_taken(tmp_path, caplog, now, is_same):
+    write_config(Config(), tmp_path)
+    rows = [{"env_id": i, "actions": np.zeros((2, 1), np.float32)} for i in range(2)]
+    save_env_states(rows, tmp_path)
+    assert_same(load_env_states(tmp_path, now), rows if is_same else [])
+    assert ("unfinished episodes start anew" in caplog.text) != is_same
+
+
+def test_half_an_answer_is_forgotten_with_the_phase_that_was_given_up():
+    worker = worker_of(8)
     start = worker.state_dict()
     worker.answers = iter([0, 1] * 4)
     worker.interact(0)

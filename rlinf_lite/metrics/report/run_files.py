@@ -65,7 +65,7 @@ class RunFiles:
         roots = [self.run_dir / "checkpoints"]
         if save_path := self.section("actor").get("checkpoint_save_path"):
             roots.append(Path(save_path) / self.run_dir.name / "checkpoints")
-        found = [sorted(root.glob("step_*[0-9]")) for root in roots]
+        found = [sorted(root.glob("step_*[0-9]"), key=lambda path: int(path.name[5:])) for root in roots]
         return next((paths[-1] for paths in found if paths), None)
 
     def section(self, *names: str) -> Line:
@@ -88,8 +88,8 @@ def read_run(run_dir: str | Path) -> RunFiles:
         raise ReportError(f"{run_dir}: no metrics.jsonl here. Name a run's directory, for example results/<run>.")
     lines = _json_lines(metrics)
     evaluated = {line["step"] for line in lines if "eval/num_episodes" in line}
-    evals = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_dir.glob("eval/step_*.json"))]
-    evals = [content for content in evals if content["step"] in evaluated]
+    evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
+    evals = sorted((content for content in evals if content["step"] in evaluated), key=lambda content: content["step"])
     videos = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in evals}
     config_text = _text(run_dir / "config.yaml") or ""
     trace = _text(run_dir / "timeline.json")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.registry import register_policy
@@ -332,6 +333,7 @@ class OpenVLAPolicy(Policy):
         state = self.state_dict() if state_dict is None else state_dict
         trained = None if self.save_base else [name for name, x in self.named_parameters() if x.requires_grad]
         checkpoint.write(Path(directory), self.policy_id, self.cfg, state, self.origin, without_base=trained)
+        follow_umask(Path(directory).glob("*.safetensors"))
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:

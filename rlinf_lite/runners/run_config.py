@@ -1,0 +1,142 @@
+"""The config of a run that goes on: compared with the one it had, and kept beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.runners.checkpoints import CheckpointError
+
+CONFIG = "config.yaml"
+
+_FIXED = (
+    *("runner.seed", "env", "model", "data", "reward", "sft"),
+    *("rollout.num_chunks", "rollout.model_dir", "algorithm.group_size"),
+    *("actor.checkpoint_load_path", "actor.tokenizer", "critic.model_dir"),
+)
+"""Sections and keys that make a run the run it is: seed, environment or data, model, sizes."""
+_FREE = (
+    *("env.eval", "env.num_threads", "env.maniskill.render_backend"),
+    *("model.temperature", "model.attn_implementation", "model.gradient_checkpointing", "model.compile"),
+    *("model.sft_label_sigma", "model.lora.save_base"),
+    *("data.demos_dir", "data.val_files", "data.max_val_prompts", "data.arithmetic.num_val", "reward.timeout_s"),
+)
+"""Of those, what may change all the same."""
+_FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
+"""Of a language model's run, what cannot change: the order of prompts could not be continued."""
+_EPISODES = ("runner.seed", "env", "algorithm.group_size")
+"""What the state of an unfinished episode belongs to."""
+_OF_RESUMING = ("runner.resume", "runner.allow_changes")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value was another."""
+
+    key: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_yaml(self.was)} -> {_yaml(self.now)}"
+
+    def within(self, names: tuple[str, ...] | list[str]) -> bool:
+        return any(self.key == name or self.key.startswith(f"{name}.") for name in names)
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.within(_FIXED) and not self.within(_FREE)
+
+
+def read_config(file: Path) -> dict[str, Any] | None:
+    """The content of a config.yaml; None where there is none, or it is no config."""
+    try:
+        content = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def find_changes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
+    """The keys that differ, among those that both have: `saved` may come from another version."""
+    now = dict(_values(type(cfg), cfg.model_dump(mode="json")))
+    was = dict(_values(type(cfg), saved))
+    changes = [Change(key, was[key], value) for key, value in now.items() if key in was and was[key] != value]
+    return [change for change in changes if not change.within(_OF_RESUMING)]
+
+
+def changes_episodes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
+    """Changes that unfinished episodes do not survive; with more or fewer environments, those that remain do."""
+    changes = [change for change in find_changes(saved, cfg) if change.is_fixed and change.within(_EPISODES)]
+    return [change for change in changes if change.key != "env.train.num_envs"]
+
+
+def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> None:
+    """Raise CheckpointError where what makes the run has changed, and `runner.allow_changes` does not name it."""
+    allowed = cfg.runner.allow_changes
+    final = _FINAL if cfg.runner.task_type == "reasoning" else ()
+    kinds = [change for change in changes if change.key == "runner.task_type"]
+    refused = [change for change in changes if change.is_fixed and (change.within(final) or not change.within(allowed))]
+    if kinds:
+        raise CheckpointError(
+            f"{checkpoint} is of another kind of run ({kinds[0]}). To start from its weights: "
+            f"runner.resume=never actor.checkpoint_load_path={checkpoint}"
+        )
+    if not refused:
+        return
+    lines = [f"{checkpoint} cannot be resumed: it is of a run with other settings", *(f"  - {one}" for one in refused)]
+    advice = "Put them back, or start a new run with runner.resume=never"
+    if any(change.within(final) for change in refused):
+        advice += "; the order of prompts could not be continued"
+    else:
+        keys = ",".join([*allowed, *(change.key for change in refused)])
+        advice += f". To go on with them changed: 'runner.allow_changes=[{keys}]'"
+    raise CheckpointError("\n".join([*lines, advice]))
+
+
+def write_config(cfg: BaseConfig, directory: Path) -> None:
+    """Write config.yaml, whole or not at all."""
+    partial = directory / f".{CONFIG}.partial"
+    partial.write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
+    os.replace(partial, directory / CONFIG)
+
+
+def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Path | None:
+    """Write a run's config.yaml. One with other settings is kept as config.1.yaml, .2 and so on, whose path is
+    returned."""
+    file, kept = run_dir / CONFIG, None
+    if file.exists():
+        saved = read_config(file)
+        if saved is not None and not find_changes(saved, cfg):
+            return None
+        number = next(number for number in range(1, 10**6) if not (run_dir / f"config.{number}.yaml").exists())
+        kept = run_dir / f"config.{number}.yaml"
+        kept.write_text(
+            f"# until the run was resumed with other settings, after step {completed_steps}\n" + file.read_text()
+        )
+    write_config(cfg, run_dir)
+    return kept
+
+
+def _values(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of the schema that `content` has; what a section without a schema holds is one value."""
+    for name, field in schema.model_fields.items():
+        annotation = field.annotation
+        if name not in content:
+            continue
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(content[name], Mapping):
+            yield from _values(annotation, content[name], f"{prefix}{name}.")
+        else:
+            yield prefix + name, content[name]
+
+
+def _yaml(value: object) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.removesuffix("\n").removesuffix("\n...")
