@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_lite.envs import ChunkedEnv, EnvContractError, EpisodeRecord, env_seed, episode_seed, get_env_spec
+from rlinf_lite.envs import (
+    ChunkedEnv,
+    EnvContractError,
+    EpisodeRecord,
+    NonFiniteError,
+    env_seed,
+    episode_seed,
+    get_env_spec,
+)
 from rlinf_lite.envs.simulator import StepOutputs
 from tests.envs.toy import ToySimulator
 
@@ -223,8 +231,9 @@ def test_refusals_say_what_to_do() -> None:
     env.reset()
     with pytest.raises(ValueError, match=r"\[B=2, C, D=1\], got \[2, 3, 2\]"):
         env.chunk_step(np.zeros((2, 3, 2), np.float32))
-    with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
-        env.chunk_step(np.array([[[0.0]], [[np.nan]]], np.float32))
+    for value in (np.nan, np.inf):  # infinity would be clipped to the bound
+        with pytest.raises(NonFiniteError, match=rf"row 1, step 1 .* dimension 0 of the action is {value}.*diverged"):
+            env.chunk_step(np.array([[[0.0]], [[value]]], np.float32))
 
 
 def test_actions_are_clipped_to_the_bounds() -> None:
