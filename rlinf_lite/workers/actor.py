@@ -139,7 +139,7 @@ class EmbodiedFSDPActor(Worker):
             outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages = outputs.advantages
             metrics = _advantage_metrics(inputs, advantages, outputs.returns)
-            if algorithm.normalize_advantages:
+            if algorithm.normalize_advantages and inputs.mask.sum() > 1:
                 advantages = whiten(advantages, inputs.mask)
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
             valid = global_mask.any(-1).numpy()

@@ -64,14 +64,14 @@ class _Stage:
         self.actions, self.t, self.done, self.ended = {}, 0, False, set()
 
     def reset(self, seeds: Sequence[int]) -> None:
-        with self._numbered():
+        with self.numbered():
             self.obs = self.env.reset(seeds)
             if not isinstance(self.env, ChunkedEnv):
                 check_finite("after reset", self.obs)
 
     def step(self, actions: np.ndarray) -> ChunkResult:
         """Plays a chunk, after which `t` of them are done and `obs` is what comes next."""
-        with self._numbered():
+        with self.numbered():
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
                 check_finite(f"in chunk {self.t + 1} since the phase began", result.obs, result)
@@ -81,7 +81,7 @@ class _Stage:
         return result
 
     @contextmanager
-    def _numbered(self) -> Iterator[None]:
+    def numbered(self) -> Iterator[None]:
         """Errors say which environments of the run they are about."""
         try:
             yield
@@ -200,7 +200,8 @@ class EnvWorker(Worker):
         for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
             for stage in self.stages:
                 self.check_abort("collecting demonstrations")
-                collector.play(stage.env, first_episode + stage.env_ids)
+                with stage.numbered():
+                    collector.play(stage.env, first_episode + stage.env_ids)
         return collector.finish()
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -219,7 +220,8 @@ class EnvWorker(Worker):
         by_id = {row["env_id"]: row for row in rows}
         for stage in self.stages:
             if isinstance(stage.env, _Resumable) and by_id:
-                stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
+                with stage.numbered():
+                    stage.obs = stage.env.load_state_dict([by_id[int(env_id)] for env_id in stage.env_ids])
             elif self.cfg.env.train.auto_reset:
                 log.warning("%s has no state_dict: unfinished episodes start anew, the resume is not exact", stage.env)
 

@@ -28,9 +28,11 @@ RULES = list(itertools.product([True, False], [True, False]))
 class SlowRow:
     """One row by the book: the rule table of ChunkedEnv in plain ifs."""
 
-    def __init__(self, row: int, first_seed: int, auto_reset: bool, ignore_terminations: bool) -> None:
+    def __init__(
+        self, row: int, first_seed: int, auto_reset: bool, ignore_terminations: bool, limit: int = LIMIT
+    ) -> None:
         self.row, self.first_seed, self.auto_reset, self.ignore = row, first_seed, auto_reset, ignore_terminations
-        self.simulator, self.index = ToySimulator(1), -1
+        self.simulator, self.index, self.limit = ToySimulator(1), -1, limit
         self.next_episode()
 
     def next_episode(self) -> None:
@@ -55,7 +57,7 @@ class SlowRow:
             self.at_end = bool(out.success[0])
             self.once = self.once or self.at_end
             terminated = bool(out.terminated[0]) and not self.ignore
-            truncated = self.length == LIMIT and not terminated
+            truncated = self.length == self.limit and not terminated
             steps.append((float(out.reward[0]), terminated, truncated, True))
             if terminated or truncated:
                 self.over, final = True, self.observe()
