@@ -4,7 +4,6 @@ workers than rows. Env workers, rollout workers and actors, as they are, against
 from __future__ import annotations
 
 import queue
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,7 +126,9 @@ class Crew:
     """All workers of a run, without processes."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self.cfg, post = sizes.config(), defaultdict(queue.Queue)
+        self.cfg = sizes.config()
+        groups = {"env": sizes.env_workers, "rollout": sizes.rollout_workers, "actor": sizes.actors}
+        post: Post = {(name, rank): queue.Queue() for name, size in groups.items() for rank in range(size)}
         nodes = (0,) * sizes.rollout_workers, (0,) * sizes.actors
         self.layout = Layout(sizes.num_envs, sizes.env_workers, sizes.stages, *nodes)
         self.envs = [employ(EnvWorker, "env", rank, self.cfg, post) for rank in range(sizes.env_workers)]
@@ -234,21 +235,36 @@ def test_evaluations_play_each_episode_once_and_to_its_end() -> None:
             assert sorted(records, key=lambda record: record.env_id) == expected, sizes
 
 
+def actor_with(crew: Crew, **algorithm: Any) -> Any:
+    """The only actor, with a policy and the trajectories of one step."""
+    crew.all_at_once([(worker.interact, 0) for worker in crew.envs] + [(w.generate,) for w in crew.rollouts])
+    (actor,) = crew.actors
+    actor.cfg = crew.cfg.model_copy(update={"algorithm": crew.cfg.algorithm.model_copy(update=algorithm)})
+    torch.manual_seed(0)
+    actor.policy = MLPGaussianPolicy.from_config(crew.cfg.model, crew.specs[0])
+    actor.optimizer = sharding.build_optimizer(actor.policy, crew.cfg.actor.optim)
+    actor.total_steps, actor.version, actor.num_threads, actor.bad_updates_in_a_row = 5, 0, 1, 0
+    actor.recv_rollout_batch()
+    return actor
+
+
+def test_the_entropy_of_a_chunk_is_that_of_the_actions_that_were_executed() -> None:
+    sizes = replace(Sizes.draw(0), actors=1, limit=3, chunk=5, num_chunks=1, num_envs=4, env_workers=1, stages=1)
+    actor = actor_with(Crew(sizes))
+    executed = actor.trajectories.mask.sum(-1).double()
+    assert executed.max() < sizes.chunk
+    actor.compute_advantages_and_returns()
+    per_action = 0.5 * np.log(2 * np.pi * np.e) + actor.cfg.model.mlp.log_std_init
+    metrics = actor.run_training(0)["metrics"]
+    assert metrics["train/actor/entropy"] == pytest.approx(float(executed.mean()) * per_action, rel=1e-5)
+
+
 @pytest.mark.parametrize("adv_type", ["gae", "grpo"])
 def test_an_actor_learns_from_however_little_there_is(adv_type: str) -> None:
     for seed in range(200, 212):
         sizes = replace(Sizes.draw(seed), actors=1)
-        crew = Crew(sizes)
-        crew.all_at_once([(worker.interact, 0) for worker in crew.envs] + [(w.generate,) for w in crew.rollouts])
-        (actor,) = crew.actors
-        changes = {"adv_type": adv_type, "filter_groups": adv_type == "grpo", "update_epochs": 2}
-        actor.cfg = crew.cfg.model_copy(update={"algorithm": crew.cfg.algorithm.model_copy(update=changes)})
-        torch.manual_seed(0)
-        actor.policy = MLPGaussianPolicy.from_config(crew.cfg.model, crew.specs[0])
-        actor.optimizer = sharding.build_optimizer(actor.policy, crew.cfg.actor.optim)
-        actor.total_steps, actor.version, actor.num_threads, actor.bad_updates_in_a_row = 5, 0, 1, 0
+        actor = actor_with(Crew(sizes), adv_type=adv_type, filter_groups=adv_type == "grpo", update_epochs=2)
         before = [parameter.clone() for parameter in actor.policy.parameters()]
-        actor.recv_rollout_batch()
         metrics = actor.compute_advantages_and_returns()
         trained = actor.run_training(0)["metrics"]
         assert trained.get("train/actor/skipped_updates", 0.0) == 0.0, sizes
