@@ -110,7 +110,7 @@ Post = dict[tuple[str, int], "queue.Queue[tuple[int, Any]]"]
 def employ(kind: type, name: str, rank: int, cfg: Config, post: Post) -> Any:
     """A worker whose messages go through `post` instead of sockets."""
 
-    class Employed(kind):  # type: ignore[misc, valid-type]
+    class Employed(kind):
         def send(self, obj: Any, group: str, rank: int) -> None:
             post[group, rank].put((self.rank, obj))
 
