@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from rlinf_lite.algorithms.records import InputError
@@ -22,13 +23,18 @@ def sum_to_level(elements: Tensor, level: Level) -> Tensor:
     return per_action if level == "action_level" else per_action.sum(dim=1, keepdim=True)
 
 
-def entropy_at_level(entropy: Tensor, entropy_type: Level, logprob_type: Level) -> Tensor:
-    """Entropies [B, C, D], summed at `entropy_type` and averaged over each row, at the positions of `logprob_type`."""
-    at_level = sum_to_level(entropy, entropy_type)
+def entropy_at_level(entropy: Tensor, executed: Tensor, entropy_type: Level, logprob_type: Level) -> Tensor:
+    """Entropies [B, C, D], summed at `entropy_type` and averaged over each row, at the positions of `logprob_type`.
+
+    Actions that were not `executed` [B, C] enter neither sums nor means: 0 at their positions, and in a row of them.
+    """
+    kept = torch.where(executed[..., None], entropy, 0.0)
+    at_level = sum_to_level(kept, entropy_type)
     if entropy_type == logprob_type:
         return at_level
-    num_positions = sum_to_level(entropy.detach(), logprob_type).shape[1]
-    return at_level.mean(dim=1, keepdim=True).expand(-1, num_positions)
+    counted = sum_to_level(executed[..., None].expand_as(entropy), entropy_type) > 0
+    mean = at_level.sum(dim=1, keepdim=True) / counted.sum(dim=1, keepdim=True).clamp(min=1)
+    return mean * (sum_to_level(executed[..., None].expand_as(entropy), logprob_type) > 0)
 
 
 def expand_to_level(per_decision: Tensor, level: Level, num_action_chunks: int, action_dim: int) -> Tensor:

@@ -202,6 +202,24 @@ def _eval_plays_each_episode_once(config: Config, plan: Plan) -> Iterator[str]:
         yield "env.eval.auto_reset: an evaluation plays each of its seeded episodes once. Set it to false"
 
 
+@_check("env.eval.seed", "runner.seed", task_type="embodied")
+def _eval_plays_unseen_episodes(config: Config, plan: Plan) -> Iterator[str]:
+    if config.env.eval.seed == config.runner.seed:
+        yield (
+            f"env.eval.seed: is {config.env.eval.seed}, like runner.seed, so that evaluations would play episodes of "
+            "training. Use another number for one of them"
+        )
+
+
+@_check("env.eval.seed", "data.seed", task_type="sft")
+def _eval_plays_undemonstrated_episodes(config: Config, plan: Plan) -> Iterator[str]:
+    if config.env.eval.seed == config.data.seed:
+        yield (
+            f"env.eval.seed: is {config.env.eval.seed}, like data.seed, so that evaluations would play the episodes "
+            "that were demonstrated. Use another number for one of them"
+        )
+
+
 # algorithm
 
 

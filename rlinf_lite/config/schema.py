@@ -26,6 +26,7 @@ NonNegativeFloat = Annotated[Float, Field(ge=0)]
 UnitFloat = Annotated[Float, Field(ge=0, le=1)]
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 NumBlocks = Annotated[Int, Field(ge=1, le=3)]
+Seed = Annotated[Int, Field(ge=0, lt=2**63)]  # what every generator takes
 Interval = Annotated[Int, Field(ge=-1)]  # a number of steps; -1 or 0: never
 
 
@@ -81,7 +82,7 @@ class RunnerConfig(Section):
     learning of language models on problems with known answers, which has a schema of its own."""
     run_name: str | None = None
     """Name of the run; null: the config's name. Its directory has task, seed and start time in its name besides."""
-    seed: Int = 0
+    seed: Seed = 0
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
     """Upper limit of reinforcement learning: passes over the prompts; in an embodied run an epoch is one step."""
@@ -204,6 +205,9 @@ class EnvSplitConfig(Section):
     """Time limit in env steps; null: the task's own."""
     auto_reset: bool = True
     """Start the next episode at the end of the chunk in which one ends."""
+
+
+class TrainSplitConfig(EnvSplitConfig):
     ignore_terminations: bool = False
     """Play on to the time limit after success or failure."""
 
@@ -211,12 +215,15 @@ class EnvSplitConfig(Section):
 class EvalSplitConfig(EnvSplitConfig):
     auto_reset: bool = False
     """Always false: each episode is played once."""
-    ignore_terminations: bool = True
-    """Play on to the time limit after success or failure."""
+    ignore_terminations: bool | None = None
+    """Play on to the time limit after success or failure. null: where the simulator reports success at every step, as
+    maniskill's tasks and tabletop do, so that success at the end can be told from success at some time; gymnasium's
+    episodes end where the environment terminates them."""
     num_episodes: PositiveInt = 100
     """Seeded episodes per evaluation; the same ones every time."""
-    seed: Int = 10_000
-    """Seed of the evaluation episodes."""
+    seed: Seed = 10_000
+    """Seed of the evaluation episodes; another one than that of training episodes (runner.seed) or demonstrations
+    (data.seed)."""
     mode: Literal["greedy", "sampled"] = "greedy"
     """Take the policy's mode, or sample from it."""
     num_videos: NonNegativeInt = 8
@@ -234,7 +241,7 @@ class EnvConfig(Section):
     tabletop: TabletopConfig = TabletopConfig()
     num_threads: PositiveInt = 1
     """torch threads of an env worker."""
-    train: EnvSplitConfig = EnvSplitConfig()
+    train: TrainSplitConfig = TrainSplitConfig()
     eval: EvalSplitConfig = EvalSplitConfig()
 
 
@@ -315,7 +322,7 @@ class DataConfig(Section):
     """Standard deviation of noise on the expert's actions, where 1 is half the action range; labels stay clean."""
     teacher_dir: str | None = None
     """A trained policy that acts on the state as the expert; null: the environment's own expert."""
-    seed: Int = 0
+    seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
 
 

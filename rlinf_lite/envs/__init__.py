@@ -9,8 +9,12 @@ from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import (
     EnvContractError,
     EnvError,
+    EpisodeError,
     MissingExtraError,
+    NonFiniteError,
     RenderUnavailableError,
+    RowError,
+    SimulatorError,
     UnknownEnvError,
 )
 from rlinf_lite.envs.registry import env_names, make_vec_env, register_env
@@ -24,11 +28,15 @@ __all__ = [
     "EnvContractError",
     "EnvError",
     "EnvSpec",
+    "EpisodeError",
     "EpisodeRecord",
     "MissingExtraError",
+    "NonFiniteError",
     "Obs",
     "RenderUnavailableError",
+    "RowError",
     "Simulator",
+    "SimulatorError",
     "StepOutputs",
     "UnknownEnvError",
     "VecEnv",

@@ -5,6 +5,7 @@ Images are uint8 [B, H, W, 3], states float32 [B, S], actions float32 [B, C, D] 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, runtime_checkable
@@ -137,3 +138,11 @@ def put_rows(obs: Obs, rows: Any, part: Obs) -> None:
         obs["state"][rows] = part["state"]
     for i, text in zip(rows, part.get("instruction", []), strict=False):
         obs["instruction"][i] = text
+
+
+def first_non_finite(array: NDArray[Any]) -> tuple[int, ...] | None:
+    """Index of the first entry that is NaN or infinite; None where there is none."""
+    if math.isfinite(np.vdot(array, array)):  # half the time of np.isfinite; overflows only where an entry is huge
+        return None
+    found = np.argwhere(~np.isfinite(array))
+    return tuple(found[0].tolist()) if len(found) else None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lite.envs.base import ChunkResult, VecEnv
-from rlinf_lite.envs.errors import EnvContractError
+from rlinf_lite.envs.base import ChunkResult, IntArray, Obs, VecEnv, first_non_finite
+from rlinf_lite.envs.chunked import ChunkedEnv
+from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, NonFiniteError, SimulatorError
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -103,6 +104,25 @@ def chunk_problems(result: Any, env: VecEnv, num_steps: int) -> list[str]:
     return problems + obs_problems(result.obs, env.num_envs, "chunk_step")
 
 
+def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None:
+    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` sees to that by itself.)"""
+    if result is not None:
+        bad = first_non_finite(result.rewards)
+        if bad is not None:
+            what = f"the reward of action {bad[1] + 1} {when} is {result.rewards[bad]}: {WHY_NOT_FINITE}"
+            raise NonFiniteError(what, [bad[0]])
+        if result.final_obs is not None:
+            _check_state(f"in final_obs {when}", *result.final_obs)
+    _check_state(when, None, obs)
+
+
+def _check_state(when: str, rows: IntArray | None, obs: Obs) -> None:
+    bad = first_non_finite(obs["state"]) if "state" in obs else None
+    if bad is not None:
+        row = bad[0] if rows is None else int(rows[bad[0]])
+        raise NonFiniteError(f"state[{bad[1]}] {when} is {obs['state'][bad]}: {WHY_NOT_FINITE}", [row])
+
+
 def _state_problems(state: Any, num_envs: int, where: str) -> list[str]:
     if not isinstance(state, np.ndarray) or state.dtype != np.float32 or state.ndim != 2:
         return [f"state from {where} is {_kind(state)}; return float32 [B, S], flattened to one vector per row."]
@@ -172,10 +192,14 @@ def _ending_problems(env: VecEnv, middle: Any) -> list[str]:
     env.reset(seeds=list(range(1, env.num_envs + 1)))
     problems: list[str] = []
     limit = min(env.max_episode_steps, _MAX_STEPS)
+    silent, reported = False, False  # steps that say nothing of success, and that do
     for _ in range(limit):
         result = _step(problems, env, middle)
         if result is None:
             return problems
+        if isinstance(env, ChunkedEnv):
+            said = env.last_success[result.executed[:, 0]]
+            silent, reported = silent or bool((said < 0).any()), reported or bool((said >= 0).any())
         ended = np.flatnonzero((result.terminated | result.truncated).any(axis=1))
         if not ended.size:
             continue
@@ -188,6 +212,11 @@ def _ending_problems(env: VecEnv, middle: Any) -> list[str]:
             problems.append(f"rows {ended.tolist()} ended; final_obs must hold these rows and their last observations.")
         else:
             problems += obs_problems(result.final_obs[1], len(ended), "final_obs")
+        if silent and reported:
+            problems.append(
+                'success is reported at some steps only (in gymnasium, info["success"]), and a step that says nothing '
+                "counts as one without success; report it at every step, False where there is none."
+            )
         return problems + _after_the_end(env, ended, middle)
     if limit == env.max_episode_steps:
         problems.append(f"no episode ended within max_episode_steps={limit} steps; set truncated there.")
@@ -231,6 +260,10 @@ def _attempt(problems: list[str], what: str, call: Callable[[], Any]) -> Any:
         return call()
     except EnvContractError as error:
         problems.extend(error.problems)
+    except NonFiniteError as error:
+        problems.append(f"{what}: {error}.")
+    except SimulatorError as error:
+        problems.append(f"{what} raised {error.raised}")
     except Exception as error:
         problems.append(f"{what} raised {type(error).__name__}: {error}")
     return None

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlinf_lite.data.observations import take_rows
-from rlinf_lite.envs.base import ChunkResult, Demonstrator, EpisodeRecord, FloatArray, IntArray, Obs, put_rows
-from rlinf_lite.envs.errors import EnvContractError
+from rlinf_lite.envs.base import (
+    ChunkResult,
+    Demonstrator,
+    EpisodeRecord,
+    FloatArray,
+    IntArray,
+    Obs,
+    first_non_finite,
+    put_rows,
+)
+from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, EnvError, NonFiniteError, RowError, SimulatorError
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
 
@@ -32,7 +42,11 @@ class ChunkedEnv:
     Termination at the very step of the time limit counts as terminated. The steps after the one that ends an episode,
     up to the end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed`
     False. `final_obs` holds, in all four cases, the observation at the end of every episode that ended in the chunk.
-    A row is reset at the end of the chunk; a frozen row keeps its last observation.
+    A row is reset at the end of the chunk; a frozen row keeps its last observation. With `ignore_terminations=None` the
+    simulator decides: they are ignored where it `reports_success`.
+
+    A step without a word on success is one without success, in an episode of which another step reports it, and in
+    every episode that ends after one that did.
 
     Seeds: `reset(seeds=...)` makes each seed a row's first seed; the k-th episode from then on has
     `episode_seed(first_seed, k)`.
@@ -43,7 +57,7 @@ class ChunkedEnv:
         simulator: Simulator,
         *,
         auto_reset: bool = True,
-        ignore_terminations: bool = False,
+        ignore_terminations: bool | None = False,
         max_episode_steps: int | None = None,
     ) -> None:
         limit = max_episode_steps or simulator.max_episode_steps
@@ -77,6 +91,7 @@ class ChunkedEnv:
         self._success_at_end = np.full(batch, -1, np.int8)
         self._history = np.zeros((batch, self.max_episode_steps, self.action_dim), np.float32)
         self._out = StepOutputs.empty(batch)
+        self._reports_success = False  # some episode has
 
     def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
         """Starts new episodes in rows `env_ids` (default: all); see `VecEnv.reset`."""
@@ -89,14 +104,18 @@ class ChunkedEnv:
         if self._obs is None and len(rows) < self.num_envs:
             raise ValueError("the first reset must be of all rows: call reset() without env_ids")
         self._begin(rows)
-        self._show(rows, self.simulator.observe(rows))
+        self._show(rows, self._observe(rows))
         return self._pending()
 
     def chunk_step(self, actions: FloatArray) -> ChunkResult:
-        """Executes actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`."""
-        actions = self._clipped(actions)
+        """Executes actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`.
+
+        Raises NonFiniteError for a reward, an observation or an action that is NaN or infinite, and SimulatorError for
+        whatever else the simulator raised; both say in which row, at which step of which episode.
+        """
         if self._obs is None:
             raise RuntimeError("chunk_step before the first reset")
+        actions = self._clipped(actions)
         num_steps = actions.shape[1]
         shape = (self.num_envs, num_steps)
         result = ChunkResult(
@@ -113,13 +132,14 @@ class ChunkedEnv:
                 break
             ends = self._step(rows, actions[:, step], step, result)
             if ends.size:
-                self._show(ends, self.simulator.observe(ends))
+                self._show(ends, self._observe(ends))
                 result.episodes.extend(self._record(row) for row in ends.tolist())
                 self._ended[ends] = True
                 ended.append(ends)
                 rows = rows[~self._ended[rows]]
+        self._check_rewards(result)
         if rows.size:
-            self._show(rows, self.simulator.observe(rows))
+            self._show(rows, self._observe(rows))
         if ended:
             self._finish(np.sort(np.concatenate(ended)), result)
         result.obs = self._pending()
@@ -131,7 +151,7 @@ class ChunkedEnv:
             raise EnvContractError(
                 [f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."]
             )
-        actions = self.simulator.expert_actions(num_actions)
+        actions: FloatArray = self._call(self._all_rows, self.simulator.expert_actions, num_actions)
         actions[self._ended] = 0
         return actions
 
@@ -147,6 +167,7 @@ class ChunkedEnv:
                 "episode_index": self._episode_index[row],
                 "frozen": bool(self._ended[row]),
                 "return": float(self._return[row]),
+                "reports_success": self._reports_success,
                 "actions": self._history[row, : self._length[row]].copy(),
             }
             for row in range(self.num_envs)
@@ -168,7 +189,7 @@ class ChunkedEnv:
         for row, part in enumerate(actions):
             padded[row, longest - len(part) :] = part
         if self._obs is None:  # a batched simulator's first reset is of all rows
-            self.simulator.reset(self._all_rows, list(self._first_seeds))
+            self._call(self._all_rows, self.simulator.reset, self._all_rows, list(self._first_seeds))
         for step in range(longest + 1):
             starting = np.flatnonzero(longest - lengths == step)
             if starting.size:
@@ -178,8 +199,14 @@ class ChunkedEnv:
                 self._simulate(playing, padded[:, step])
         self._ended = np.array([bool(row["frozen"]) for row in rows])
         self._warn_of_drift([float(row["return"]) for row in rows])
-        self._show(self._all_rows, self.simulator.observe(self._all_rows))
+        self._reports_success |= any(row.get("reports_success", False) for row in rows)
+        self._show(self._all_rows, self._observe(self._all_rows))
         return self._pending()
+
+    @property
+    def last_success(self) -> NDArray[np.int8]:
+        """What the last step said of every row [B]: 1 success, 0 none, -1 nothing. For `check_env`."""
+        return self._out.success
 
     def close(self) -> None:
         self.simulator.close()
@@ -187,10 +214,16 @@ class ChunkedEnv:
     def _clipped(self, actions: FloatArray) -> FloatArray:
         if actions.ndim != 3 or actions.shape[0] != self.num_envs or actions.shape[2] != self.action_dim:
             raise ValueError(f"actions must be [B={self.num_envs}, C, D={self.action_dim}], got {list(actions.shape)}")
+        bad = first_non_finite(actions)  # before clipping, which hides infinity
+        if bad is not None:
+            row, step, dimension = bad
+            self._not_finite(
+                row,
+                int(self._length[row]) + step + 1,
+                f"dimension {dimension} of the action is {actions[bad]}, from a finite observation: the policy has "
+                "diverged",
+            )
         clipped: FloatArray = np.clip(actions, self.action_low, self.action_high, dtype=np.float32)
-        if not np.isfinite(clipped).all():
-            bad = np.flatnonzero(~np.isfinite(clipped).all(axis=(1, 2))).tolist()
-            raise ValueError(f"actions of rows {bad} are not finite: the policy has diverged")
         return clipped
 
     def _begin(self, rows: IntArray) -> None:
@@ -198,9 +231,11 @@ class ChunkedEnv:
         for row in rows.tolist():
             self._episode_index[row] += 1
             self._seeds[row] = episode_seed(self._first_seeds[row], self._episode_index[row])
-        self.simulator.reset(rows, [self._seeds[row] for row in rows.tolist()])
-        self._ended[rows] = False
         self._length[rows] = 0
+        self._call(rows, self.simulator.reset, rows, [self._seeds[row] for row in rows.tolist()])
+        if self.ignore_terminations is None:
+            self.ignore_terminations = bool(getattr(self.simulator, "reports_success", False))
+        self._ended[rows] = False
         self._return[rows] = 0.0
         self._success_once[rows] = -1
         self._success_at_end[rows] = -1
@@ -208,7 +243,7 @@ class ChunkedEnv:
     def _simulate(self, rows: IntArray, actions: FloatArray) -> None:
         """One env step of `rows`; results in `self._out`."""
         out = self._out
-        self.simulator.step(rows, actions, out)
+        self._call(rows, self.simulator.step, rows, actions, out)
         self._history[rows, self._length[rows]] = actions[rows]
         self._length[rows] += 1
         self._return[rows] += out.reward[rows]
@@ -237,10 +272,14 @@ class ChunkedEnv:
         result.final_obs = (rows, take_rows(self._obs, rows))
         if self.auto_reset:
             self._begin(rows)
-            self._show(rows, self.simulator.observe(rows))
+            self._show(rows, self._observe(rows))
 
     def _record(self, row: int) -> EpisodeRecord:
         once, at_end = int(self._success_once[row]), int(self._success_at_end[row])
+        if once >= 0:
+            self._reports_success = True
+        if self._reports_success:
+            once, at_end = max(once, 0), max(at_end, 0)
         return EpisodeRecord(
             env_id=row,
             task_id=self._task_ids[row] if self._task_ids else self.simulator.task_id,
@@ -250,6 +289,48 @@ class ChunkedEnv:
             success_once=None if once < 0 else bool(once),
             success_at_end=None if at_end < 0 else bool(at_end),
         )
+
+    def _call(self, rows: IntArray, method: Callable[..., Any], *args: Any) -> Any:
+        """A method of the simulator; what it raises gets the rows that it was called for."""
+        try:
+            return method(*args)
+        except EnvError:
+            raise
+        except Exception as error:
+            cause, found = error, rows.tolist()
+            if isinstance(error, RowError) and isinstance(error.__cause__, Exception):
+                cause, found = error.__cause__, [error.row]
+            if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch's
+                raise cause from cause.__cause__
+            name = method.__name__
+            if len(found) > 1:
+                raise SimulatorError(name, cause, found) from cause
+            step = int(self._length[found[0]]) + (name == "step")
+            raise SimulatorError(name, cause, found, step, self._seeds[found[0]]) from cause
+
+    def _observe(self, rows: IntArray) -> Obs:
+        obs: Obs = self._call(rows, self.simulator.observe, rows)
+        state = obs.get("state")
+        if state is None or state.dtype.kind != "f" or state.ndim != 2:  # what else is wrong with it, check_env says
+            return obs
+        bad = first_non_finite(state)
+        if bad is not None:
+            row, column = int(rows[bad[0]]), bad[1]
+            name = getattr(self.simulator, "state_key", lambda column: "")(column)
+            key = f"state[{column}]" + (f" ({name})" if name else "")
+            self._not_finite(row, int(self._length[row]), f"{key} is {state[bad]}: {WHY_NOT_FINITE}")
+        return obs
+
+    def _check_rewards(self, result: ChunkResult) -> None:
+        """Once per chunk, before rows that ended begin anew."""
+        bad = first_non_finite(result.rewards)
+        if bad is not None:
+            row, column = bad
+            step = int(self._length[row] - result.executed[row].sum()) + column + 1
+            self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
+
+    def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
+        raise NonFiniteError(what, [row], step, self._seeds[row])
 
     def _show(self, rows: IntArray, part: Obs) -> None:
         """Makes `part` the pending observation of `rows`."""

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
-from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, UnknownEnvError
+from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError, UnknownEnvError
 from rlinf_lite.envs.gymnasium_obs import ObsReader
 from rlinf_lite.envs.simulator import StepOutputs
 
@@ -60,13 +60,19 @@ class GymnasiumSimulator:
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
-            self._obs[row], _ = self.envs[row].reset(seed=seed)
+            try:
+                self._obs[row], _ = self.envs[row].reset(seed=seed)
+            except Exception as error:
+                raise RowError(row) from error
             self._instructions[row] = str(getattr(self.envs[row].unwrapped, "instruction", "") or "")
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         for row in rows.tolist():
             action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
-            self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
+            try:
+                self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
+            except Exception as error:
+                raise RowError(row) from error
             out.reward[row] = _scalar(reward, self.task_id)
             out.terminated[row] = terminated
             out.truncated[row] = truncated
@@ -75,6 +81,9 @@ class GymnasiumSimulator:
     def observe(self, rows: IntArray) -> Obs:
         indices = rows.tolist()
         return self._reader.read([self._obs[row] for row in indices], [self._instructions[row] for row in indices])
+
+    def state_key(self, column: int) -> str:
+        return self._reader.state_key(column)
 
     def close(self) -> None:
         for env in self.envs:
@@ -141,6 +150,9 @@ class VectorEnvSimulator:
     def observe(self, rows: IntArray) -> Obs:
         assert self._obs is not None
         return take_rows(self._obs, rows)
+
+    def state_key(self, column: int) -> str:
+        return self._reader.state_key(column)
 
     def close(self) -> None:
         self.env.close()

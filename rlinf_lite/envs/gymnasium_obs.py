@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.spaces.utils import flatten
+from gymnasium.spaces.utils import flatdim, flatten
 
 from rlinf_lite.envs.base import Obs
 from rlinf_lite.envs.errors import EnvContractError
@@ -48,6 +48,11 @@ class ObsReader:
         items = _items(batch)
         rows = [_nested({name: value[i] for name, value in items.items()}) for i in range(num_envs)]
         return self.read(rows, [""] * num_envs)
+
+    def state_key(self, column: int) -> str:
+        """The observation's key that this column of the state comes from; "" where the space has no keys."""
+        ends = np.cumsum([flatdim(space) for space in self._states.values()])
+        return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
 
     def _image(self, name: str, item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
         image, space = self._leaf(name, item), self._images[name]

@@ -38,8 +38,14 @@ class Simulator(Protocol):
     is ignored. The first reset is always of all rows. Stepping a row past its termination must be possible
     (ignore_terminations). A row's state after `reset` is a function of its seed alone.
 
-    Optional: `task_ids`, a list of B strings that `reset` keeps up to date, where rows play different tasks; and
-    `expert_actions` (see `Demonstrator`).
+    Optional:
+    * `task_ids`, a list of B strings that `reset` keeps up to date, where rows play different tasks;
+    * `reports_success`, read after the first reset: True where every step says whether the task is solved, and what
+      follows a termination means something. Evaluations then play on by default (ignore_terminations: null);
+    * `state_key(column)`, what a column of the state is, for messages;
+    * `expert_actions` (see `Demonstrator`).
+
+    A simulator that steps its rows in turn raises `RowError(row)` from what one of them raised.
     """
 
     num_envs: int

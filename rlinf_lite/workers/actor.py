@@ -139,7 +139,7 @@ class EmbodiedFSDPActor(Worker):
             outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages = outputs.advantages
             metrics = _advantage_metrics(inputs, advantages, outputs.returns)
-            if algorithm.normalize_advantages:
+            if algorithm.normalize_advantages and inputs.mask.sum() > 1:
                 advantages = whiten(advantages, inputs.mask)
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
             valid = global_mask.any(-1).numpy()
@@ -306,7 +306,7 @@ class EmbodiedFSDPActor(Worker):
             old_logprobs=sum_to_level(torch.where(executed, old_logprobs, 0.0), level),
             advantages=at_level(batch.advantages[index]),
             mask=self._position_mask(mask),
-            entropy=entropy_at_level(output.entropy, algorithm.entropy_type, level),
+            entropy=entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
             values=at_level(output.values) if with_values else None,
             old_values=at_level(batch.values[index]) if with_values else None,
             returns=at_level(batch.returns[index]) if with_values else None,

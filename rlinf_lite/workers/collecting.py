@@ -95,13 +95,7 @@ class Collector:
         return obs, actions, mask
 
     def _is_kept(self, record: EpisodeRecord) -> bool:
-        if self._cfg.data.keep_failures:
-            return True
-        if record.success_once is None:
-            raise DemonstrationError(
-                f"data.keep_failures: {record.task_id} does not say which episodes succeed. Set it to true"
-            )
-        return record.success_once
+        return self._cfg.data.keep_failures or bool(record.success_once)
 
     def _scripted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         if not isinstance(env, Demonstrator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -15,8 +16,10 @@ from rlinf_lite.data.layout import Layout, StagePiece
 from rlinf_lite.data.messages import ActionMessage, ObsMessage, StepResult
 from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs import (
+    ChunkedEnv,
     ChunkResult,
     EnvSpec,
+    EpisodeError,
     EpisodeRecord,
     Obs,
     VecEnv,
@@ -26,6 +29,7 @@ from rlinf_lite.envs import (
     get_env_spec,
     make_vec_env,
 )
+from rlinf_lite.envs.check import check_finite
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.workers.recording import EpisodeRecorder
 
@@ -52,10 +56,38 @@ class _Stage:
     obs: Obs = field(default_factory=Obs)
     t: int = 0
     done: bool = False
+    ended: set[int] = field(default_factory=set)
+    """Rows in which an episode has ended since the phase began."""
 
     def begin(self) -> None:
         """A phase begins; what was left of one that was given up is forgotten."""
-        self.actions, self.t, self.done = {}, 0, False
+        self.actions, self.t, self.done, self.ended = {}, 0, False, set()
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        with self.numbered():
+            self.obs = self.env.reset(seeds)
+            if not isinstance(self.env, ChunkedEnv):
+                check_finite("after reset", self.obs)
+
+    def step(self, actions: np.ndarray) -> ChunkResult:
+        """Plays a chunk, after which `t` of them are done and `obs` is what comes next."""
+        with self.numbered():
+            result = self.env.chunk_step(actions)
+            if not isinstance(self.env, ChunkedEnv):
+                check_finite(f"in chunk {self.t + 1} since the phase began", result.obs, result)
+        self.obs = result.obs
+        self.t += 1
+        self.ended.update(record.env_id for record in result.episodes)
+        return result
+
+    @contextmanager
+    def numbered(self) -> Iterator[None]:
+        """Errors say which environments of the run they are about."""
+        try:
+            yield
+        except EpisodeError as error:
+            error.number(self.env_ids.tolist())
+            raise
 
     def take_actions(self, message: ActionMessage) -> np.ndarray | None:
         """Actions of the whole stage once every piece of it has answered."""
@@ -98,11 +130,11 @@ class EnvWorker(Worker):
         self.stages = self._build_stages("train", layout)
         first = self.stages[0]
         ensure_valid_env(first.env, self.cfg.env.id)
-        first.obs = first.env.reset(self._first_seeds(first))
+        first.reset(self._first_seeds(first))
         spec = get_env_spec(first.env, first.obs)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         for stage in self.stages[1:]:
-            stage.obs = stage.env.reset(self._first_seeds(stage))
+            stage.reset(self._first_seeds(stage))
         return spec
 
     def interact(self, step: int) -> dict[str, Any]:
@@ -113,7 +145,7 @@ class EnvWorker(Worker):
         for stage in self.stages:
             if not self.cfg.env.train.auto_reset:
                 with self.timer("reset"):
-                    stage.obs = stage.env.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
+                    stage.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
             stage.begin()
             self._send_obs(stage, stage.env_ids, step * self.num_chunks)
         records: list[EpisodeRecord] = []
@@ -140,15 +172,15 @@ class EnvWorker(Worker):
         for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
             for stage in self.eval_stages:
                 episodes = first_episode + stage.env_ids
-                stage.obs = stage.env.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
                 stage.begin()
+                stage.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
                 self._send_obs(stage, episodes, 0)
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
                 episodes = first_episode + stage.env_ids
                 found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
                 records += [record for record in found if record.env_id < cfg.num_episodes]
-                stage.done = stage.t * self.cfg.model.num_action_chunks >= stage.env.max_episode_steps
+                stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
                 last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
@@ -168,7 +200,8 @@ class EnvWorker(Worker):
         for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
             for stage in self.stages:
                 self.check_abort("collecting demonstrations")
-                collector.play(stage.env, first_episode + stage.env_ids)
+                with stage.numbered():
+                    collector.play(stage.env, first_episode + stage.env_ids)
         return collector.finish()
 
     def state_dict(self) -> list[dict[str, Any]]:
@@ -193,10 +226,12 @@ class EnvWorker(Worker):
             missing = [env_id for env_id in stage.env_ids.tolist() if env_id not in by_id]
             if missing:
                 log.warning("%d environments have no saved state and start anew: %s", len(missing), missing)
-                stage.obs = stage.env.reset(self._first_seeds(stage))
+                with stage.numbered():
+                    stage.obs = stage.env.reset(self._first_seeds(stage))
                 by_id |= dict(zip(stage.env_ids.tolist(), stage.env.state_dict(), strict=True)) | by_id
             if len(missing) < len(stage.env_ids):
-                stage.obs = stage.env.load_state_dict([by_id[env_id] for env_id in stage.env_ids.tolist()])
+                with stage.numbered():
+                    stage.obs = stage.env.load_state_dict([by_id[env_id] for env_id in stage.env_ids.tolist()])
         return self.state_dict()
 
     def _build_stages(self, split: Literal["train", "eval"], layout: Layout) -> list[_Stage]:
@@ -225,9 +260,7 @@ class EnvWorker(Worker):
             if actions is None:
                 continue
             with self.timer(f"step stage {stage.index}"):
-                result = stage.env.chunk_step(actions)
-            stage.obs = result.obs
-            stage.t += 1
+                result = stage.step(actions)
             yield stage, result
 
     def _send_obs(

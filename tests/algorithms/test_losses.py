@@ -303,8 +303,9 @@ def test_levels() -> None:
     assert sum_to_level(logprobs, "chunk_level").tolist() == [[66.0]]
     assert sum_to_level(logprobs, "action_level").tolist() == [[15.0, 51.0]]
     assert sum_to_level(logprobs, "token_level").shape == (1, 12)
-    assert entropy_at_level(logprobs, "action_level", "action_level").tolist() == [[15.0, 51.0]]
-    assert entropy_at_level(logprobs, "token_level", "action_level").tolist() == [[5.5, 5.5]]
+    executed = torch.ones(1, 2, dtype=torch.bool)
+    assert entropy_at_level(logprobs, executed, "action_level", "action_level").tolist() == [[15.0, 51.0]]
+    assert entropy_at_level(logprobs, executed, "token_level", "action_level").tolist() == [[5.5, 5.5]]
     per_action = torch.tensor([[1.0, 2.0]])
     assert expand_to_level(per_action, "token_level", 2, 2).tolist() == [[1.0, 1.0, 2.0, 2.0]]
     assert expand_to_level(per_action[:, :1], "action_level", 2, 2).tolist() == [[1.0, 1.0]]

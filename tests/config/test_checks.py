@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from rlinf_lite.algorithms import register_advantage
 from rlinf_lite.config import ConfigError, load_config, names, resources
+from rlinf_lite.workers.minibatches import minibatches
 
 YAML = Path(__file__).parent / "yaml"
 PPO = str(YAML / "ppo.yaml")  # 32 envs, 2 env workers, 2 stages, T = 64, batches of 512
@@ -181,6 +184,18 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             ["env.maniskill.sim_backend=physx_cuda", "cluster.accelerator=cpu"],
             "env.maniskill.sim_backend: physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu",
         ),
+        (
+            PPO,
+            ["runner.seed=10000"],
+            "env.eval.seed: is 10000, like runner.seed, so that evaluations would play episodes of training. Use "
+            "another number for one of them",
+        ),
+        (
+            "embodiment/tabletop_sft_mlp",
+            ["data.seed=5", "env.eval.seed=5", "runner.seed=5"],
+            "env.eval.seed: is 5, like data.seed, so that evaluations would play the episodes that were demonstrated. "
+            "Use another number for one of them",
+        ),
     ],
 )
 def test_rules(name: str, overrides: list[str], expected: str) -> None:
@@ -290,6 +305,17 @@ def test_the_built_in_names_are_those_of_the_registries() -> None:
     for key, (module_name, function) in names._REGISTRIES.items():
         registered = getattr(importlib.import_module(module_name), function)()
         assert set(names._BUILT_IN[key]) <= set(registered), key
+
+
+@pytest.mark.parametrize("key", ["runner.seed", "data.seed", "env.eval.seed"])
+def test_seeds_are_what_every_generator_takes(key: str) -> None:
+    for seed in (-1, 2**63):
+        [problem] = problems_of(PPO, f"{key}={seed}")
+        assert problem.startswith(f"{key}: "), problem
+    cfg = load_config(PPO, [f"{key}={2**63 - 1}"])
+    seed = cfg.runner.seed
+    torch.manual_seed(seed)
+    next(minibatches(np.ones(4, bool), 4, seed, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from rlinf_lite.data.demonstrations import (
     recipe,
     write_meta,
 )
-from rlinf_lite.envs import RenderUnavailableError, env_seed, get_env_spec, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, env_seed, get_env_spec, make_vec_env
 from rlinf_lite.models import MLPGaussianPolicy
 from rlinf_lite.workers.collecting import Collector
+from tests.envs.toy import ToySimulator
 
 SMALL = ["env.tabletop.obs_mode=rgb+state", "env.train.max_episode_steps=8", "data.num_episodes=40"]
 
@@ -188,3 +189,27 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     assert "4 / 3" in problems(f"data.teacher_dir={tmp_path}")[0]
     # what only matters to reinforcement learning does not
     load_config("embodiment/tabletop_sft_mlp", ["model.value_type=action_level", "algorithm.adv_type=grpo"])
+
+
+class Reticent(ToySimulator):
+    """Says nothing of success but where there is one."""
+
+    def step(self, rows, actions, out):
+        super().step(rows, actions, out)
+        out.success[rows] = np.where(out.success[rows] == 1, 1, -1)
+
+    def expert_actions(self, num_actions):
+        return np.ones((self.num_envs, num_actions, 1), np.float32)
+
+
+def test_episodes_that_say_nothing_of_success_are_failures(tmp_path):
+    cfg = load_config("embodiment/tabletop_sft_mlp", ["data.num_episodes=8"])
+    env = ChunkedEnv(Reticent(8), auto_reset=False, max_episode_steps=2)
+    collector = Collector(cfg, env, env.reset(), tmp_path, 0, "cpu")
+    collector.play(env, np.arange(8))
+    found = collector.finish()
+    solved = [record.env_id for record in found["episodes"] if record.success_once]
+    assert 0 < len(solved) < len(found["episodes"]) == 8
+    write_meta(tmp_path, recipe(cfg), get_env_spec(env, env.reset()), found["shards"], {})
+    demos = Demonstrations(tmp_path)
+    assert set(demos.episodes(np.arange(len(demos))).tolist()) == set(solved)

@@ -92,6 +92,19 @@ class KeepsState(Good):
         return super().step(action)
 
 
+class SaysSuccessWhereItIs(Good):
+    """Arrives at its third step, and at its fifth, which is its last, is still there."""
+
+    def step(self, action: Any) -> Any:
+        self.clock += 1
+        obs, reward, *_ = super().step(action)
+        return obs, reward, False, self.clock == 5, {"success": True} if self.clock == 3 else {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.clock = 0
+        return super().reset(seed=seed)
+
+
 class Unbounded(Good):
     action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -130,14 +143,15 @@ class StateAlone:
 
 CASES = [
     (WrongShape, "shape (1, 3) where observation_space promises shape (3,)"),
-    (NotFinite, "not finite in columns [1]"),
+    (NotFinite, "row 0, at the start of the episode with seed 1: state[1] is nan"),
     (FloatImage, "observation 'camera' is float32 of shape (4, 4, 3) where observation_space promises uint8"),
     (MissingKey, "observation 'arm' is nothing where observation_space promises that key"),
     (VectorReward, "reward of shape (2,); return one number per step"),
-    (NanReward, "rewards from chunk_step are not finite"),
+    (NanReward, "row 0, step 1 of the episode with seed 1: the reward is nan"),
     (IgnoresSeed, "the same seeds gave other first observations the second time"),
     (AlwaysTheSame, "other seeds gave the same first observations"),
     (KeepsState, "reset all that a step changes"),
+    (SaysSuccessWhereItIs, "success is reported at some steps only"),
     (Unbounded, "action dimensions [0, 1] have no finite bounds"),
     (DiscreteActions, "policies here act in a continuous Box"),
     (EmptyRange, "action dimensions [1] have low >= high"),

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_lite.envs import ChunkedEnv, EnvContractError, EpisodeRecord, env_seed, episode_seed, get_env_spec
+from rlinf_lite.envs import (
+    ChunkedEnv,
+    EnvContractError,
+    EpisodeRecord,
+    NonFiniteError,
+    env_seed,
+    episode_seed,
+    get_env_spec,
+)
 from rlinf_lite.envs.simulator import StepOutputs
 from tests.envs.toy import ToySimulator
 
@@ -20,9 +28,11 @@ RULES = list(itertools.product([True, False], [True, False]))
 class SlowRow:
     """One row by the book: the rule table of ChunkedEnv in plain ifs."""
 
-    def __init__(self, row: int, first_seed: int, auto_reset: bool, ignore_terminations: bool) -> None:
+    def __init__(
+        self, row: int, first_seed: int, auto_reset: bool, ignore_terminations: bool, limit: int = LIMIT
+    ) -> None:
         self.row, self.first_seed, self.auto_reset, self.ignore = row, first_seed, auto_reset, ignore_terminations
-        self.simulator, self.index = ToySimulator(1), -1
+        self.simulator, self.index, self.limit = ToySimulator(1), -1, limit
         self.next_episode()
 
     def next_episode(self) -> None:
@@ -47,7 +57,7 @@ class SlowRow:
             self.at_end = bool(out.success[0])
             self.once = self.once or self.at_end
             terminated = bool(out.terminated[0]) and not self.ignore
-            truncated = self.length == LIMIT and not terminated
+            truncated = self.length == self.limit and not terminated
             steps.append((float(out.reward[0]), terminated, truncated, True))
             if terminated or truncated:
                 self.over, final = True, self.observe()
@@ -223,8 +233,9 @@ def test_refusals_say_what_to_do() -> None:
     env.reset()
     with pytest.raises(ValueError, match=r"\[B=2, C, D=1\], got \[2, 3, 2\]"):
         env.chunk_step(np.zeros((2, 3, 2), np.float32))
-    with pytest.raises(ValueError, match=r"rows \[1\] are not finite"):
-        env.chunk_step(np.array([[[0.0]], [[np.nan]]], np.float32))
+    for value in (np.nan, np.inf):  # infinity would be clipped to the bound
+        with pytest.raises(NonFiniteError, match=rf"row 1, step 1 .* dimension 0 of the action is {value}.*diverged"):
+            env.chunk_step(np.array([[[0.0]], [[value]]], np.float32))
 
 
 def test_actions_are_clipped_to_the_bounds() -> None:

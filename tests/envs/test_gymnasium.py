@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_vec_env
 from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator, VectorEnvSimulator, simulator_of_vector_env
+from tests.envs.broken_envs import Good, SaysSuccessWhereItIs
 
 
 def pendulum(**train: Any) -> EnvConfig:
@@ -148,3 +149,65 @@ def test_unusable_action_spaces_are_refused() -> None:
 def test_an_unknown_task_gets_the_nearest_name() -> None:
     with pytest.raises(UnknownEnvError, match="Did you mean 'Pendulum-v1'"):
         make_vec_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)
+
+
+def mountain_car(**eval_rules: Any) -> ChunkedEnv:
+    task = {"id": "gymnasium", "task": "MountainCarContinuous-v0", "eval": eval_rules}
+    env = make_vec_env(EnvConfig.model_validate(task), "eval", 2)
+    assert isinstance(env, ChunkedEnv)
+    return env
+
+
+def pump(states: Any) -> Any:
+    """Swing up the hill: full force in the direction of movement."""
+    return np.where(states[:, 1:] < 0, -1.0, 1.0).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_steps", [1, 7])
+def test_an_evaluation_ends_where_the_task_does(num_steps: int) -> None:
+    """Past its end MountainCarContinuous would pay 100 at every step: a return of 91,800."""
+    env = mountain_car()
+    obs, records = env.reset(seeds=[5, 6]), []
+    for _ in range(-(-env.max_episode_steps // num_steps)):
+        result = env.chunk_step(np.repeat(pump(obs["state"])[:, None], num_steps, 1))
+        obs, records = result.obs, records + result.episodes
+    assert len(records) == 2
+    for record, seed in zip(sorted(records, key=lambda record: record.env_id), (5, 6), strict=True):
+        plain = gymnasium.make("MountainCarContinuous-v0")
+        state, _ = plain.reset(seed=seed)
+        total, length, over = 0.0, 0, False
+        while not over:
+            if length % num_steps == 0:
+                action = pump(state[None])[0]
+            state, reward, terminated, truncated, _ = plain.step(action)
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        assert terminated and 80 < total < 100
+        assert (record.length, record.success_once) == (length, None)
+        assert record.return_ == pytest.approx(total, rel=1e-5)
+
+
+def test_an_evaluation_may_be_told_to_play_on() -> None:
+    env = mountain_car(ignore_terminations=True)
+    obs, records = env.reset(seeds=[5, 6]), []
+    while not records:
+        result = env.chunk_step(pump(obs["state"])[:, None])
+        obs, records = result.obs, result.episodes
+    assert [record.length for record in records] == [999, 999]
+
+
+def test_success_said_only_where_it_is_means_none_elsewhere() -> None:
+    def make() -> ChunkedEnv:
+        simulator = GymnasiumSimulator([Good(), SaysSuccessWhereItIs()], "points", max_episode_steps=5)
+        return ChunkedEnv(simulator, max_episode_steps=5)
+
+    env = make()
+    env.reset(seeds=[1, 2])
+    silent, told = env.chunk_step(np.zeros((2, 5, 2), np.float32)).episodes
+    assert (silent.success_once, silent.success_at_end) == (None, None)  # nobody has said anything yet
+    assert (told.success_once, told.success_at_end) == (True, False)
+    again = make()
+    again.load_state_dict(env.state_dict())
+    for one in (env, again):  # known from then on, through a resume too
+        silent, told = one.chunk_step(np.zeros((2, 5, 2), np.float32)).episodes
+        assert (silent.success_once, silent.success_at_end) == (False, False)
+        assert (told.success_once, told.success_at_end) == (True, False)

@@ -146,9 +146,10 @@ def test_batched_simulator_on_one_row() -> None:
 
     cfg = config(ignore_terminations=True)
     separate = make(1, cfg)
-    batched = ChunkedEnv(CudaSimulator(1, cfg, Backends("physx_cpu", "none")), ignore_terminations=True)
+    batched = ChunkedEnv(CudaSimulator(1, cfg, Backends("physx_cpu", "none")), ignore_terminations=None)
     actions = grasping_actions(separate, [3], 0)
     np.testing.assert_array_equal(separate.reset(seeds=[3])["state"], batched.reset(seeds=[3])["state"])
+    assert batched.ignore_terminations and separate.simulator.reports_success  # evaluations play on, by default
     expected, got = play(separate, actions), play(batched, actions)
     np.testing.assert_array_equal(expected["rewards"], got["rewards"])
     np.testing.assert_array_equal(expected["states"], got["states"])

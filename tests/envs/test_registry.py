@@ -44,11 +44,12 @@ def test_custom_env_in_one_file(repo: Path, monkeypatch: pytest.MonkeyPatch) -> 
     obs = by_name.reset(seeds=range(4))
     assert obs["instruction"] == ["push the puck to the goal"] * 4
     records: list[EpisodeRecord] = []
-    while not records:  # a spring and a damper solve it
+    while len(records) < 4:  # a spring and a damper solve it
         _, velocity, to_goal = np.split(obs["state"], 3, axis=1)
         result = by_name.chunk_step((2.0 * to_goal - 1.5 * velocity)[:, None])
-        obs, records = result.obs, result.episodes
-    assert [record.length for record in records] == [100] * 4
+        obs = result.obs
+        records += result.episodes
+    assert all(record.success_at_end and record.length < 100 for record in records)  # terminated there
     assert all(record.success_once and record.success_at_end for record in records)
 
 

@@ -293,3 +293,10 @@ def test_the_gripper_can_be_seen() -> None:
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(UnknownEnvError, match=r"env\.task: there is no environment 'pik'\. Did you mean 'pick'"):
         tabletop("pik")
+
+
+def test_evaluations_play_on_by_default_so_that_success_at_the_end_means_something() -> None:
+    env = make_vec_env(EnvConfig(id="tabletop", task="pick"), "eval", 3)
+    assert isinstance(env, ChunkedEnv)
+    env.reset(seeds=[1, 2, 3])
+    assert [record.length for record in play(env)] == [24, 24, 24]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.simulator import StepOutputs
 
@@ -43,3 +44,7 @@ class ToySimulator:
 
     def close(self) -> None:
         pass
+
+
+def make_env(num_envs: int, cfg: EnvConfig) -> ToySimulator:
+    return ToySimulator(num_envs)

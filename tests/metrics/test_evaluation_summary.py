@@ -75,8 +75,21 @@ def test_a_step_without_finished_episodes_says_only_that() -> None:
     assert metrics == {"env/return": 3.0, "env/episode_len": 6.0, "env/reward": 0.5, "env/num_episodes": 2.0}
 
 
+def test_an_episode_that_says_nothing_of_success_had_none_where_others_report_it() -> None:
+    records = [
+        Episode(),
+        Episode(success_once=True, success_at_end=False, seed=1),
+        Episode(task_id="b", seed=2),
+        Episode(task_id="b", seed=3),
+    ]
+    assert env_metrics(records)["env/success_once"] == 0.25 and env_metrics(records)["env/success_at_end"] == 0.0
+    summary = summarize_episodes(records, mode="greedy")
+    assert summary.headline() == "success 25.0% [4.6, 69.9] (1/4), greedy"
+    assert [(row.task_id, row.num_successes) for row in summary.tasks] == [("PushCube-v1", 1), ("b", 0)]
+    only_at_some_step = summarize_episodes([Episode(success_once=True), Episode()], mode="greedy")
+    assert only_at_some_step.total.success_once == 0.5 and only_at_some_step.total.success_at_end is None
+
+
 def test_bad_records_are_refused() -> None:
     with pytest.raises(ValueError, match="no finished episode"):
         summarize_episodes([], mode="greedy")
-    with pytest.raises(ValueError, match="1 of 2 episodes say whether they succeeded"):
-        summarize_episodes([Episode(), Episode(success_once=True)], mode="greedy")

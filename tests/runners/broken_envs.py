@@ -31,8 +31,10 @@ class Broken(gymnasium.Env):
                 raise ZeroDivisionError("the simulator fell over")
             if self._how == "die":
                 os.kill(os.getpid(), 9)
-            if self._how == "not_finite":
+            if self._how == "nan_reward":
                 reward = float("nan")
+            if self._how == "huge_reward":
+                reward = 3e38  # a float32, but what is computed from it is not
             if self._how == "hang_once" and not os.path.exists(self._marker):
                 open(self._marker, "w").close()
                 time.sleep(3600)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
+from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.maniskill.build import Stepper, bounds_of, build, limit_of, reset_unseen, split_obs
 from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.fast import speed_up
@@ -36,19 +37,29 @@ class CpuSimulator:
         self._instruction = instruction_of(cfg.task)
         self._keep_state = "state" in cfg.maniskill.obs_mode
 
+    @property
+    def reports_success(self) -> bool:
+        return "success" in self._infos[0]
+
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             env = self.envs[row]
-            if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
-                renew_physics(env)
-            self._infos[row] = reset_unseen(env, seed)
+            try:
+                if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
+                    renew_physics(env)
+                self._infos[row] = reset_unseen(env, seed)
+            except Exception as error:
+                raise RowError(row) from error
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = torch.from_numpy(np.ascontiguousarray(actions))[:, None].unbind()
         for row in rows.tolist():
-            reward, info = self._steppers[row](batch[row])
+            try:
+                reward, info = self._steppers[row](batch[row])
+            except Exception as error:
+                raise RowError(row) from error
             self._infos[row] = info
             out.reward[row] = reward.item()
             success, fail = info.get("success"), info.get("fail")

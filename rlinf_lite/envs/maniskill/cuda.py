@@ -43,6 +43,10 @@ class CudaSimulator:
         self._instruction = instruction_of(cfg.task)
         self._keep_state = "state" in cfg.maniskill.obs_mode
 
+    @property
+    def reports_success(self) -> bool:
+        return "success" in self._info
+
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         self._seeds[rows] = seeds

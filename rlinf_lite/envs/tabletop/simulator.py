@@ -20,6 +20,8 @@ CAMERA = "top"
 class TabletopSimulator:
     """B tables, all stepped at once. What `task` is: a family, or "all" of them, one drawn per episode."""
 
+    reports_success = True
+
     def __init__(self, num_envs: int, task: str, cfg: TabletopConfig, pairs: str) -> None:
         self.num_envs = num_envs
         self.task_id = task

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from rlinf_lite.metrics.evaluation import wilson_interval
+
 Line = dict[str, Any]
 
 
@@ -90,6 +92,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
     evaluated = {line["step"] for line in lines if "eval/num_episodes" in line}
     evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
     evals = sorted((content for content in evals if content["step"] in evaluated), key=lambda content: content["step"])
+    evals = _with_success(evals)
     videos = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in evals}
     config_text = _text(run_dir / "config.yaml") or ""
     trace = _text(run_dir / "timeline.json")
@@ -105,6 +108,16 @@ def read_run(run_dir: str | Path) -> RunFiles:
         answers={content["step"]: _answers(run_dir, content["step"]) for content in evals},
         events=_json_lines(run_dir / "events.jsonl"),
     )
+
+
+def _with_success(evals: list[Line]) -> list[Line]:
+    """Where any evaluation reports success, one in which no episode said a word of it had none."""
+    if any(content["total"]["success_once"] is not None for content in evals):
+        for summary in (summary for content in evals for summary in (content["total"], *content["tasks"])):
+            if summary["success_once"] is None:
+                interval = wilson_interval(0, summary["num_episodes"])
+                summary.update(num_successes=0, success_once=0.0, success_interval=interval)
+    return evals
 
 
 def _answers(run_dir: Path, step: int) -> list[Line]:
