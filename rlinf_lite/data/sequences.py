@@ -111,4 +111,4 @@ def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
         members[part].append(row)
         if len(members[part]) < room[part]:
             heapq.heappush(heap, (tokens + int(lengths[row]), part))
-    return np.concatenate([np.sort(part) for part in members if part]).astype(np.int64)
+    return np.concatenate([np.array(sorted(part), np.int64) for part in members])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,6 +30,7 @@ from transformers import (
 )
 
 from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
+from rlinf_lite.models.recompute import recompute_in_backward
 
 _CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED_TOO = ("generation_config.json", "LICENSE")
@@ -162,9 +162,7 @@ class LanguageModel(nn.Module):
         if not layers:
             kind = self.language_model.config.model_type
             raise UnsupportedModelError(f"model.gradient_checkpointing: {kind!r} does not name its layers. Set it to false")
-        for layer in layers:  # transformers would recompute in training mode alone, which has dropout
-            recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-            layer.forward = recomputed  # type: ignore[method-assign]
+        recompute_in_backward(layers)
 
     def fsdp_units(self) -> list[nn.Module]:
         """The decoder layers: modules that are sharded one by one, before the model itself."""

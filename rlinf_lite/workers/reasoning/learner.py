@@ -141,10 +141,11 @@ class Learner:
         """A batch, rows of it, and 1. Every rank gets as many, at least one, as sharded models compute in step: some
         again, with 0; a rank without rows computes an empty one."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
+        num_filling = self._largest(max(len(parts), 1)) - len(parts)  # before any rank computes: its passes meet, too
         for part in parts:
             yield batch, take_rows(batch, part, self.worker.device), 1.0
         filling = batch if len(batch) else empty_row(batch)
-        for _ in range(self._largest(max(len(parts), 1)) - len(parts)):
+        for _ in range(num_filling):
             yield filling, take_rows(filling, np.zeros(1, np.int64), self.worker.device), 0.0
 
     def _largest(self, number: int) -> int:
