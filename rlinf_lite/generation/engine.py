@@ -111,8 +111,8 @@ class TransformersEngine:
         for kind in windows.keys() & layers if getattr(text, "layer_types", None) else windows:
             if self.max_length > windows[kind]:
                 raise UnsupportedModelError(
-                    f"max_length is {self.max_length}, and the model's layers of {kind} see {windows[kind]} tokens; the "
-                    "engine's see all. Use a data.max_prompt_length + rollout.max_response_length of "
+                    f"max_length is {self.max_length}, and the model's layers of {kind} see {windows[kind]} tokens; "
+                    "the engine's see all. Use a data.max_prompt_length + rollout.max_response_length of "
                     f"{windows[kind]} or less"
                 )
 

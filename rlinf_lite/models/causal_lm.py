@@ -160,8 +160,10 @@ class LanguageModel(nn.Module):
         where the family does not say what its layers are."""
         layers = self.fsdp_units()
         if not layers:
-            kind = self.language_model.config.model_type
-            raise UnsupportedModelError(f"model.gradient_checkpointing: {kind!r} does not name its layers. Set it to false")
+            raise UnsupportedModelError(
+                f"model.gradient_checkpointing: models of type {self.language_model.config.model_type!r} do not name "
+                "their layers. Set it to false"
+            )
         recompute_in_backward(layers)
 
     def fsdp_units(self) -> list[nn.Module]:

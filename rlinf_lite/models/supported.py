@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
 from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, LanguageModel, UnsupportedModelError
 

@@ -25,12 +25,12 @@ from rlinf_lite.algorithms import (
     gspo,
     kl_penalty,
     loss_denominator,
+    masked_var,
     policy_loss,
     ppo,
     sum_to_level,
     truncated_importance_weights,
     value_loss,
-    masked_var,
     whiten,
 )
 from rlinf_lite.algorithms.losses import AggregationMode

@@ -12,6 +12,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB_SIZE = 64
 
+
+def names(text: str) -> list[str]:
+    return text.split()
+
+
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim"), 48),
@@ -76,7 +81,9 @@ def tiny_config(family: str, window: int, dropout: float = 0.3) -> PreTrainedCon
             settings[name] = window
         if re.search("drop|jitter", name) and isinstance(value, float):
             settings[name] = dropout
-    settings |= {name: value for name, value in (("use_sliding_window", True), ("max_window_layers", 0)) if name in known}
+    settings |= {
+        name: value for name, value in (("use_sliding_window", True), ("max_window_layers", 0)) if name in known
+    }
     settings |= _SPECIAL.get(family, {})
     return AutoConfig.for_model(family, **{name: value for name, value in settings.items() if value is not None})
 

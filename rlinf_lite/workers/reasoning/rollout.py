@@ -46,8 +46,8 @@ class LanguageRollout(Worker):
             self.model = actor.learner.model
         else:
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
-        rollout = cfg.rollout
-        self.engine = TransformersEngine(self.model, rollout.max_batch_size, max_length(cfg), rollout.max_prefill_tokens)
+        batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
+        self.engine = TransformersEngine(self.model, batch_size, max_length(cfg), prefill_tokens)
         if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
             cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
         if actor is None:
