@@ -19,8 +19,10 @@ from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, UnsupportedM
 from rlinf_lite.models.supported import check_scores, check_values
 from tests.models.zoo import FAMILIES, VOCAB_SIZE, names, tiny_config, tiny_model
 
-MULTIMODAL = names("""blt dots3_note emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified git got_ocr2 llama4 mllama
-    moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp musicgen musicgen_melody""")
+MULTIMODAL = names("""
+    blt dots3_note emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified git got_ocr2 llama4 mllama
+    moss_transcribe_diarize phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp musicgen musicgen_melody
+    """)
 """Need more than token ids, or more sizes than fit here; their text parts are families of their own."""
 NOT_BUILT = {
     **dict.fromkeys(MULTIMODAL, "not a model of text alone"),
@@ -34,17 +36,22 @@ NOT_BUILT = {
 }
 BIDIRECTIONAL = names("""
     bert bert-generation big_bird camembert cpmant data2vec-text electra ernie megatron-bert rembert
-    roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet""")
-COUNTS_PADDING = names("""bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet
-    recurrent_gemma rwkv trocr""")
+    roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet
+    """)
+COUNTS_PADDING = names("""
+    bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet
+    recurrent_gemma rwkv trocr
+    """)
 OTHER_OUTPUT = ["llama4_text", "modernbert-decoder"]
 NOT_SCORED = {*BIDIRECTIONAL, *COUNTS_PADDING, *OTHER_OUTPUT}
 NOT_GENERATED = {
     *names("""
-    axk2 bailing_hybrid bamba bloom codegen deepseek_v32 deepseek_v4 dots3_note_text falcon_h1 falcon_mamba flint
-    gemma2 gemma4_unified_text glm_moe_dsa gpt_neo gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa granitemoehybrid
-    hrm_text hy_v4 inkling2_text inkling_text jamba kimi_linear lfm3 mamba mamba2 mimo_v2_flash minimax mpt nemotron_h
-    olmo_hybrid openai-gpt qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text vaultgemma xglm zamba2 zaya""")
+    axk2 bailing_hybrid bamba bloom codegen deepseek_v32 deepseek_v4 dots3_note_text falcon_h1
+    falcon_mamba flint gemma2 gemma4_unified_text glm_moe_dsa gpt_neo gpt_neox_japanese gpt_oss gptj
+    granite_swa granitemoe_swa granitemoehybrid hrm_text hy_v4 inkling2_text inkling_text jamba
+    kimi_linear lfm3 mamba mamba2 mimo_v2_flash minimax mpt nemotron_h olmo_hybrid openai-gpt
+    qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text vaultgemma xglm zamba2 zaya
+    """)
 }
 """Without sdpa, with recurrent or indexed layers, or with a cache of their own."""
 
