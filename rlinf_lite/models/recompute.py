@@ -16,4 +16,4 @@ def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
     """
     for layer in layers:
         recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = recomputed  # type: ignore[method-assign]
+        layer.forward = recomputed

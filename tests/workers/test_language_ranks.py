@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
 from rlinf_lite.runners import experience
+from rlinf_lite.scheduler import Worker
 from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
 from rlinf_lite.workers.sharding import full_policy_state
@@ -47,7 +48,7 @@ def train(strategy, directory, rank=0, world_size=1, port=0):
     actor, critic = LanguageActor(cfg), LanguageCritic(cfg)
     for worker in (actor, critic):
         worker.rank, worker.world_size, worker.local_world_size, worker.master_port = rank, world_size, 2, port
-        worker.fused = {"rollout": None}
+        worker.fused = {"rollout": Worker()}  # nobody to send weights to
     actor.init(str(directory), WeightRoutes([0], [0] * world_size), 10)
     critic.init(str(directory), 10)
     columns = ["old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
@@ -83,7 +84,7 @@ def rank_main(rank, port, directory, expected):
 def test_few_rows_over_two_ranks_are_those_of_one(tmp_path):
     cfg = load_config("math/math_arithmetic_ppo", OVERRIDES)
     start = LanguageActor(cfg)
-    start.fused = {"rollout": None}
+    start.fused = {"rollout": Worker()}  # nobody to send weights to
     start.init(None, WeightRoutes([0], [0]), 10)
     start.save_policy(str(tmp_path))
     expected = train("fsdp", tmp_path)

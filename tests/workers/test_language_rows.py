@@ -12,6 +12,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.runners import experience
+from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.dispatch import call_rule, get_dispatch_mode
 from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageRollout, RewardWorker
@@ -88,7 +89,7 @@ def test_generation_and_rewards_of_few_prompts_over_many_workers(tmp_path, adv_t
 def test_an_actor_scores_no_rows_with_all_columns(tmp_path):
     cfg = make_cfg(tmp_path)
     actor = LanguageActor(cfg)
-    actor.fused = {"rollout": None}
+    actor.fused = {"rollout": Worker()}  # nobody to send weights to
     actor.init(None, WeightRoutes([0], [0]), 1)
     rollouts, rewards = make_rollouts(cfg, 1), [RewardWorker(cfg)]
     rewards[0].init()
