@@ -76,14 +76,17 @@ def test_chunks_of_logits_change_neither_scores_nor_gradients(monkeypatch):
 
 def test_checkpointing_keeps_the_gradients():
     ids, mask = rows()
-    gradients = []
+    gradients, passes = [], []
     for checkpointing in (False, True):
         model = make().train()
+        layer = model.language_model.model.layers[0].mlp.up_proj
+        layer.register_forward_hook(lambda *_, checkpointing=checkpointing: passes.append(checkpointing))
         if checkpointing:
             model.gradient_checkpointing_enable()
         model(ids, mask, 4).logprobs.mean().backward()
-        gradients.append(model.language_model.model.layers[0].mlp.up_proj.weight.grad)
+        gradients.append(layer.weight.grad)
     torch.testing.assert_close(*gradients)
+    assert passes == [False, True, True]  # recomputed once
 
 
 def test_autocast_scores_in_float32():
