@@ -13,6 +13,7 @@ from rlinf_lite.algorithms.advantages import (
     reinforce_plus_plus_baseline,
     remax,
     rloo,
+    whitens,
 )
 from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController, kl_in_rewards
 from rlinf_lite.algorithms.levels import Level, entropy_at_level, expand_to_level, sum_to_level
@@ -87,4 +88,5 @@ __all__ = [
     "truncated_importance_weights",
     "value_loss",
     "whiten",
+    "whitens",
 ]

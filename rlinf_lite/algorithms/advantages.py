@@ -1,6 +1,6 @@
 """Advantage estimators: from rewards (and values) to advantages and returns, batch first [B, T].
 
-Results are not normalised except where that is the method; `whiten` does `algorithm.normalize_advantages`.
+Results are not normalised except where that is the method; `whiten` does the rest where `whitens` says so.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def register_advantage(name: str, needs_values: bool = False) -> Callable[[Advan
 def needs_values(name: str) -> bool:
     """Whether the estimator `name` reads values. Raises UnknownAlgorithmError."""
     return bool(getattr(_ADVANTAGES.get(name), "needs_values", False))
+
+
+def whitens(cfg: BaseAlgorithmConfig) -> bool:
+    """Whether advantages are whitened behind the estimator: as configured, else where they come from a critic."""
+    return needs_values(cfg.adv_type) if cfg.normalize_advantages is None else cfg.normalize_advantages
 
 
 def advantage_names() -> list[str]:

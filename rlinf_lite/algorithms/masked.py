@@ -35,24 +35,20 @@ def masked_moments(
     Two passes, so that a large mean does not swallow a small variance. Raises InputError for fewer than two
     valid positions (one, where not `unbiased`).
     """
-    valid = mask.bool()
-    kept = values.detach().double()
-    total = _sum_over_ranks(torch.stack([valid.sum().double(), _sum_where(valid, kept)]), all_reduce)
-    count, mean = total[0], total[1] / total[0]
+    count, mean, squares = _sums(values, mask, all_reduce)
     needed = 2 if unbiased else 1
     if count < needed:
         raise InputError(f"a variance over {int(count)} valid positions; at least {needed} are needed.")
-    squares = _sum_over_ranks(_sum_where(valid, (kept - mean).square()).reshape(1), all_reduce)[0]
     return mean, squares / (count - 1 if unbiased else count)
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, all_reduce: AllReduce | None = None) -> Tensor:
     """`values` scaled to variance 1 (unbiased, + 1e-8) over the valid positions of all ranks; mean 0 with `shift_mean`.
 
-    Same shape and dtype as `values`; 0 where the mask is. Raises InputError for fewer than two valid positions.
+    Same shape and dtype as `values`; 0 where the mask is. A single position has no scale, and is its own mean.
     """
-    mean, variance = masked_moments(values, mask, all_reduce=all_reduce)
-    whitened = (values.double() - mean) * torch.rsqrt(variance + WHITEN_EPS)
+    count, mean, squares = _sums(values, mask, all_reduce)
+    whitened = (values.double() - mean) * torch.rsqrt(squares / (count - 1).clamp(min=1) + WHITEN_EPS)
     if not shift_mean:
         whitened = whitened + mean
     return torch.where(mask.bool(), whitened, 0.0).to(values.dtype)
@@ -66,6 +62,16 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce
     _, variance = masked_moments(returns, mask, all_reduce=all_reduce)
     _, residual = masked_moments(returns - values, mask, all_reduce=all_reduce)
     return float("nan") if variance == 0 else float(1 - residual / variance)
+
+
+def _sums(values: Tensor, mask: Tensor, all_reduce: AllReduce | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the valid positions of all ranks: how many, their mean, the sum of the squared distances from it."""
+    valid = mask.bool()
+    kept = values.detach().double()
+    count, total = _sum_over_ranks(torch.stack([valid.sum().double(), _sum_where(valid, kept)]), all_reduce)
+    mean = total / count
+    squares = _sum_over_ranks(_sum_where(valid, (kept - mean).square()).reshape(1), all_reduce)[0]
+    return count, mean, squares
 
 
 def _sum_where(valid: Tensor, values: Tensor) -> Tensor:

@@ -52,6 +52,10 @@ class KLConfig(Section):
 class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
     """Of a reasoning run; positions are tokens, and an episode is a response."""
 
+    gamma: UnitFloat = 1.0
+    """Discount per token."""
+    gae_lambda: UnitFloat = 1.0
+    """Lambda of generalised advantage estimation, per token."""
     kl: KLConfig = KLConfig()
     importance_cap: PositiveFloat | None = None
     """Weight each token by min(p_actor / p_rollout, this), which corrects for a rollout engine whose probabilities

@@ -41,7 +41,7 @@ def find_reasoning_problems(config: ReasoningConfig, suspects: set[str]) -> list
     """Every violated rule. `suspects` are keys whose values are not what their author wrote."""
     found, problems = placements(config.cluster, ROLES, roles_of(config), suspects)
     plan = ReasoningPlan(config, found)
-    rules = (_batches, _ranks, _lengths, _algorithm, _kl, _sharing, _names, _files)
+    rules = (_batches, _lengths, _algorithm, _kl, _sharing, _names, _files)
     problems += [text for rule in rules for text in rule(plan) if not touches((text.partition(":")[0],), suspects)]
     return problems
 
@@ -56,27 +56,6 @@ def _batches(plan: ReasoningPlan) -> Iterator[str]:
             f"are no whole number of batches of {batch} ({samples} / {batch} = {samples / batch:.4g}). Use {fits}, or "
             "change data.num_prompts or algorithm.group_size"
         )
-
-
-def _ranks(plan: ReasoningPlan) -> Iterator[str]:
-    config = plan.config
-    prompts, batch, stages = config.data.num_prompts, config.actor.global_batch_size, config.rollout.pipeline_stage_num
-    for role in ("actor", "critic"):
-        ranks = plan.size(role)
-        if ranks and role in roles_of(config) and batch < ranks:
-            yield (
-                f"actor.global_batch_size: {batch} samples per update are fewer than the {ranks} {role} ranks. Use "
-                f"{ranks} or more, or fewer ranks"
-            )
-    workers = plan.size("rollout")
-    if workers and prompts < workers * stages:
-        yield (
-            f"data.num_prompts: {prompts} prompts are fewer than {workers} rollout workers x {stages} stages = "
-            f"{workers * stages}. Use that many or more, or a smaller rollout.pipeline_stage_num"
-        )
-    ranks = plan.size("actor")
-    if config.sft.num_steps and ranks and config.sft.batch_size < ranks:
-        yield f"sft.batch_size: {config.sft.batch_size} is less than the number of actor ranks. Use {ranks} or more"
 
 
 def _lengths(plan: ReasoningPlan) -> Iterator[str]:
@@ -128,6 +107,12 @@ def _algorithm(plan: ReasoningPlan) -> Iterator[str]:
 
 def _kl(plan: ReasoningPlan) -> Iterator[str]:
     kl = plan.config.algorithm.kl
+    if kl.place == "loss" and kl.kind == "k1":
+        yield (
+            "algorithm.kl.kind: k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average "
+            "over tokens drawn from p. Use k2, whose gradient is that of the KL, or k3; k1 is for algorithm.kl.place: "
+            "reward"
+        )
     if kl.controller == "adaptive" and kl.place != "reward":
         yield (
             f"algorithm.kl.controller: adaptive steers the weight of the KL in the reward, and algorithm.kl.place is "

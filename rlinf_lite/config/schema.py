@@ -136,8 +136,9 @@ class BaseAlgorithmConfig(Section):
     """First runner steps in which only the value head, or the critic, trains."""
     entropy_coef: Float = 0.0
     """Weight of the entropy bonus."""
-    normalize_advantages: bool = True
-    """Whiten advantages over the global batch."""
+    normalize_advantages: bool | None = None
+    """Whiten advantages over the global batch; null: where a critic is their baseline (gae), as PPO does. The
+    reinforce_plus_plus estimators whiten by themselves."""
     group_std_normalize: bool = True
     """grpo: divide by the group's standard deviation."""
     filter_groups: bool = False

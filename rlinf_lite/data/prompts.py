@@ -81,7 +81,7 @@ class PromptDataset:
         Tensors `prompt_ids` int64 [B, P] and `prompt_mask` bool [B, P], False where padded; arrays `data_source`,
         `ground_truth`, `extra_info` and `row` [B].
         """
-        length = max(len(prompt.prompt_ids) for prompt in prompts)
+        length = max((len(prompt.prompt_ids) for prompt in prompts), default=0)
         ids = torch.full((len(prompts), length), self._pad_token_id(), dtype=torch.int64)
         mask = torch.zeros(len(prompts), length, dtype=torch.bool)
         for i, prompt in enumerate(prompts):

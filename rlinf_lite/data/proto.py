@@ -214,8 +214,6 @@ class DataProto:
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
         """The batch with its first rows again behind it, until `size_divisor` divides it; and how many were added."""
-        if not len(self):
-            raise DataProtoError("no rows to pad with")
         added = -len(self) % size_divisor
         if not added:
             return self[:], 0

@@ -26,10 +26,11 @@ def join_responses(
     mask = torch.zeros_like(ids, dtype=torch.bool)
     ids[:, max_prompt - length : max_prompt] = prompts.batch["prompt_ids"]
     mask[:, max_prompt - length : max_prompt] = prompts.batch["prompt_mask"]
-    lengths = torch.tensor([len(response) for response in responses])
+    lengths = torch.tensor([len(response) for response in responses], dtype=torch.int64)
     response_mask = torch.arange(max_response) < lengths[:, None]
     mask[:, max_prompt:] = response_mask
-    ids[:, max_prompt:][response_mask] = torch.tensor([token for response in responses for token in response])
+    tokens = [token for response in responses for token in response]
+    ids[:, max_prompt:][response_mask] = torch.tensor(tokens, dtype=torch.int64)
     return {"input_ids": ids, "attention_mask": mask, "response_mask": response_mask}
 
 
@@ -60,6 +61,14 @@ def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -
     kept = slice(first, prompt_columns + length)
     ids = batch.batch["input_ids"][rows, kept]
     return Rows(rows, ids.to(device), mask[:, kept].to(device), length)
+
+
+def empty_row(batch: DataProto) -> DataProto:
+    """One row with the tensors of `batch`, a prompt of one token without a response: what a rank without rows computes,
+    to no effect."""
+    row = DataProto({name: x.new_zeros(1, *x.shape[1:]) for name, x in batch.batch.items()}, {}, batch.meta_info)
+    row.batch["attention_mask"][:, -row.batch["response_mask"].shape[1] - 1] = True
+    return row
 
 
 def sequence_lengths(batch: DataProto) -> np.ndarray:
@@ -102,4 +111,4 @@ def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
         members[part].append(row)
         if len(members[part]) < room[part]:
             heapq.heappush(heap, (tokens + int(lengths[row]), part))
-    return np.concatenate([np.sort(part) for part in members if part]).astype(np.int64)
+    return np.concatenate([np.array(sorted(part), np.int64) for part in members])

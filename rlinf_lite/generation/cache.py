@@ -42,6 +42,10 @@ class StaticCache:
         for held in (self._keys, self._values):
             held[:, targets, :, :num_columns] = held[:, sources, :, :num_columns]
 
+    def get_seq_length(self, *_: object) -> int:
+        """Columns before those of the pass, which some families ask for."""
+        return 0 if self._prefill is not None else self._num_columns - 1
+
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's `keys` and `values` [B, heads, tokens, dim]; what its attention reads, of the same rows."""
         if self._keys is None or self._values is None:

@@ -15,12 +15,14 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightsError
 from rlinf_lite.generation.sampling import sample
-from rlinf_lite.models.causal_lm import CausalLM
+from rlinf_lite.models.causal_lm import CausalLM, UnsupportedModelError
 from rlinf_lite.models.sampling import uniform_noise
+from rlinf_lite.models.supported import check_equal, own_logits, probe_tokens, refusing
 
 _REFILL = 8
 """Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""
@@ -42,31 +44,24 @@ class _Request:
 
 
 class TransformersEngine:
-    """Generates with a `CausalLM` of full-attention layers; see `GenerationEngine`.
+    """Generates with a `CausalLM` whose layers attend to all tokens before; see `GenerationEngine`.
 
     Sequences that end leave the batch, waiting ones take their place, and where none wait the batch gets smaller. The
     prompt of several responses that start together is computed once. The model is shared, not copied: weights that
-    change elsewhere change here, and it is in eval mode until a stream has ended.
+    change elsewhere change here.
     """
 
     def __init__(self, model: CausalLM, max_batch_size: int, max_length: int, max_prefill_tokens: int = 16384) -> None:
         """`max_length`: of a prompt and its response together. `max_prefill_tokens`: of the prompts of one pass.
 
         Raises:
-            ValueError: where the model has layers or positions that this engine cannot serve.
+            UnsupportedModelError: where the model has layers or positions that this engine cannot serve, or what it
+                generates is not what the model's own forward pass says; compared once, now.
         """
-        config = model.language_model.config
-        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if layers != {"full_attention"}:
-            raise ValueError(f"the engine knows layers of full_attention; the model's are {', '.join(sorted(layers))}")
-        if config._attn_implementation != "sdpa":
-            raise ValueError(f"model.attn_implementation: the engine needs sdpa, not {config._attn_implementation}")
-        if max_length > config.max_position_embeddings:
-            raise ValueError(
-                f"max_length is {max_length}, and the model has positions for {config.max_position_embeddings} tokens"
-            )
         self.model, self.version = model, -1
         self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
+        self._check_config()
+        self._check_model()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
@@ -95,9 +90,50 @@ class TransformersEngine:
                 own[name].copy_(tensor)
         self.version = version
 
+    def _check_config(self) -> None:
+        config = self.model.language_model.config
+        if config._attn_implementation != "sdpa":
+            raise UnsupportedModelError(
+                f"model.attn_implementation: the engine needs sdpa, not {config._attn_implementation}"
+            )
+        text = config.get_text_config()
+        positions = getattr(text, "max_position_embeddings", self.max_length)
+        if self.max_length > positions:
+            raise UnsupportedModelError(
+                f"max_length is {self.max_length}, and the model has positions for {positions} tokens"
+            )
+        layers = set(getattr(text, "layer_types", None) or ["full_attention"])
+        windows = _windows(text)
+        if unknown := layers - {"full_attention", *windows}:
+            raise UnsupportedModelError(
+                f"the engine knows layers of full_attention; the model's are {', '.join(sorted(unknown))}"
+            )
+        for kind in windows.keys() & layers if getattr(text, "layer_types", None) else windows:
+            if self.max_length > windows[kind]:
+                raise UnsupportedModelError(
+                    f"max_length is {self.max_length}, and the model's layers of {kind} see {windows[kind]} tokens; "
+                    "the engine's see all. Use a data.max_prompt_length + rollout.max_response_length of "
+                    f"{windows[kind]} or less"
+                )
+
+    @torch.no_grad()
+    def _check_model(self) -> None:
+        """A long and a short prompt, which show what a window, a cache or a padded pass would change."""
+        num_tokens = min(3, self.max_length - 1)
+        longest = self.max_length - num_tokens
+        with refusing(self.model):
+            prompts = [probe_tokens(self.model, n, seed).tolist() for seed, n in enumerate((longest, min(3, longest)))]
+            keys = np.zeros((len(prompts), 1), np.uint64)  # unused, and so is the generator that would draw them
+            for done in self.generate(prompts, SamplingParams(num_tokens, greedy=True), keys):
+                tokens = torch.tensor([*prompts[done.index], *done.token_ids], device=self.model.language_model.device)
+                expected = own_logits(self.model, tokens[:-1], num_tokens)
+                logprobs = torch.log_softmax(expected, -1).gather(1, tokens[-num_tokens:, None]).squeeze(1)
+                found = logprobs.new_tensor(done.logprobs)
+                check_equal(self.model, "generated log-probabilities", found, logprobs, expected.abs().max())
+
     def _check_prompts(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
         room = self.max_length - params.max_tokens
-        vocab_size = self.model.language_model.config.vocab_size
+        vocab_size = self.model.language_model.config.get_text_config().vocab_size
         for index, prompt in enumerate(prompts):
             if not len(prompt):
                 raise PromptError(f"prompt {index} has no tokens; at least one is needed to start from")
@@ -118,17 +154,12 @@ class TransformersEngine:
         num_rows = min(self.max_batch_size, len(requests))
         length = max(len(request.prompt) for request in requests) + params.max_tokens
         waiting, batch = deque(requests), _Batch(self.model, params, num_rows, length)
-        training = self.model.training
-        self.model.eval()  # in training mode, layers that checkpoint would drop the cache
-        try:
-            while waiting or batch.requests:
-                num_free = num_rows - len(batch.requests)
-                if waiting and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
-                    yield from batch.admit(self._next(waiting, num_free))
-                else:
-                    yield from batch.step()
-        finally:
-            self.model.train(training)
+        while waiting or batch.requests:
+            num_free = num_rows - len(batch.requests)
+            if waiting and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
+                yield from batch.admit(self._next(waiting, num_free))
+            else:
+                yield from batch.step()
 
     def _next(self, waiting: deque[_Request], num_free: int) -> list[_Request]:
         """The next requests, as many as there are rows for and fit `max_prefill_tokens`, padding included."""
@@ -150,7 +181,7 @@ class _Batch:
         self.model, self.params = model, params
         self.requests: list[_Request] = []
         self._stops = frozenset(params.stop_token_ids)
-        self._cache = StaticCache(model.language_model.config.num_hidden_layers, num_rows, length)
+        self._cache = StaticCache(model.language_model.config.get_text_config().num_hidden_layers, num_rows, length)
         device = next(model.parameters()).device
         self._columns = torch.arange(length, device=device)
         self._numbers = torch.zeros(3, num_rows, dtype=torch.long, device=device)
@@ -205,7 +236,7 @@ class _Batch:
         rows = slice(first_row, len(self.requests))
         uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
         greedy = self._greedy[rows] if self.params.add_greedy else None
-        logits = self.model.language_model.get_output_embeddings()(states)
+        logits = self.model.logits(states)
         tokens, logprobs = sample(logits, self.params, uniform, greedy)
         self._last[rows] = tokens
         self._numbers[1:, rows] += 1
@@ -240,6 +271,13 @@ class _Batch:
             for source, target in zip(movers, holes, strict=True):
                 self.requests[target] = self.requests[source]
         del self.requests[left:]
+
+
+def _windows(config: PreTrainedConfig) -> dict[str, int]:
+    """Tokens that layers of a kind see; without kinds (Mistral, Phi-3, Starcoder2), all layers do."""
+    named = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+    found = {kind: getattr(config, name, None) for kind, name in named.items()}
+    return {kind: size for kind, size in found.items() if size is not None}
 
 
 def _requests(prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None) -> list[_Request]:

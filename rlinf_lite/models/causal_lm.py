@@ -4,6 +4,9 @@ Sequences are rows of `input_ids` [B, L] with `attention_mask` [B, L], prompts p
 columns hold the responses; positions count the tokens that the mask marks. Directories are transformers' own: they load
 with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification) and are read from the disk alone, without
 remote code and from safetensors.
+
+Not every family of transformers is computed right from padded rows and from the output layer alone;
+`models.supported` compares a model with its own forward pass, and refuses.
 """
 
 from __future__ import annotations
@@ -18,10 +21,17 @@ import transformers
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
+from rlinf_lite.models.recompute import recompute_in_backward
 
 _CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED_TOO = ("generation_config.json", "LICENSE")
@@ -34,6 +44,10 @@ class SequenceShapeError(ValueError):
     """Ids, masks and response length that do not fit together."""
 
 
+class UnsupportedModelError(ValueError):
+    """A model of a family, or with settings, that cannot be computed here as its own forward pass has it."""
+
+
 @dataclass
 class TokenOutput:
     """Of R response tokens each, float32: `logprobs` [B, R] and `entropy` [B, R], in nats."""
@@ -43,7 +57,11 @@ class TokenOutput:
 
 
 class LanguageModel(nn.Module):
-    """What the policy and the critic share: a transformers model as `language_model`, and its directory."""
+    """What the policy and the critic share: a transformers model as `language_model`, and its directory.
+
+    The model computes alike whether it acts, scores or trains: dropout, and noise in the choice of experts, are off in
+    training mode too. With them, no two passes over a response would agree, and the first ratio would not be 1.
+    """
 
     _auto: ClassVar[Any]
     _may_lack: ClassVar[tuple[str, ...]] = ()
@@ -56,8 +74,13 @@ class LanguageModel(nn.Module):
     def __init__(self, language_model: PreTrainedModel, files: Mapping[str, bytes] | None = None) -> None:
         """`files`: tokenizer files by name, which go out with the weights."""
         super().__init__()
-        self.language_model = language_model
+        self.language_model = language_model.eval()
         self.files = dict(files or {})
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.language_model.eval()
+        return self
 
     @classmethod
     def from_config(
@@ -135,8 +158,15 @@ class LanguageModel(nn.Module):
         return type(self).from_pretrained(directory).state_dict()
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute every layer in the backward pass instead of keeping its activations."""
-        self.language_model.activation_checkpointing_enable({"use_reentrant": False})
+        """Recompute every layer in the backward pass instead of keeping its activations. Raises UnsupportedModelError
+        where the family does not say what its layers are."""
+        layers = self.fsdp_units()
+        if not layers:
+            raise UnsupportedModelError(
+                f"model.gradient_checkpointing: models of type {self.language_model.config.model_type!r} do not name "
+                "their layers. Set it to false"
+            )
+        recompute_in_backward(layers)
 
     def fsdp_units(self) -> list[nn.Module]:
         """The decoder layers: modules that are sharded one by one, before the model itself."""
@@ -186,14 +216,24 @@ class CausalLM(LanguageModel):
         logprobs, entropy = self._score(states.flatten(0, 1), tokens.flatten(), temperature)
         return TokenOutput(logprobs.view(tokens.shape).clone(), entropy.view(tokens.shape).clone())  # FSDP hooks views
 
+    def logits(self, states: Tensor) -> Tensor:
+        """Of the next token, float32 [..., V], from final states [..., width]: what the model's own forward makes of
+        them, its factor and cap included."""
+        config = self.language_model.config.get_text_config()
+        scale, cap = logits_scale(config), logits_cap(config)
+        logits: Tensor = self.language_model.get_output_embeddings()(states).float()
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
     def _score(self, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of `tokens` [N] that follow from `states` [N, width]."""
-        head = self.language_model.get_output_embeddings()
-        num_rows = max(LOGITS_PER_CHUNK // head.weight.shape[0], 1)
+        vocab_size = self.language_model.get_output_embeddings().weight.shape[0]
+        num_rows = max(LOGITS_PER_CHUNK // vocab_size, 1)
         if len(tokens) <= num_rows:
-            return _score_chunk(head, states, tokens, temperature)
+            return _score_chunk(self.logits, states, tokens, temperature)
         chunks = [
-            checkpoint(_score_chunk, head, *rows, temperature, use_reentrant=False)
+            checkpoint(_score_chunk, self.logits, *rows, temperature, use_reentrant=False)
             for rows in zip(states.split(num_rows), tokens.split(num_rows), strict=True)
         ]
         logprobs, entropy = zip(*chunks, strict=True)
@@ -207,8 +247,8 @@ class CausalValueModel(LanguageModel):
     """
 
     _auto = AutoModelForTokenClassification
-    _may_lack = ("score.",)
-    _may_ignore = ("lm_head.",)
+    _may_lack = ("score.", "classifier.")
+    _may_ignore = ("lm_head.", "embed_out.")
     _settings = {"num_labels": 1}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
@@ -222,13 +262,29 @@ class CausalValueModel(LanguageModel):
         return list(self._score_layer().parameters())
 
     def _score_layer(self) -> nn.Module:
-        return self.language_model.get_submodule("score")
+        name = "score" if hasattr(self.language_model, "score") else "classifier"
+        return self.language_model.get_submodule(name)
+
+
+def logits_scale(config: PreTrainedConfig) -> float:
+    """What a family multiplies the output layer's numbers by; 1 where it has no such factor."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0)  # cohere
+    scale *= getattr(config, "lm_head_multiplier", 1.0)  # falcon_h1
+    scale /= getattr(config, "logits_mup_width_multiplier", 1.0)  # inkling
+    scaling = getattr(config, "logits_scaling", 1.0)
+    return scale * scaling if config.model_type == "hyperclovax" else scale / scaling  # granite, minicpm3
+
+
+def logits_cap(config: PreTrainedConfig) -> float | None:
+    """The limit that a family bends its logits to (gemma2, recurrent_gemma); None: none."""
+    cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+    return cap
 
 
 def _score_chunk(
-    head: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, temperature: float
+    to_logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    logits = head(states).float()
+    logits = to_logits(states)
     if temperature != 1.0:
         logits = logits / temperature
     log_distribution = torch.log_softmax(logits, dim=-1)

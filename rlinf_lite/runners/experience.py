@@ -21,6 +21,7 @@ from rlinf_lite.algorithms import (
     loss_denominator,
     masked_mean,
     whiten,
+    whitens,
 )
 from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
@@ -93,7 +94,7 @@ def add_advantages(
     )
     outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
     metrics |= _metrics(batch, outputs.advantages, outputs.returns)
-    advantages = whiten(outputs.advantages, mask) if algorithm.normalize_advantages else outputs.advantages
+    advantages = whiten(outputs.advantages, mask) if whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
 

@@ -170,11 +170,6 @@ class ReasoningRunner(Runner):
         actor += ["rollout_logprobs"] * (algorithm.importance_cap is not None)
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
-            if len(minibatch) < max(group.world_size for group in (self.actor, self.critic) if group is not None):
-                log.warning(
-                    "step %d: a minibatch of %d rows is less than the ranks, and left out", step, len(minibatch)
-                )
-                continue
             if self.critic is not None:
                 columns = experience.for_ranks(minibatch, ["values", "returns"], self.critic.world_size)
                 yield self.critic.update_critic(columns)

@@ -29,6 +29,7 @@ from rlinf_lite.algorithms import (
     needs_values,
     sum_to_level,
     whiten,
+    whitens,
 )
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices
@@ -139,7 +140,7 @@ class EmbodiedFSDPActor(Worker):
             outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages = outputs.advantages
             metrics = _advantage_metrics(inputs, advantages, outputs.returns)
-            if algorithm.normalize_advantages and inputs.mask.sum() > 1:
+            if whitens(algorithm):
                 advantages = whiten(advantages, inputs.mask)
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
             valid = global_mask.any(-1).numpy()

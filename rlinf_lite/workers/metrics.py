@@ -19,16 +19,18 @@ class MetricSums:
         self._scalars: dict[str, tuple[str, list[float]]] = {}  # alike on every rank
 
     def add(self, metrics: Mapping[str, Tensor], weight: float) -> None:
-        """Metrics of one micro-batch with `weight` valid positions."""
+        """Metrics of one micro-batch with `weight` valid positions; of 0, so that ranks agree on the names."""
         names = list(metrics)
         values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
         for name, value in zip(names, values, strict=True):
             full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
             if name.endswith("_max"):
+                if not weight:
+                    continue
                 self._maxima[full] = max(value, self._maxima.get(full, value))
             else:
                 total, weights = self._means.get(full, (0.0, 0.0))
-                self._means[full] = (total + value * weight, weights + weight)
+                self._means[full] = (total + (value * weight if weight else 0.0), weights + weight)
 
     def add_scalar(self, name: str, value: float, how: str = "mean") -> None:
         """A number that is the same on every rank; `how`: mean or sum over calls."""

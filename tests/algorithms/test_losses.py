@@ -25,6 +25,7 @@ from rlinf_lite.algorithms import (
     gspo,
     kl_penalty,
     loss_denominator,
+    masked_var,
     policy_loss,
     ppo,
     sum_to_level,
@@ -240,6 +241,11 @@ def test_a_batch_without_valid_positions_has_loss_zero(mode: str) -> None:
     assert loss.grad is not None and (loss.grad == 0).all()
 
 
+def test_a_single_position_is_its_own_mean() -> None:
+    assert whiten(torch.tensor([[3.0, 7.0]]), torch.tensor([[1, 0]])).tolist() == [[0.0, 0.0]]
+    assert whiten(torch.tensor([[3.0]]), torch.tensor([[1]]), shift_mean=False).tolist() == [[3.0]]
+
+
 def test_whitening_does_not_depend_on_the_number_of_ranks() -> None:
     generator = torch.Generator().manual_seed(0)
     values = 1e4 + torch.randn(B, T, generator=generator)
@@ -279,7 +285,7 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(InputError, match="value_loss needs returns"):
         value_loss(replace(inputs, returns=None), CFG)
     with pytest.raises(InputError, match="a variance over 1 valid positions; at least 2 are needed"):
-        whiten(torch.ones(1, 1), torch.ones(1, 1))
+        masked_var(torch.ones(1, 1), torch.ones(1, 1))
     with pytest.raises(InputError, match=r"LossInputs.entropy has shape"):
         replace(inputs, entropy=torch.zeros(B, T + 1))
 

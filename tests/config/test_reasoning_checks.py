@@ -6,19 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_lite.algorithms import whitens
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
 
 BASE = str(Path(__file__).parent / "yaml" / "reasoning.yaml")
 BROKEN = {
     "actor.global_batch_size: a step has 32 prompts x 8 responses = 256 samples, which are no whole number of "
     "batches of 100 (256 / 100 = 2.56). Use 64": ["actor.global_batch_size=100"],
-    "actor.global_batch_size: 1 samples per update are fewer than the 2 actor ranks": ["actor.global_batch_size=1"],
-    "data.num_prompts: 2 prompts are fewer than 2 rollout workers x 2 stages = 4": [
-        "data.num_prompts=2",
-        "actor.global_batch_size=16",
-        "rollout.pipeline_stage_num=2",
-    ],
-    "sft.batch_size: 1 is less than the number of actor ranks. Use 2": ["sft.batch_size=1"],
     "actor.max_tokens_per_micro_batch: 10 tokens do not hold one sequence of 24 + 48 = 72": [
         "actor.max_tokens_per_micro_batch=10"
     ],
@@ -31,6 +25,8 @@ BROKEN = {
     "algorithm.critic_warmup_steps: grpo has no critic": ["algorithm.critic_warmup_steps=1"],
     "algorithm.clip_ratio_c: is 1, and the dual clip must be above 1": ["algorithm.clip_ratio_c=1"],
     "algorithm.kl.controller: adaptive steers the weight of the KL in the reward": ["algorithm.kl.controller=adaptive"],
+    "algorithm.kl.kind: k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average over "
+    "tokens drawn from p. Use k2": ["algorithm.kl={place: loss, kind: k1}"],
     "cluster.fuse: there is no role 'learner'": ["cluster.fuse='actor,learner'"],
     "cluster.fuse: actor,actor names a role twice": ["cluster.fuse='actor,actor'"],
     "cluster.fuse: actor and reward share processes, and cluster.component_placement puts them in different places": [
@@ -82,3 +78,22 @@ def test_files_to_train_on_without_some_to_evaluate_on(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     found = problems(f"data.train_files=[{tmp_path / 'rows.jsonl'}]")
     assert found == ["data.val_files: is empty, and runner.val_check_interval is not. Name some, or set that to -1"]
+
+
+def test_more_ranks_and_stages_than_rows_are_no_problem() -> None:
+    config = load_config(BASE, ["data.num_prompts=1", "actor.global_batch_size=1", "sft.batch_size=1"])
+    assert isinstance(config, ReasoningConfig)
+
+
+def test_k1_is_for_rewards() -> None:
+    assert load_config(BASE, ["algorithm.kl={place: reward, kind: k1}"]).algorithm.kl.kind == "k1"
+
+
+def test_tokens_are_not_discounted_and_whitened_where_a_critic_is_the_baseline() -> None:
+    for adv_type, whitened in (("gae", True), ("grpo", False), ("rloo", False), ("remax", False), ("opo", False)):
+        algorithm = load_config("math/math_arithmetic_grpo", [f"algorithm.adv_type={adv_type}"]).algorithm
+        assert (algorithm.gamma, algorithm.gae_lambda) == (1.0, 1.0)
+        assert whitens(algorithm) == whitened
+        assert whitens(algorithm.model_copy(update={"normalize_advantages": not whitened})) != whitened
+    ppo = load_config("math/math_arithmetic_ppo").algorithm
+    assert whitens(ppo) and (ppo.gamma, ppo.gae_lambda) == (1.0, 1.0)

@@ -12,6 +12,8 @@ from rlinf_lite.models import CheckpointFormatError, causal_lm
 from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
 from rlinf_lite.models.text_presets import CHAR_VOCAB_SIZE, preset
 from rlinf_lite.shipped import shipped
+from rlinf_lite.workers.precision import cast_parameters
+from tests.models.zoo import tiny_config
 
 TOKENIZER = shipped("assets") / "char_tokenizer"
 LLAMA = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -74,14 +76,17 @@ def test_chunks_of_logits_change_neither_scores_nor_gradients(monkeypatch):
 
 def test_checkpointing_keeps_the_gradients():
     ids, mask = rows()
-    gradients = []
+    gradients, passes = [], []
     for checkpointing in (False, True):
         model = make().train()
+        layer = model.language_model.model.layers[0].mlp.up_proj
+        layer.register_forward_hook(lambda *_, checkpointing=checkpointing: passes.append(checkpointing))
         if checkpointing:
             model.gradient_checkpointing_enable()
         model(ids, mask, 4).logprobs.mean().backward()
-        gradients.append(model.language_model.model.layers[0].mlp.up_proj.weight.grad)
+        gradients.append(layer.weight.grad)
     torch.testing.assert_close(*gradients)
+    assert passes == [False, True, True]  # recomputed once
 
 
 def test_autocast_scores_in_float32():
@@ -192,3 +197,22 @@ def test_presets_fit_the_character_tokenizer(tmp_path, loader):
 def test_units_are_the_layers():
     model = make()
     assert model.fsdp_units() == list(model.language_model.model.layers)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "qwen3_moe", "beam"])
+def test_bf16_is_as_transformers_loads_it(tmp_path, family):
+    """Buffers, rotary frequencies among them, keep their type; logits at position 1,000 are equal to the bit."""
+    config = tiny_config(family, 2048)
+    config.max_position_embeddings = 1024
+    torch.manual_seed(0)
+    CausalLM(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path)
+    model = CausalLM.from_pretrained(tmp_path)
+    cast_parameters(model, torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    for named in ("named_parameters", "named_buffers"):
+        ours, theirs = (dict(getattr(x, named)()) for x in (model.language_model, loaded))
+        assert {name: x.dtype for name, x in ours.items()} == {name: x.dtype for name, x in theirs.items()}
+        assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    ids = torch.randint(3, 64, (1, 1010), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model.language_model(ids).logits, loaded(ids).logits)

@@ -57,6 +57,25 @@ def test_training_logprobs_equal_rollout_logprobs(parallel):
 
 
 @both
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+def test_dropout_of_a_published_config_does_not_train_another_distribution(parallel, checkpointing):
+    fresh = make_policy(parallel_decoding=parallel)
+    config = replace(fresh.cfg, text={**fresh.cfg.text, "attention_dropout": 0.5})
+    policy = OpenVLAPolicy(config, fresh.prompts).prepare(ModelConfig(gradient_checkpointing=checkpointing))
+    with torch.no_grad():
+        acted = policy.eval().predict_action_batch(make_obs())
+    scored = policy.train()(acted.forward_inputs)
+    torch.testing.assert_close(scored.logprobs, acted.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scored.values, acted.values, atol=1e-5, rtol=0)
+
+
+def test_a_head_that_caps_its_logits_is_refused():
+    fresh = make_policy()
+    with pytest.raises(ValueError, match="gemma2 scales or caps"):
+        OpenVLAPolicy(replace(fresh.cfg, text={**fresh.cfg.text, "model_type": "gemma2"}), attn_implementation="eager")
+
+
+@both
 def test_sampling_follows_the_distribution_that_is_scored(parallel):
     policy = make_policy(parallel_decoding=parallel)
     obs = make_obs(1)

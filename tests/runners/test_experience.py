@@ -79,3 +79,14 @@ def test_minibatches_cover_every_row_in_every_epoch_and_count_the_whole() -> Non
         assert part.meta_info == {"step": 4, "denominator": float(part.batch["response_mask"].sum())}
     again = experience.updates(rows, algorithm("update_epochs=2"), 5, seed=3, step=4)
     assert [part.non_tensor_batch["row"].tolist() for part in again] == orders
+
+
+def test_whitening_where_the_method_has_it() -> None:
+    rows = batch([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [0, 1, 0, 1])
+    for adv_type, whitened in (("gae", True), ("grpo", False)):
+        cfg = algorithm(f"adv_type={adv_type}")
+        found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl))
+        advantages = found.batch["advantages"][rows.batch["response_mask"]]
+        largest = metrics["rollout/advantages_max"]  # before whitening
+        assert (abs(float(advantages.max()) - largest) > 0.1) == whitened
+        assert advantages.var().item() == pytest.approx(1, abs=1e-4) or not whitened

@@ -16,7 +16,9 @@ from transformers.initialization import no_init_weights
 
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
+from rlinf_lite.models.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.heads import CategoricalTokens
+from rlinf_lite.models.recompute import recompute_in_backward
 from rlinf_lite.models.registry import register_policy
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
@@ -60,6 +62,8 @@ class OpenVLAPolicy(Policy):
         text_config = AutoConfig.for_model(text.pop("model_type"), **text)
         self.vision_backbone = VisionBackbone(cfg, attn_implementation)
         self.language_model = AutoModelForCausalLM.from_config(text_config, attn_implementation=attn_implementation)
+        if logits_scale(text_config) != 1 or logits_cap(text_config) is not None:
+            raise ValueError(f"{text_config.model_type} scales or caps its logits, which action tokens do not follow")
         width = text_config.hidden_size
         fused = cfg.dino is not None and cfg.siglip is not None
         self.projector = Projector(cfg.vision_dim, width, fused)
@@ -76,6 +80,13 @@ class OpenVLAPolicy(Policy):
         num_values = 1 if self.cfg.value_type == "chunk_level" else self.cfg.num_action_chunks
         width = self.language_model.config.hidden_size
         self.value_head = _value_head([width, *self.cfg.value_hidden_sizes], num_values)
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropout, of which a published config may have some, stays off: what trains is the distribution that acts."""
+        super().train(mode)
+        self.vision_backbone.eval()
+        self.language_model.eval()
+        return self
 
     # acting
 
@@ -146,8 +157,6 @@ class OpenVLAPolicy(Policy):
     @torch.compiler.set_stance("force_eager")  # every token makes the sequence longer: each would be compiled anew
     def _decode_one_by_one(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """As `_decode_at_once`, each token given those before it."""
-        training = self.language_model.training
-        self.language_model.eval()  # in training mode, layers that checkpoint would drop the cache
         x, mask = self._prompt(inputs)
         cache = DynamicCache(config=self.language_model.config)
         states, logits, bins = [], [], []
@@ -157,7 +166,6 @@ class OpenVLAPolicy(Policy):
             bins.append(self._choose(logits[-1], None if uniform is None else uniform[:, i : i + 1]))
             x = self._embed(bins[-1] + self.cfg.first_action_id)
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        self.language_model.train(training)
         return states[0][:, 0], torch.cat(logits, dim=1), torch.cat(bins, dim=1)
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Tensor:
@@ -296,9 +304,7 @@ class OpenVLAPolicy(Policy):
         if cfg.lora.rank:
             self._add_adapters(cfg.lora.model_dump(exclude={"save_base"}))
         if cfg.gradient_checkpointing:
-            for model in (self.vision_backbone.dino, self.vision_backbone.siglip, self.language_model):
-                if model is not None:
-                    model.activation_checkpointing_enable({"use_reentrant": False})
+            recompute_in_backward(self.fsdp_units())
         if cfg.compile:
             for unit in self.fsdp_units():
                 unit.compile()

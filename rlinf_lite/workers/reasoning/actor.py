@@ -46,7 +46,7 @@ class LanguageActor(Worker):
         """Build the policy, from `directory` or at random; returns the number of parameters."""
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
-        self.learner = Learner(self, build_model(cfg, directory, cfg.model.attn_implementation).train(), cfg, "actor")
+        self.learner = Learner(self, build_model(cfg, directory, cfg.model.attn_implementation), cfg, "actor")
         if cfg.model.gradient_checkpointing:
             self.learner.model.gradient_checkpointing_enable()
         self.learner.start_training(cfg.actor.optim)
@@ -79,7 +79,7 @@ class LanguageActor(Worker):
         sums, optim = MetricSums(), self.cfg.actor.optim
         with self.timer("update"):
             lr = lr_factor(optim, data.meta_info["step"], self.total_steps)
-            self.learner.update(data, lambda rows: self._loss(data, rows), sums, optim, lr)
+            self.learner.update(data, self._loss, sums, optim, lr)
         return self.learner.result(sums)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
@@ -87,7 +87,7 @@ class LanguageActor(Worker):
         """One update towards the responses as they are; meta_info as in `update_actor`."""
         sums, sft = MetricSums(), self.cfg.sft
 
-        def loss_fn(rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+        def loss_fn(data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
             mask = rows.response(data.batch["response_mask"])
             losses = -self._score(rows, temperature=1.0)[0]
             loss = aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)

@@ -33,7 +33,7 @@ class LanguageCritic(Worker):
         """Load the critic in `directory`, or a policy, whose output layer is replaced by a random one."""
         cfg, self.total_steps = self.cfg, total_steps
         torch.manual_seed(cfg.runner.seed)
-        model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation).train()
+        model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
         if cfg.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.learner = Learner(self, model, cfg, "critic")
@@ -52,7 +52,7 @@ class LanguageCritic(Worker):
         sums, optim = MetricSums(), self.cfg.critic.optim
         with self.timer("update"):
             lr = lr_factor(optim, data.meta_info["step"], self.total_steps)
-            self.learner.update(data, lambda rows: self._loss(data, rows), sums, optim, lr)
+            self.learner.update(data, self._loss, sums, optim, lr)
         return self.learner.result(sums)
 
     def save_checkpoint(self, directory: str) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.sequences import Rows, micro_batches, take_rows
+from rlinf_lite.data.sequences import Rows, empty_row, micro_batches, take_rows
 from rlinf_lite.models.causal_lm import LanguageModel
+from rlinf_lite.models.supported import check_supported
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.workers import sharding
 from rlinf_lite.workers.actor import NonFiniteUpdateError
@@ -29,8 +30,9 @@ from rlinf_lite.workers.reasoning.strategies import build_strategy
 
 log = logging.getLogger(__name__)
 
-LossFn = Callable[[Rows], tuple[Tensor, dict[str, Tensor], float]]
-"""The loss of some rows, as their part of the whole batch's; metrics; and their weight in those, valid positions."""
+LossFn = Callable[[DataProto, Rows], tuple[Tensor, dict[str, Tensor], float]]
+"""The loss of some rows of a batch, as their part of all ranks' batches; metrics; and their weight in those, valid
+positions."""
 
 
 class Learner:
@@ -40,6 +42,7 @@ class Learner:
         """`name`: in metrics, actor or critic."""
         self.worker, self.cfg, self.name = worker, cfg, name
         self.model = model.to(worker.device)
+        check_supported(self.model, max_length(cfg))  # while it is whole
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = cfg.actor.num_threads or max((os.cpu_count() or 1) // worker.local_world_size, 1)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -63,16 +66,17 @@ class Learner:
 
     def infer(self, batch: DataProto, forward: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Columns [B, R] on the CPU of what `forward` gives per response position of some rows; 0 behind responses."""
-        shape = batch.batch["response_mask"].shape
+        mask = batch.batch["response_mask"]
         columns: dict[str, Tensor] = {}
         with self._threads(), torch.no_grad():
-            for rows, weight in self._micro_batches(batch):
+            for _, rows, weight in self._micro_batches(batch):
                 with autocast(self.worker.device, self.cfg.actor.precision):
                     found = forward(rows)
-                for name, values in found.items() if weight else ():
-                    column = columns.setdefault(name, torch.zeros(shape))
-                    valid = batch.batch["response_mask"][rows.index, : rows.response_length]
-                    column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+                for name, values in found.items():
+                    column = columns.setdefault(name, torch.zeros(mask.shape))
+                    if weight:
+                        valid = mask[rows.index, : rows.response_length]
+                        column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
         return columns
 
     def update(self, batch: DataProto, loss_fn: LossFn, sums: MetricSums, optim: OptimConfig, lr: float) -> None:
@@ -80,9 +84,9 @@ class Learner:
         assert self.optimizer is not None, "start_training comes first"
         found = MetricSums()
         with self._threads():
-            for rows, weight in self._micro_batches(batch):
+            for of_batch, rows, weight in self._micro_batches(batch):
                 with autocast(self.worker.device, self.cfg.actor.precision):
-                    loss, metrics, positions = loss_fn(rows)
+                    loss, metrics, positions = loss_fn(of_batch, rows)
                 (loss * weight).backward()
                 found.add(metrics, positions * weight)
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -133,15 +137,16 @@ class Learner:
         if rng_file.exists():  # a resumed run may have more ranks
             torch.set_rng_state(load_file(rng_file)["torch"])
 
-    def _micro_batches(self, batch: DataProto) -> Iterator[tuple[Rows, float]]:
-        """Rows, and 1. Every rank gets as many, as sharded models compute in step: some again, with 0."""
+    def _micro_batches(self, batch: DataProto) -> Iterator[tuple[DataProto, Rows, float]]:
+        """A batch, rows of it, and 1. Every rank gets as many, at least one, as sharded models compute in step: some
+        again, with 0; a rank without rows computes an empty one."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
+        num_filling = self._largest(max(len(parts), 1)) - len(parts)  # before any rank computes: its passes meet, too
         for part in parts:
-            yield take_rows(batch, part, self.worker.device), 1.0
-        for _ in range(self._largest(len(parts)) - len(parts)):
-            if not len(batch):
-                raise ValueError(f"{self.worker.name} {self.worker.rank} got no rows of a batch. Use fewer ranks")
-            yield take_rows(batch, np.zeros(1, np.int64), self.worker.device), 0.0
+            yield batch, take_rows(batch, part, self.worker.device), 1.0
+        filling = batch if len(batch) else empty_row(batch)
+        for _ in range(num_filling):
+            yield filling, take_rows(filling, np.zeros(1, np.int64), self.worker.device), 0.0
 
     def _largest(self, number: int) -> int:
         if self.worker.world_size == 1:
@@ -177,6 +182,11 @@ class Learner:
                 f"{message}. control.max_bad_updates: {limit} in a row were reached. Lower its learning rate, or "
                 "check the rewards."
             )
+
+
+def max_length(cfg: ReasoningConfig) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return cfg.data.max_prompt_length + cfg.rollout.max_response_length
 
 
 def peak_memory_bytes(device: str) -> int:

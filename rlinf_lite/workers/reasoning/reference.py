@@ -24,7 +24,7 @@ class LanguageReference(Worker):
     def init(self, directory: str) -> None:
         """Load the policy in `directory`."""
         model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
-        self.learner = Learner(self, model.eval().requires_grad_(False), self.cfg, "reference")
+        self.learner = Learner(self, model.requires_grad_(False), self.cfg, "reference")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

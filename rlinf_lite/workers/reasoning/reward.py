@@ -36,7 +36,7 @@ class RewardWorker(Worker):
             max_response = data.batch["response_mask"].shape[1]
             ids = data.batch["input_ids"][:, -max_response:]
             tokens = [row[mask].tolist() for row, mask in zip(ids, data.batch["response_mask"], strict=True)]
-            texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True) if tokens else []  # not [""]
             truths, sources, infos = (
                 data.non_tensor_batch[x].tolist() for x in ("ground_truth", "data_source", "extra_info")
             )

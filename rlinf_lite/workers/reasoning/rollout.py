@@ -18,8 +18,9 @@ from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.causal_lm import CausalLM
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightVersionError
-from rlinf_lite.workers.precision import autocast
+from rlinf_lite.workers.precision import autocast, cast_parameters
 from rlinf_lite.workers.reasoning.actor import build_model, is_whole
+from rlinf_lite.workers.reasoning.learner import max_length
 
 
 class LanguageRollout(Worker):
@@ -40,17 +41,18 @@ class LanguageRollout(Worker):
         cfg = self.cfg
         actor: Any = self.fused.get("actor")
         torch.set_num_threads(cfg.rollout.num_threads)
-        if actor is not None and is_whole(actor.learner.model):
+        shares = actor is not None and is_whole(actor.learner.model)
+        if shares:
             self.model = actor.learner.model
         else:
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
-            if cfg.actor.precision == "bf16" and self.device != "cpu":
-                self.model.to(torch.bfloat16)
+        batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
+        self.engine = TransformersEngine(self.model, batch_size, max_length(cfg), prefill_tokens)
+        if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
+            cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
         if actor is None:
             sender, timeout_s = routes.sender(self.rank), cfg.runner.phase_timeout_s
             self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
-        rollout, max_length = cfg.rollout, cfg.data.max_prompt_length + cfg.rollout.max_response_length
-        self.engine = TransformersEngine(self.model, rollout.max_batch_size, max_length, rollout.max_prefill_tokens)
         self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
         self.version = -1
 
@@ -136,8 +138,8 @@ class LanguageRollout(Worker):
         logprobs = torch.zeros(tensors["response_mask"].shape)
         logprobs[tensors["response_mask"]] = torch.tensor([x for done in generations for x in done.logprobs])
         tensors["rollout_logprobs"] = logprobs
-        tensors["sample"] = torch.tensor([done.sample for done in generations])
-        tensors["stopped"] = torch.tensor([done.finish_reason == "stop" for done in generations])
+        tensors["sample"] = torch.tensor([done.sample for done in generations], dtype=torch.int64)
+        tensors["stopped"] = torch.tensor([done.finish_reason == "stop" for done in generations], dtype=torch.bool)
         metrics: list[dict[str, Any]] = [{"spans": self.pop_spans()}]
         rows.pop(["prompt_ids", "prompt_mask"])
         return DataProto(rows.batch | tensors, rows.non_tensor_batch, {"metrics": metrics})

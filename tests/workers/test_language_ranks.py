@@ -1,0 +1,95 @@
+"""An update of any number of rows over two ranks, sharded or replicated, is that of one rank: gloo, two processes."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlinf_lite.config import load_config
+from rlinf_lite.data import DataProto
+from rlinf_lite.runners import experience
+from rlinf_lite.scheduler import Worker
+from rlinf_lite.weights import WeightRoutes
+from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
+from rlinf_lite.workers.sharding import full_policy_state
+
+OVERRIDES = [
+    "data.max_prompt_length=6",
+    "rollout.max_response_length=4",
+    "actor.max_tokens_per_micro_batch=12",
+    "actor.optim={lr: 1e-3, eps: 1e-3, warmup_steps: 0, lr_scheduler: constant}",  # a step is smooth in the gradient
+    "critic.optim={lr: 1e-3, eps: 1e-3}",
+    "algorithm.kl={place: loss, kind: k3, coef: 0.1}",
+]
+SIZES = (1, 3, 0)
+
+
+def make_rows(num_rows):
+    rng = np.random.default_rng(num_rows)
+    prompt, response = (torch.from_numpy(rng.integers(1, n, num_rows)) for n in (6, 5))
+    mask = torch.arange(4) < response[:, None]
+    attention = torch.cat([torch.arange(6) >= 6 - prompt[:, None], mask], 1)
+    names = ("old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+    noise = torch.from_numpy(rng.normal(size=(len(names), num_rows, 4))).float()
+    tensors = {"input_ids": torch.from_numpy(rng.integers(4, 60, (num_rows, 10))) * attention}
+    tensors |= {"attention_mask": attention, "response_mask": mask}
+    tensors |= {name: torch.where(mask, x - 4, 0.0) for name, x in zip(names, noise, strict=True)}
+    meta = {"step": 0, "denominator": float(max(int(mask.sum()), 1))}
+    return DataProto(tensors, {"row": np.arange(num_rows)}, meta)
+
+
+def train(strategy, directory, rank=0, world_size=1, port=0):
+    """What actor and critic say of rows and become by them; of a rank's rows, in the end of all."""
+    cfg = load_config("math/math_arithmetic_ppo", [*OVERRIDES, f"actor.strategy={strategy}"])
+    actor, critic = LanguageActor(cfg), LanguageCritic(cfg)
+    for worker in (actor, critic):
+        worker.rank, worker.world_size, worker.local_world_size, worker.master_port = rank, world_size, 2, port
+        worker.fused = {"rollout": Worker()}  # nobody to send weights to
+    actor.init(str(directory), WeightRoutes([0], [0] * world_size), 10)
+    critic.init(str(directory), 10)
+    columns = ["old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
+    found = []
+    for num_rows in SIZES:
+        batch = experience.for_ranks(make_rows(num_rows), columns, world_size)
+        own = batch.chunk(world_size)[rank]
+        scored = DataProto.concat([actor.compute_log_prob(own).union(critic.compute_values(own))])
+        metrics = actor.update_actor(own)["metrics"] | critic.update_critic(own)["metrics"]
+        found.append((batch.non_tensor_batch["row"], scored, metrics))
+    return found, [full_policy_state(worker.learner.model) for worker in (actor, critic)]
+
+
+def rank_main(rank, port, directory, expected):
+    torch.set_num_threads(1)
+    for strategy in ("fsdp", "replicated"):
+        found, states = train(strategy, directory, rank, 2, port)
+        for (order, whole, wanted), (rows, scored, metrics) in zip(expected[0], found, strict=True):
+            where = np.argsort(order)[np.array_split(rows, 2)[rank]]  # the larger part first, as ranks are given rows
+            for name, column in scored.batch.items():
+                torch.testing.assert_close(column, whole.batch[name][where], atol=1e-5, rtol=0)
+            assert metrics.keys() == wanted.keys() or len(rows) < 2
+            for name in metrics.keys() & wanted.keys():
+                if not name.endswith("_max"):  # of a rank's own rows
+                    np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
+        if rank == 0:
+            for state, want in zip(states, expected[1], strict=True):
+                for name, tensor in state.items():
+                    torch.testing.assert_close(tensor, want[name], atol=2e-6, rtol=0, msg=name)
+    dist.destroy_process_group()
+
+
+def test_few_rows_over_two_ranks_are_those_of_one(tmp_path):
+    cfg = load_config("math/math_arithmetic_ppo", OVERRIDES)
+    start = LanguageActor(cfg)
+    start.fused = {"rollout": Worker()}  # nobody to send weights to
+    start.init(None, WeightRoutes([0], [0]), 10)
+    start.save_policy(str(tmp_path))
+    expected = train("fsdp", tmp_path)
+    assert all(np.isfinite(list(metrics.values())).all() for _, _, metrics in expected[0])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    mp.spawn(rank_main, (port, tmp_path, expected), nprocs=2)
