@@ -185,7 +185,7 @@ def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | 
     """Add to `results` what is not there."""
     waiting = {rank: handle for rank, handle in handles.items() if rank not in results}
     try:
-        results.update(zip(waiting, _Wait(list(waiting.values()), timeout, "").run(), strict=True))
+        results.update(zip(waiting, _Wait(list(waiting.values()), timeout, "", alone=True).run(), strict=True))
     except CallTimeoutError as error:
         missing = [rank for rank, handle in waiting.items() if not handle.done()]
         results.update((rank, handle.wait()) for rank, handle in waiting.items() if rank not in missing)

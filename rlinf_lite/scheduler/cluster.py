@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
-from rlinf_lite.scheduler.handle import Handle
+from rlinf_lite.scheduler.handle import Calls, Handle
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, local_ray
 from rlinf_lite.scheduler.nodes import (
     Node,
@@ -69,6 +69,7 @@ class Cluster:
     groups: dict[str, WorkerGroup]
     feeders: set[tuple[str, str]]
     """Of which group's results another has been given some."""
+    calls: Calls
 
     _current: Cluster | None = None
 
@@ -90,6 +91,7 @@ class Cluster:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
         self.num_nodes, self.start_timeout_s = num_nodes, start_timeout_s
         self.epoch, self.oldest_epochs, self.groups, self.feeders = 0, {}, {}, set()
+        self.calls = Calls()
         self._pools: dict[str, frozenset[int]] = {}
         self._used: dict[str, frozenset[int]] = {}
         self._launching: list[Processes] | None = None

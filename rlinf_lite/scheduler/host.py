@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,6 +25,7 @@ from rlinf_lite.scheduler.worker import Worker
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
 """Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 _KEPT_DURATIONS = 4096
+_KEPT_FAILURES = 64
 
 
 class Host:
@@ -38,6 +39,7 @@ class Host:
         self._name, self._rank = name, rank
         self._workers: list[Worker] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
+        self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
 
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
         return f"{self._name}[{self._rank}]"
@@ -83,15 +85,16 @@ class Host:
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         worker = self._workers[index]
-        start = time.perf_counter()
+        start, task = time.perf_counter(), ray.get_runtime_context().get_task_id() or ""
         try:
             args, kwargs = _resolved(args, kwargs)
             with worker._activity.method(method):
                 return getattr(worker, method)(*args, **kwargs)
         except Exception as error:
+            self._failed.append(task)
             raise self._failure(worker.name, method, error) from None
         finally:
-            self._durations[ray.get_runtime_context().get_task_id() or ""] = time.perf_counter() - start
+            self._durations[task] = time.perf_counter() - start
             if len(self._durations) > _KEPT_DURATIONS:
                 self._durations.popitem(last=False)
 
@@ -101,8 +104,9 @@ class Host:
     def _mesh_place(self, index: int, mesh: str) -> MeshPlace | None:
         return self._workers[index]._mesh_places.get(mesh)
 
-    def _ping(self) -> None:
-        """Answers once the calls before it are done; fails when the process is gone."""
+    def _ping(self) -> list[str]:
+        """The last calls that failed, by id. Answers once those before it are done; fails when the process is gone."""
+        return list(self._failed)
 
     def _clear_abort(self, index: int, epoch: int, oldest_epochs: dict[str, int]) -> None:
         self._workers[index]._connected().clear_abort(epoch, oldest_epochs)

@@ -108,6 +108,8 @@ class Processes:
     def end(self, members: Sequence[Member]) -> None:
         """Kill processes and wait until Ray has seen them die; those that do not end by themselves get SIGKILL."""
         deadline = time.monotonic() + _END_S
+        actors = {member.actor._actor_id for member in members}
+        self._cluster.calls.give_up(lambda member: member.actor._actor_id in actors)
         for member in members:
             ray.kill(member.actor)
         for member in members:

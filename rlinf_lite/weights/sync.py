@@ -99,12 +99,11 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
-    """Parameters (or only those that train) and, in a full set, persistent buffers; tied ones once."""
-    if trainable_only:
-        return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    persistent = module.state_dict().keys()
-    buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
-    return [*module.named_parameters(), *buffers]
+    """Parameters (or only those that train) and persistent buffers, such as running statistics; tied ones once."""
+    parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not trainable_only]
+    buffers = list(module.named_buffers())
+    persistent = module.state_dict().keys() if buffers else ()
+    return [*parameters, *((name, b) for name, b in buffers if name in persistent)]
 
 
 class WeightSender:
