@@ -116,7 +116,8 @@ class WorkerGroup:
                 for member in group.members:
                     member.unlink_socket()
                 cluster.release(group)
-                withdraw("group", group.name)
+                if not cluster.ray_has_ended():
+                    withdraw("group", group.name)
                 group._cluster, group._processes, group.members = None, None, []
                 group._meshes, group._init_calls, group._aborted = {}, {}, False
 

@@ -14,7 +14,7 @@ import ray
 from ray import cloudpickle
 
 from rlinf_lite.scheduler.dispatch import CollectFn, Deferred
-from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerError
+from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerError
 from rlinf_lite.scheduler.rows import ConcatRows, take_rows
 
 if TYPE_CHECKING:
@@ -177,6 +177,10 @@ class _Wait:
     def _patrol(self) -> None:
         """Look for errors among the finished calls and those of others, for dead workers among the idle, and at the
         clock."""
+        cluster = self._handles[0].group._cluster
+        if cluster is not None and cluster.ray_has_ended():
+            calls = self._what or ", ".join(f"{handle.group.name}.{handle.method}" for handle in self._handles)
+            raise ClusterError(f"{calls}: Ray's own processes on this machine have ended. Were they killed?")
         finished, running = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
         others = self._others()
         members = self._members([*self._handles, *others])
@@ -232,7 +236,8 @@ class _Wait:
             for member in self._members([*self._handles, *others]):
                 if member.actor._actor_id.hex() == error.actor_id:
                     self._forget(self._blamed(member.group, others))
-                    raise member.death(str(error)) from error
+                    cluster = self._handles[0].group._cluster
+                    raise member.death(str(error), cluster and cluster.explain_death) from error
         # not a worker's own exception: for example, a result that cannot be pickled
         self._forget(self._handles)
         calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)

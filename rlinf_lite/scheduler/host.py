@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -58,6 +59,7 @@ class Host:
         """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
         os.environ.update(_THREADS | env_vars)
         set_context(context)
+        _ignore_sigterm()
         name = self._name
         try:
             with imports_without_gc():
@@ -118,6 +120,16 @@ class Host:
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return WorkerError(name, self._rank, method, summary, text, _pickled(error))
+
+
+def _ignore_sigterm() -> None:
+    """SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job.
+
+    By a handler, and unblocked, which programs started from here do not inherit; forks get the default back.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def process_and_logs() -> tuple[int, list[str]]:
