@@ -43,7 +43,7 @@ class DiagnosisManager:
         self._heard: dict[str, float] = {}
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
-        self._calm_since = -math.inf
+        self._calm_since, self._looked = -math.inf, math.inf
 
     def hear(self, beats: list[Beat], now: float | None = None) -> None:
         """Take what a process says of its workers."""
@@ -70,6 +70,15 @@ class DiagnosisManager:
     def sent_to(self) -> set[tuple[str, str]]:
         """(a, b) where workers of group a have sent messages to group b."""
         return {(beat.group, other) for beat in self._beats.values() for other in beat.sent_to}
+
+    def look(self, now: float | None = None) -> None:
+        """Comes before every look at workers, of which there is one a second. After a pause, who watches was stopped
+        itself, and who is watched most likely too: as when a machine or a container is suspended."""
+        now = time.monotonic() if now is None else now
+        if now - self._looked >= SILENT_S:
+            self._heard = dict.fromkeys(self._heard, now)
+            self.calm(now)
+        self._looked = now
 
     def calm(self, now: float | None = None) -> None:
         """A failure is being dealt with, or was until now: who has not come on was held up by it, maybe."""
@@ -145,10 +154,11 @@ class DiagnosisManager:
         return Finding(kind, record.group, record.rank, evidence)
 
 
-def explain_error(group: str, rank: int, summary: str) -> Finding:
+def explain_error(group: str, rank: int, summary: str, origin: str = "") -> Finding:
     """What a worker's own exception says."""
     kind = "out_of_memory" if summary.startswith(("OutOfMemoryError", "MemoryError")) else "raised"
-    return Finding(kind, group, rank, summary)
+    first, *more = summary.split("\n")
+    return Finding(kind, group, rank, "\n".join([f"{first} ({origin})" if origin else first, *more]))
 
 
 def _process_state(pid: int) -> str:

@@ -27,6 +27,7 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT
 """Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
+_MAX_CAUSES = 8
 
 
 class Host:
@@ -119,7 +120,7 @@ class Host:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return WorkerError(name, self._rank, method, summary, text, _pickled(error))
+        return WorkerError(name, self._rank, method, summary, text, _pickled(error), _origin(error))
 
 
 def _ignore_sigterm() -> None:
@@ -179,6 +180,18 @@ def _resolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
         return value.resolve([next(values) for _ in value.refs]) if isinstance(value, Deferred) else value
 
     return tuple(resolve(value) for value in args[:num_given]), {key: resolve(value) for key, value in kwargs.items()}
+
+
+def _origin(error: BaseException) -> str:
+    """Types and lines of an exception and of those that it arose from."""
+    found: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(found) < _MAX_CAUSES:
+        frames = list(traceback.walk_tb(current.__traceback__))
+        place = f" at {frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
+        found.append(f"{type(current).__name__}{place}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return ", from ".join(found)
 
 
 def _pickled(error: Exception) -> bytes | None:

@@ -68,6 +68,7 @@ class Learner:
         with self._threads(), torch.no_grad():
             for rows, weight in self._micro_batches(batch):
                 with autocast(self.worker.device, self.cfg.actor.precision):
+                    self.worker.report_progress()
                     found = forward(rows)
                 for name, values in found.items() if weight else ():
                     column = columns.setdefault(name, torch.zeros(shape))
@@ -85,6 +86,7 @@ class Learner:
                     loss, metrics, positions = loss_fn(rows)
                 (loss * weight).backward()
                 found.add(metrics, positions * weight)
+                self.worker.report_progress()
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             if self.worker.world_size > 1:
                 self.strategy.reduce_gradients(parameters)
