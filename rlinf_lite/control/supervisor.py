@@ -61,8 +61,8 @@ class Supervisor:
         self._directory, self._step, self._total_steps, self._trainer_restarts = "", 0, 0, 0
         self._begun, self._ended, self._num_given_up = False, threading.Event(), 0
         self._failovers: list[Failover] = []
-        self._raised_before: set[tuple[str, str, str]] = set()
-        """Group, method and origin of the exceptions that workers have raised in this step."""
+        self._raised_before: set[tuple[str, str]] = set()
+        """Group and origin of the exceptions that workers have raised in this step."""
         self._outcome = Stage.FINISHED
         self._told: Attachment | None = None
         cluster.watch(master_name(job))
@@ -242,7 +242,7 @@ class Supervisor:
         """Whether a worker has raised the same, whatever its text, at the same place in this step before."""
         if not isinstance(error, WorkerError) or isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError):
             return False  # of messages and processes: others are to blame for that
-        this = (error.group, error.method, error.origin)
+        this = (error.group, error.origin)
         before = this in self._raised_before
         self._raised_before.add(this)
         return before

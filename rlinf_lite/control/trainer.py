@@ -162,8 +162,8 @@ class RoleGroup:
     def _finish(
         self, method: str, handles: dict[int, Handle], shards: dict[int, Arguments], timeout: float | None
     ) -> dict[int, Any]:
-        """The results by rank; calls that failed are made again for as long as `recover` says so, and raise nothing that
-        they have raised before at the same place."""
+        """The results by rank; calls that failed are made again for as long as `recover` says so, and raise nothing
+        that they have raised before at the same place."""
         results: dict[int, Any] = {}
         raised: set[tuple[int, str]] = set()
         while True:

@@ -277,11 +277,10 @@ class Cluster:
             knock(address)
             ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
         except (ConnectionError, ValueError) as error:
-            alone = "Unset RAY_ADDRESS to have one started on this machine" if self.num_nodes == 1 else "See `ray status`"
+            alone = "Unset RAY_ADDRESS, and one is started on this machine. " if self.num_nodes == 1 else ""
             raise ClusterError(
-                f"{what}: no Ray answers at {address}, or it has another token ({error}). {alone}. For several "
-                "machines, run `ray start --head` on one node and `ray start --address=<it>` on the others, then set "
-                "RAY_ADDRESS."
+                f"{what}: no Ray answers at {address}, or it has another token ({error}). {alone}For several machines, "
+                "run `ray start --head` on one node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
             ) from error
         self._undo.callback(ray.shutdown)
         return False

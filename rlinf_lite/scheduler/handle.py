@@ -237,7 +237,8 @@ class _Wait:
                 if member.actor._actor_id.hex() == error.actor_id:
                     self._forget(self._blamed(member.group, others))
                     cluster = self._handles[0].group._cluster
-                    raise member.death(str(error), cluster and cluster.explain_death) from error
+                    explain = None if cluster is None else cluster.explain_death
+                    raise member.death(str(error), explain) from error
         # not a worker's own exception: for example, a result that cannot be pickled
         self._forget(self._handles)
         calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)

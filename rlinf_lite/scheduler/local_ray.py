@@ -144,7 +144,7 @@ def local_ray_has_ended() -> bool:
     return node is not None and any(kind in vital for kind, _ in node.dead_processes())
 
 
-class _Daemon(services.ConsolePopen):  # type: ignore[misc]
+class _Daemon(services.ConsolePopen):
     """One of Ray's processes, which signals do not reach that are meant for this one: in a process group of its own
     (timeout, a terminal), and deaf to SIGTERM (SLURM, which sends it to every process of a job). This process saves its
     work on SIGTERM, and ends them then."""
@@ -154,7 +154,8 @@ class _Daemon(services.ConsolePopen):  # type: ignore[misc]
             preexec_fn()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-        super().__init__(*args, preexec_fn=prepare, process_group=0, **kwargs)
+        kwargs |= {"preexec_fn": prepare, "process_group": 0}
+        super().__init__(*args, **kwargs)
 
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
@@ -164,11 +165,12 @@ class _Daemon(services.ConsolePopen):  # type: ignore[misc]
 @contextmanager
 def _out_of_reach() -> Iterator[None]:
     """Ray's processes that are started inside the block are `_Daemon`s."""
-    before, services.ConsolePopen = services.ConsolePopen, _Daemon
+    before: Any = services.ConsolePopen
+    vars(services)["ConsolePopen"] = _Daemon
     try:
         yield
     finally:
-        services.ConsolePopen = before
+        vars(services)["ConsolePopen"] = before
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class Beat:
     waiting_for: str | None
     """Whose message that method waits for."""
     stuck_s: float
-    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`, files that are read or
+    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`, files read or
     written."""
     busy_s: float
     """Seconds spent in methods so far, without waiting for messages."""

@@ -147,8 +147,8 @@ class WeightSender:
     def send(self, version: int, module: nn.Module) -> None:
         """Bring every receiver to `version`: everything the first time, then parameters that train and buffers.
 
-        Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in gathering tensors before it raises: the other senders
-        would wait for it.
+        Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in
+        gathering tensors before it raises: the other senders would wait for it.
         """
         ready, problem = self._hear_receivers()
         sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
