@@ -1,4 +1,4 @@
-"""Every long phase comes on, as whoever watches sees it, with each unit of its work: nobody is killed for being slow."""
+"""Every long phase comes on with each unit of its work, as whoever watches sees it: nobody is killed for being slow."""
 
 import numpy as np
 import pytest
@@ -61,10 +61,10 @@ def test_generation_with_every_token():
 @pytest.mark.parametrize("update", [False, True])
 def test_a_language_models_passes_with_every_micro_batch(update):
     worker = Worker()
-    cfg = load_config("math/math_arithmetic_grpo", ["actor.max_tokens_per_micro_batch=24"])
+    cfg = load_config("math/math_arithmetic_grpo", ["actor.max_tokens_per_micro_batch=88"])
     learner = Learner(worker, model(), cfg, "actor")
     watched = Watched(worker)
-    ones = torch.ones(8, 12, dtype=torch.long)
+    ones = torch.ones(8, 44, dtype=torch.long)
     columns = {"input_ids": ones * 5, "attention_mask": ones, "response_mask": torch.ones(8, 4, dtype=torch.bool)}
     batch = DataProto(columns, {"row": np.arange(8)})
     forward = learner.model.register_forward_pre_hook(watched.unit)
@@ -74,7 +74,11 @@ def test_a_language_models_passes_with_every_micro_batch(update):
 
     if update:
         learner.start_training(cfg.actor.optim)
-        loss = lambda *given: (score(given[-1]).mean(), {}, 1.0)  # noqa: E731
+
+        def loss(*given):
+            found = score(given[-1]).mean()
+            return found, {"loss": found}, 1.0
+
         learner.update(batch, loss, MetricSums(), cfg.actor.optim, 1.0)
     else:
         learner.infer(batch, lambda rows: {"x": score(rows)})
