@@ -82,7 +82,7 @@ def test_the_same_exception_in_the_same_step_is_raised_at_once(supervised, caplo
 
 
 def test_who_was_killed_because_it_hung_is_said_to(supervised):
-    supervisor, (one, *_) = supervised
+    one = supervised[1][0]
     with pytest.raises(WorkerDiedError) as error:
         one.doze(60).wait(30)
     assert "ended by the watchdog, because it hung: doze has not come on for" in str(error.value)

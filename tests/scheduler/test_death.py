@@ -84,7 +84,7 @@ def test_a_failed_call_ends_a_wait_for_another(cluster: Cluster, group: WorkerGr
     """As in scripts that wait for one handle after the other."""
     other = Mortal.create_group().launch(cluster, "1", name="other")
     blocked = other.listen("mortal")
-    failing = group.work("long" if how == "raises" else 60)
+    failing = group.execute_on(1).work("long" if how == "raises" else 60)
     if how == "dies":
         kill(group, 1)
     started, kind = time.monotonic(), WorkerError if how == "raises" else WorkerDiedError

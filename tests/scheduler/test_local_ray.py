@@ -165,7 +165,7 @@ def test_where_ray_is_killed_the_driver_ends_soon() -> None:
 def listening(answer: bytes | None) -> Iterator[int]:
     """A port that takes connections, and says something or nothing."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("", 0))
         listener.listen()
 
         def serve() -> None:
