@@ -32,13 +32,13 @@ class Watched:
         self.worker._activity = Activity()
         self.pulse = Pulse([("group", 0, self.worker._activity)], lambda beats: None, beat_s=1e6)
         self.num_units = self.num_moves = 0
+        self.last = self.pulse._seen[0]
 
     def unit(self, *_):
         self.pulse.beats()
-        seen = self.pulse._seen[0]
-        if self.num_units:
-            self.num_moves += seen[0] != self.last[0]
-        self.num_units, self.last = self.num_units + 1, seen
+        before, self.last = self.last, self.pulse._seen[0]
+        self.num_moves += self.num_units > 0 and self.last[0] != before[0]
+        self.num_units += 1
 
     def check(self, num_units):
         assert self.num_units == num_units and self.num_moves == num_units - 1
