@@ -43,11 +43,11 @@ class DiagnosisManager:
         self._heard: dict[str, float] = {}
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
-        self._calm_since = -math.inf
+        self._calm_since, self._looked = -math.inf, math.inf
 
     def hear(self, beats: list[Beat], now: float | None = None) -> None:
         """Take what a process says of its workers."""
-        now = time.time() if now is None else now
+        now = time.monotonic() if now is None else now
         for beat in beats:
             name = f"{beat.group}[{beat.rank}]"
             if name in self._beats and self._beats[name].pid != beat.pid:
@@ -62,7 +62,7 @@ class DiagnosisManager:
         """A worker has been replaced; its successor is heard from now on."""
         for known in (self._beats, self._busy, self._said_slow):
             known.pop(record.name, None)
-        self._heard[record.name] = time.time()
+        self._heard[record.name] = time.monotonic()
 
     def last_beat(self, worker: str) -> Beat | None:
         return self._beats.get(worker)
@@ -71,13 +71,22 @@ class DiagnosisManager:
         """(a, b) where workers of group a have sent messages to group b."""
         return {(beat.group, other) for beat in self._beats.values() for other in beat.sent_to}
 
+    def look(self, now: float | None = None) -> None:
+        """Comes before every look at workers, of which there is one a second. After a pause, who watches was stopped
+        itself, and who is watched most likely too: as when a machine or a container is suspended."""
+        now = time.monotonic() if now is None else now
+        if now - self._looked >= SILENT_S:
+            self._heard = dict.fromkeys(self._heard, now)
+            self.calm(now)
+        self._looked = now
+
     def calm(self, now: float | None = None) -> None:
         """A failure is being dealt with, or was until now: who has not come on was held up by it, maybe."""
-        self._calm_since = time.time() if now is None else now
+        self._calm_since = time.monotonic() if now is None else now
 
     def find_hung(self, record: WorkerRecord, now: float | None = None) -> Finding | None:
         """Whether a living worker has not come on, or has not been heard of, for too long."""
-        now = time.time() if now is None else now
+        now = time.monotonic() if now is None else now
         if now - self._calm_since < self._hang_timeout_s:
             return None
         beat, silent = self._beats.get(record.name), now - self._heard.setdefault(record.name, now)
@@ -106,7 +115,7 @@ class DiagnosisManager:
 
     def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
         """Ranks that compute much longer than the others of their group do for the same calls."""
-        now = time.time() if now is None else now
+        now = time.monotonic() if now is None else now
         spent: dict[str, dict[int, float]] = {}
         for record in records:
             busy = self._busy.get(record.name)
@@ -145,10 +154,11 @@ class DiagnosisManager:
         return Finding(kind, record.group, record.rank, evidence)
 
 
-def explain_error(group: str, rank: int, summary: str) -> Finding:
+def explain_error(group: str, rank: int, summary: str, origin: str = "") -> Finding:
     """What a worker's own exception says."""
     kind = "out_of_memory" if summary.startswith(("OutOfMemoryError", "MemoryError")) else "raised"
-    return Finding(kind, group, rank, summary)
+    first, *more = summary.split("\n")
+    return Finding(kind, group, rank, "\n".join([f"{first} ({origin})" if origin else first, *more]))
 
 
 def _process_state(pid: int) -> str:

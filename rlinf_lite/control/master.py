@@ -140,6 +140,16 @@ class JobMaster:
             self._event("failover", **asdict(decision))
             return decision
 
+    def explain_death(self, worker: str, reason: str) -> str:
+        """Why a worker is dead, in a line, of which Ray gives `reason`; empty where no more is known than that."""
+        with self._lock:
+            if worker not in self._handles or worker in self._replacing:
+                return ""
+            finding = self._find_death(worker, reason)
+            if finding.kind == "hung":
+                return f"ended by the watchdog, because it hung: {finding.evidence}"
+            return "" if finding.kind == "crashed" else f"{finding.kind}: {finding.evidence}"
+
     def recovered(self, failure: str, ok: bool, steps_lost: int, problem: str = "") -> list[Failover]:
         """How a recovery went; returns what has failed so far."""
         with self._lock:
@@ -312,6 +322,7 @@ class JobMaster:
         return self._findings[name]
 
     def _look_for_hung(self) -> None:
+        self._diagnosis.look()
         if self._context.stage == Stage.RECOVERING:
             self._diagnosis.calm()
         for name, record in self._context.workers.items():

@@ -24,6 +24,7 @@ from rlinf_lite.control.master import create_master
 from rlinf_lite.scheduler import (
     AbortedError,
     Cluster,
+    ClusterError,
     SchedulerError,
     WorkerError,
     WorkerGroup,
@@ -38,6 +39,7 @@ _FINISH_S = 20.0
 """How long the word that the job has ended waits for a master that is away."""
 _MAX_GIVEN_UP = 3
 """How often in a row a step is done again because workers gave it up, with none to blame."""
+_EXPLAIN_S = 3.0
 _BLAME_S = 2.0
 """How long a dead worker is looked for behind an error that its death may have caused."""
 
@@ -59,6 +61,8 @@ class Supervisor:
         self._directory, self._step, self._total_steps, self._trainer_restarts = "", 0, 0, 0
         self._begun, self._ended, self._num_given_up = False, threading.Event(), 0
         self._failovers: list[Failover] = []
+        self._raised_before: set[tuple[str, str]] = set()
+        """Group and origin of the exceptions that workers have raised in this step."""
         self._outcome = Stage.FINISHED
         self._told: Attachment | None = None
         cluster.watch(master_name(job))
@@ -77,6 +81,7 @@ class Supervisor:
         self._directory, self._step, self._total_steps = directory, step, total_steps
         self._trainer_restarts = trainer_restarts
         self._attach()
+        self._cluster.explain_death = self._explain_death
         if not self._begun:
             self._begun = True
             threading.Thread(target=self._keep_telling, name="supervisor", daemon=True).start()
@@ -85,10 +90,17 @@ class Supervisor:
         """A step has been completed."""
         if step > self._step:
             self._num_given_up = 0
+            self._raised_before.clear()
         self._step = step
 
-    def recover(self, error: SchedulerError, restore: Restore) -> Decision:
-        """Bring the job back after `error`. Raises it where nobody is to blame, and JobFailedError at a limit."""
+    def recover(self, error: SchedulerError, restore: Restore, same_step: bool = True) -> Decision:
+        """Bring the job back after `error`. Raises it where nobody is to blame, and JobFailedError at a limit.
+
+        `same_step`: what is done until `progress` is called is one step, which is done again from its beginning. An
+        exception that a worker raises in it twice at the same place would come for ever, and is raised here.
+        """
+        if self._cluster.ray_has_ended():
+            raise error
         failure = uuid.uuid4().hex[:12]
         if isinstance(error.__cause__, AbortedError) and not self._dead():
             self._num_given_up += 1  # because of a failure that is dealt with
@@ -105,12 +117,12 @@ class Supervisor:
         if not dead and not raised:
             raise error
         while True:
+            if raised and same_step and self._comes_again(error):
+                raise error
             decision: Decision = self._ask("failed", failure, dead, raised, None)
             if decision.level == "fail":
                 raise self._job_failed(decision, error) from error
             log.warning("%s", _describe(decision, dead, raised))
-            if raised:
-                log.warning("%s", error)  # with the worker's traceback
             time.sleep(decision.wait_s)
             try:
                 self._start_again(decision)
@@ -118,7 +130,8 @@ class Supervisor:
             except SchedulerError as again:
                 log.warning("the recovery failed: %s", again)
                 self._ask("recovered", failure, False, 0, str(again).split("\n")[0])
-                dead, raised = self._blame(again)
+                error = again
+                dead, raised = self._blame(error)
                 continue
             self._attach()
             self._failovers = self._ask("recovered", failure, True, steps_lost)
@@ -143,6 +156,7 @@ class Supervisor:
     def finish(self, stage: Stage, reason: str = "") -> None:
         """The job has ended; its master goes too."""
         self._ended.set()
+        self._cluster.explain_death = None
         with suppress(Exception):  # that the master is gone, and maybe Ray, must not hide how the job ended
             self._ask("finish", *self.outcome(stage, reason), limit_s=_FINISH_S)
 
@@ -221,8 +235,23 @@ class Supervisor:
         if isinstance(error, WorkerError) and error.group in self._cluster.groups:
             group = self._cluster.groups[error.group]
             if _failover(group) == "worker" and not isinstance(error.__cause__, AbortedError):
-                return [], [explain_error(error.group, error.rank, error.summary)]
+                return [], [explain_error(error.group, error.rank, error.summary, error.origin)]
         return [], []
+
+    def _comes_again(self, error: SchedulerError) -> bool:
+        """Whether a worker has raised the same, whatever its text, at the same place in this step before."""
+        if not isinstance(error, WorkerError) or isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError):
+            return False  # of messages and processes: others are to blame for that
+        this = (error.group, error.origin)
+        before = this in self._raised_before
+        self._raised_before.add(this)
+        return before
+
+    def _explain_death(self, worker: str, ray_message: str) -> str:
+        """What the master knows of a death: that the watchdog or the kernel has caused it."""
+        with suppress(Exception):  # the death is reported, with Ray's reason
+            return str(self._ask("explain_death", worker, ray_message, limit_s=_EXPLAIN_S))
+        return ""
 
     def _dead(self) -> list[tuple[str, str]]:
         """Workers that Ray calls dead, with its reason."""
@@ -241,6 +270,8 @@ class Supervisor:
         return dead
 
     def _ask(self, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
+        if self._cluster.ray_has_ended():
+            raise ClusterError(f"the master of the job {self.job!r} has ended with Ray")
         return ask_master(self.job, method, *args, limit_s=limit_s)
 
     def _keep_telling(self) -> None:
@@ -280,7 +311,8 @@ def _describe(decision: Decision, dead: list[tuple[str, str]], raised: list[Find
     failed = ", ".join([name for name, _ in dead] + [finding.worker for finding in raised])
     again = ", ".join(f"{group} {ranks}" for group, ranks in decision.ranks.items())
     delay = f" in {decision.wait_s:g} s" if decision.wait_s else ""
-    return f"{failed} failed; starting again{delay}: {again}"
+    line = f"{failed} failed; starting again{delay}: {again}"
+    return line if not raised else f"{line}. Where the step raises the same again, the run ends ({raised[0].evidence})"
 
 
 def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:

@@ -162,16 +162,20 @@ class RoleGroup:
     def _finish(
         self, method: str, handles: dict[int, Handle], shards: dict[int, Arguments], timeout: float | None
     ) -> dict[int, Any]:
-        """The results by rank; calls that failed are made again for as long as `recover` says so."""
+        """The results by rank; calls that failed are made again for as long as `recover` says so, and raise nothing
+        that they have raised before at the same place."""
         results: dict[int, Any] = {}
+        raised: set[tuple[int, str]] = set()
         while True:
             try:
                 _wait(handles, results, timeout)
                 return {rank: results[rank] for rank in handles}
             except SchedulerError as error:
                 failed = _failed_ranks(error)
-                if not failed or self._recover is None or not self._recover(error):
+                this = {(error.rank, error.origin)} if isinstance(error, WorkerError) else set()
+                if not failed or this & raised or self._recover is None or not self._recover(error):
                     raise
+                raised |= this
                 again = [] if isinstance(error, InvocationTimeoutError) else failed  # who is late still works
                 for rank in handles.keys() - results.keys():
                     try:
@@ -185,7 +189,7 @@ def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | 
     """Add to `results` what is not there."""
     waiting = {rank: handle for rank, handle in handles.items() if rank not in results}
     try:
-        results.update(zip(waiting, _Wait(list(waiting.values()), timeout, "").run(), strict=True))
+        results.update(zip(waiting, _Wait(list(waiting.values()), timeout, "", alone=True).run(), strict=True))
     except CallTimeoutError as error:
         missing = [rank for rank, handle in waiting.items() if not handle.done()]
         results.update((rank, handle.wait()) for rank, handle in waiting.items() if rank not in missing)

@@ -96,7 +96,7 @@ class TrainerHost:
     def _recover(self, error: SchedulerError) -> bool:
         """Whether workers alone were replaced, so that a call can be made again; else the trainer starts again."""
         assert self._supervisor is not None
-        decision: Decision = self._supervisor.recover(error, lambda _: 0)
+        decision: Decision = self._supervisor.recover(error, lambda _: 0, same_step=False)
         self._start_trainer_again = decision.level != "worker"
         return not self._start_trainer_again
 

@@ -23,6 +23,7 @@ from rlinf_lite.envs.base import (
 from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, EnvError, NonFiniteError, RowError, SimulatorError
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
+from rlinf_lite.scheduler.pulse import report_progress
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +229,7 @@ class ChunkedEnv:
 
     def _begin(self, rows: IntArray) -> None:
         """Starts the next episode of `rows`."""
+        report_progress()
         for row in rows.tolist():
             self._episode_index[row] += 1
             self._seeds[row] = episode_seed(self._first_seeds[row], self._episode_index[row])
@@ -246,6 +248,7 @@ class ChunkedEnv:
         self._call(rows, self.simulator.step, rows, actions, out)
         self._history[rows, self._length[rows]] = actions[rows]
         self._length[rows] += 1
+        report_progress()
         self._return[rows] += out.reward[rows]
         success = out.success[rows]
         self._success_once[rows] = np.maximum(self._success_once[rows], success)

@@ -23,6 +23,7 @@ from rlinf_lite.generation.sampling import sample
 from rlinf_lite.models.causal_lm import CausalLM, UnsupportedModelError
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.supported import check_equal, own_logits, probe_tokens, refusing
+from rlinf_lite.scheduler.pulse import report_progress
 
 _REFILL = 8
 """Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""
@@ -225,6 +226,7 @@ class _Batch:
         return self._draw(states[:, 0], 0)
 
     def _states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        report_progress()
         output = self.model.language_model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self._cache, use_cache=True
         )

@@ -14,6 +14,7 @@ from rlinf_lite.config.resources import install_command
 from rlinf_lite.rewards.errors import RewardError
 from rlinf_lite.rewards.isolated import CallFailedError, IsolatedFunction
 from rlinf_lite.rewards.registry import Rule, import_reward, rule_of
+from rlinf_lite.scheduler.pulse import report_progress
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RewardScorer:
         tracebacks = []
         rows = zip(solutions, ground_truths, data_sources, extra_infos, strict=True)
         for row, (solution, truth, source, extra_info) in enumerate(rows):
+            report_progress()
             try:
                 scores[row] = self._function(self._rule(source))(solution, truth, dict(extra_info))
             except CallFailedError as error:

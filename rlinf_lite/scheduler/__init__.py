@@ -30,6 +30,7 @@ from rlinf_lite.scheduler.placement import ProcessPlacement as ProcessPlacement
 from rlinf_lite.scheduler.placement import parse_placement as parse_placement
 from rlinf_lite.scheduler.placement import resolve_placements as resolve_placements
 from rlinf_lite.scheduler.pool import ResourcePool as ResourcePool
+from rlinf_lite.scheduler.pulse import report_progress as report_progress
 from rlinf_lite.scheduler.routing import Piece as Piece
 from rlinf_lite.scheduler.routing import route as route
 from rlinf_lite.scheduler.rows import nd_compute as nd_compute

@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
-from rlinf_lite.scheduler.handle import Handle
-from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, local_ray
+from rlinf_lite.scheduler.handle import Calls, Handle
+from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import (
     Node,
     driver_node_id,
@@ -69,6 +70,9 @@ class Cluster:
     groups: dict[str, WorkerGroup]
     feeders: set[tuple[str, str]]
     """Of which group's results another has been given some."""
+    calls: Calls
+    explain_death: Callable[[str, str], str] | None = None
+    """Why a worker (`env[1]`) has died, of which Ray says this: asked of whoever watches. Empty: no more than Ray."""
 
     _current: Cluster | None = None
 
@@ -90,6 +94,7 @@ class Cluster:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
         self.num_nodes, self.start_timeout_s = num_nodes, start_timeout_s
         self.epoch, self.oldest_epochs, self.groups, self.feeders = 0, {}, {}, set()
+        self.calls = Calls()
         self._pools: dict[str, frozenset[int]] = {}
         self._used: dict[str, frozenset[int]] = {}
         self._launching: list[Processes] | None = None
@@ -256,22 +261,33 @@ class Cluster:
 
     def _connect(self, temp_dir: str, num_gpus_per_node: int | None, accelerator: str, log_to_driver: bool) -> bool:
         """Returns whether Ray is our own."""
-        address = os.environ.get("RAY_ADDRESS") or ("auto" if self.num_nodes > 1 else None)
+        given = os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             return False
-        if address is None:
+        if not given and self.num_nodes == 1:
             kind, slots = detect_slots(accelerator, num_gpus_per_node)
             self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver))
             return True
+        address = given or "auto"
+        what = f"RAY_ADDRESS={given}" if given else f"cluster.num_nodes: {self.num_nodes}"
+        if "://" in address:
+            raise ClusterError(f"{what}: the driver has to run on a node of that Ray. There, set RAY_ADDRESS=auto.")
         try:
+            address = canonicalize_bootstrap_address_or_die(address)
+            knock(address)
             ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
+            alone = "Unset RAY_ADDRESS, and one is started on this machine. " if self.num_nodes == 1 else ""
             raise ClusterError(
-                f"cluster.num_nodes: {self.num_nodes}: no Ray answers at {address}, or it has another token ({error}). "
-                "Run `ray start --head` on one node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
+                f"{what}: no Ray answers at {address}, or it has another token ({error}). {alone}For several machines, "
+                "run `ray start --head` on one node and `ray start --address=<it>` on the others, then set RAY_ADDRESS."
             ) from error
         self._undo.callback(ray.shutdown)
         return False
+
+    def ray_has_ended(self) -> bool:
+        """Whether the Ray that this process has started is dead, so that calls would wait for it in vain."""
+        return local_ray_has_ended()
 
     def _reserve(self, is_own_ray: bool) -> None:
         """Take the slots, so that other jobs of the same Ray stay off them."""
@@ -345,7 +361,7 @@ def _end_agent(agent: Any) -> None:
 
 def _quietly(function: Callable[..., Any], *args: Any) -> None:
     with suppress(Exception):  # nodes may be gone, with what is asked of them
-        if ray.is_initialized():
+        if ray.is_initialized() and not local_ray_has_ended():
             function(*args)
 
 

@@ -18,19 +18,27 @@ class ClusterError(SchedulerError):
 
 
 class WorkerError(SchedulerError):
-    """A worker's method raised. `__cause__` is the original exception, `worker_traceback` where it was raised."""
+    """A worker's method raised. `__cause__` is the original exception, `worker_traceback` where it was raised, and
+    `origin` the same in a line: "ValueError at /some/file.py:12", followed by what that arose from."""
 
     def __init__(
-        self, group: str, rank: int, method: str, summary: str, worker_traceback: str, pickled: bytes | None = None
+        self,
+        group: str,
+        rank: int,
+        method: str,
+        summary: str,
+        worker_traceback: str,
+        pickled: bytes | None = None,
+        origin: str = "",
     ) -> None:
         self.group, self.rank, self.method = group, rank, method
-        self.summary, self.worker_traceback = summary, worker_traceback
+        self.summary, self.worker_traceback, self.origin = summary, worker_traceback, origin
         self.pickled = pickled
         """The original exception, where it survives pickling."""
         super().__init__(f"{group}[{rank}].{method} raised {summary}\n\nIn the worker:\n{worker_traceback.rstrip()}")
 
     def __reduce__(self) -> Any:
-        fields = (self.group, self.rank, self.method, self.summary, self.worker_traceback, self.pickled)
+        fields = (self.group, self.rank, self.method, self.summary, self.worker_traceback, self.pickled, self.origin)
         return WorkerError, fields
 
 

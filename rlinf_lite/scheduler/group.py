@@ -85,7 +85,9 @@ class WorkerGroup:
 
     def abort(self, reason: str) -> None:
         """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
-        self._epoch, self._aborted = self._running().start_epoch(self.name), True
+        cluster = self._running()
+        self._epoch, self._aborted = cluster.start_epoch(self.name), True
+        cluster.calls.give_up(set(self.members).__contains__)
         for member in self.members:
             if member.address is None:
                 continue  # it did not start
@@ -114,7 +116,8 @@ class WorkerGroup:
                 for member in group.members:
                     member.unlink_socket()
                 cluster.release(group)
-                withdraw("group", group.name)
+                if not cluster.ray_has_ended():
+                    withdraw("group", group.name)
                 group._cluster, group._processes, group.members = None, None, []
                 group._meshes, group._init_calls, group._aborted = {}, {}, False
 
@@ -151,7 +154,8 @@ class WorkerGroup:
     def _call(
         self, method: str, rule: CallRule, members: Sequence[Member], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Handle:
-        self._running().record_feeders(self.name, (*args, *kwargs.values()))
+        cluster = self._running()
+        cluster.record_feeders(self.name, (*args, *kwargs.values()))
         mode = get_dispatch_mode(rule.dispatch_mode)
         if mode.mesh is not None:
             mode = mesh_mode(mode.mesh, self._places(mode.mesh, members))
@@ -164,7 +168,7 @@ class WorkerGroup:
             if method == "init":
                 self._init_calls[member.rank] = carried
             refs.append(_start_call(member, method, carried))
-        return Handle(self, method, members, refs, collect, rule.timeout_s)
+        return Handle(self, method, members, refs, collect, rule.timeout_s, calls=cluster.calls)
 
     def _places(self, mesh: str, members: Sequence[Member]) -> list[MeshPlace | None]:
         """Where these workers stand in a device mesh; asked once, since nobody moves."""

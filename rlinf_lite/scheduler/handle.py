@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,7 +14,7 @@ import ray
 from ray import cloudpickle
 
 from rlinf_lite.scheduler.dispatch import CollectFn, Deferred
-from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerError
+from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerError
 from rlinf_lite.scheduler.rows import ConcatRows, take_rows
 
 if TYPE_CHECKING:
@@ -21,7 +22,32 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler.processes import Member
 
 _PATROL_S = 1.0
-"""How often a wait looks whether idle workers of the groups involved still live."""
+"""How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
+
+
+class Calls:
+    """The calls of a cluster whose outcome nobody has seen. One whose handle is dropped leaves by itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+    def add(self, handle: Handle) -> None:
+        with self._lock:
+            self._handles.add(handle)
+
+    def forget(self, handles: Iterable[Handle]) -> None:
+        """Their outcome has been seen, or is of no interest any more."""
+        with self._lock:
+            self._handles.difference_update(handles)
+
+    def under_way(self) -> list[Handle]:
+        with self._lock:
+            return list(self._handles)
+
+    def give_up(self, ended: Callable[[Member], bool]) -> None:
+        """Forget the calls of workers that have been told to stop, or were ended: how those fail says nothing new."""
+        self.forget([handle for handle in self.under_way() if any(map(ended, handle._members))])
 
 
 class Handle:
@@ -36,11 +62,15 @@ class Handle:
         collect: CollectFn = list,
         timeout_s: float | None = None,
         with_peers: bool = True,
+        calls: Calls | None = None,
     ) -> None:
-        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain."""
-        self.group, self.method, self.with_peers = group, method, with_peers
+        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain. `calls`:
+        the other calls of a user's, whose failure ends a wait for this one, and the other way round."""
+        self.group, self.method, self.with_peers, self._calls = group, method, with_peers, calls
         self._members, self._refs, self._collect = list(members), list(refs), collect
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if calls is not None:
+            calls.add(self)
 
     def __repr__(self) -> str:
         return f"Handle({self.group.name}.{self.method}, {'done' if self.done() else 'running'})"
@@ -49,7 +79,11 @@ class Handle:
         raise TypeError(f"{self!r} must be an argument of a group call itself, not lie inside one")
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """The collected result. Raises WorkerError, WorkerDiedError and CallTimeoutError."""
+        """The collected result. Raises WorkerError, WorkerDiedError and CallTimeoutError.
+
+        Raises too what another call of the cluster has failed with meanwhile, whose own handle is not waited for: this
+        one may wait for it in vain. The other's `wait` raises that again.
+        """
         return _Wait([self], timeout_s, "").run()[0]
 
     def done(self) -> bool:
@@ -92,8 +126,9 @@ def wait_all(
     """Wait for calls of several groups together; returns their collected results. While they run, `check` is called
     about every second; what it raises ends the wait.
 
-    Raises as soon as any of them fails, or any worker of their groups dies, even where others are still blocked; those
-    groups are then aborted (`group.abort`), so that their workers stop waiting for messages that will not come.
+    Raises as soon as any call of the cluster fails, or any worker of the groups that are called dies, even where others
+    are still blocked; the groups of these handles are then aborted (`group.abort`), so that their workers stop waiting
+    for messages that will not come.
     """
     try:
         return _Wait(handles, timeout_s, what, check).run()
@@ -101,7 +136,7 @@ def wait_all(
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         running = [handle for handle in handles if not handle.done()]
         for group in {handle.group for handle in running}:
-            group.abort(reason)
+            group.abort(reason)  # which forgets their calls
         # what these calls raise now says nothing new; Ray would print it as unhandled
         refs = [ref for handle in running for ref in handle._refs]
         threading.Thread(target=_swallow, args=(refs,), daemon=True).start()
@@ -118,9 +153,15 @@ class _Wait:
     """One wait for the calls of one or several handles."""
 
     def __init__(
-        self, handles: Sequence[Handle], timeout_s: float | None, what: str, check: Callable[[], None] | None = None
+        self,
+        handles: Sequence[Handle],
+        timeout_s: float | None,
+        what: str,
+        check: Callable[[], None] | None = None,
+        alone: bool = False,
     ) -> None:
-        self._handles, self._what, self._check = handles, what, check
+        """`alone`: what becomes of other calls does not matter."""
+        self._handles, self._what, self._check, self._alone = handles, what, check, alone
         self._refs = [ref for handle in handles for ref in handle._refs]
         self._started = time.monotonic()
         limits = [handle._deadline for handle in handles if handle._deadline is not None]
@@ -139,28 +180,49 @@ class _Wait:
                 self._patrol()
             except ray.exceptions.RayError as error:
                 self._raise(error)
+        self._forget(self._handles)
         return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
     def _seconds_to_patrol(self) -> float:
         return _PATROL_S if self._deadline is None else min(_PATROL_S, max(0.0, self._deadline - time.monotonic()))
 
     def _patrol(self) -> None:
-        """Look for errors among the finished calls, for dead workers among the idle, and at the clock."""
+        """Look for errors among the finished calls and those of others, for dead workers among the idle, and at the
+        clock."""
+        cluster = self._handles[0].group._cluster
+        if cluster is not None and cluster.ray_has_ended():
+            calls = self._what or ", ".join(f"{handle.group.name}.{handle.method}" for handle in self._handles)
+            raise ClusterError(f"{calls}: Ray's own processes on this machine have ended. Were they killed?")
         finished, running = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
-        answered = [ref for ref in self._pings.values() if ray.wait([ref], timeout=0)[0]]
+        others = self._others()
+        members = self._members([*self._handles, *others])
+        pings = {member: ping for member, ping in self._pings.items() if member in members}
+        answered = ray.wait(list(pings.values()), num_returns=len(pings), timeout=0)[0] if pings else []
         try:
-            ray.get(finished + answered)
+            ray.get(finished)
+            failed = {task for tasks in ray.get(answered) for task in tasks}
+            refs = [ref for other in others for ref in other._refs] if failed else []
+            ray.get([ref for ref in refs if ref.task_id().hex() in failed])  # not all: results may be large, and far
         except ray.exceptions.RayError as error:
             self._raise(error)
         if running and self._deadline is not None and time.monotonic() >= self._deadline:
             raise CallTimeoutError(self._late(set(running)))
-        for member in self._members():
-            if member not in self._pings or self._pings[member] in answered:
-                self._pings[member] = member.actor._ping.remote()
+        waiting = {member: ping for member, ping in pings.items() if ping not in set(answered)}
+        self._pings = {member: waiting.get(member) or member.actor._ping.remote() for member in members}
 
-    def _members(self) -> list[Member]:
-        called = [member for handle in self._handles for member in handle._members]
-        groups = {handle.group for handle in self._handles if handle.with_peers}
+    def _others(self) -> list[Handle]:
+        """Calls of the same cluster that are not waited for here."""
+        calls = None if self._alone else self._handles[0]._calls
+        return [] if calls is None else [other for other in calls.under_way() if other not in self._handles]
+
+    def _forget(self, handles: Iterable[Handle]) -> None:
+        for handle in handles:
+            if handle._calls is not None:
+                handle._calls.forget([handle])
+
+    def _members(self, handles: Sequence[Handle]) -> list[Member]:
+        called = [member for handle in handles for member in handle._members]
+        groups = {handle.group for handle in handles if handle.with_peers}
         peers = [member for group in groups for member in group.members]
         return list(dict.fromkeys([*called, *peers]))
 
@@ -176,17 +238,27 @@ class _Wait:
         return f"{self._what + ': ' if self._what else ''}{waited}; not done: {', '.join(late)} ({done})"
 
     def _raise(self, error: Exception) -> NoReturn:
+        others = self._others()
         failure = getattr(error, "cause", None)
         if isinstance(failure, WorkerError):
+            self._forget(self._blamed(failure.group, others))
             pickled = failure.pickled
             raise failure from RuntimeError(failure.summary) if pickled is None else cloudpickle.loads(pickled)
         if isinstance(error, ray.exceptions.RayActorError):
-            for member in self._members():
+            for member in self._members([*self._handles, *others]):
                 if member.actor._actor_id.hex() == error.actor_id:
-                    raise member.death(str(error)) from error
+                    self._forget(self._blamed(member.group, others))
+                    cluster = self._handles[0].group._cluster
+                    explain = None if cluster is None else cluster.explain_death
+                    raise member.death(str(error), explain) from error
         # not a worker's own exception: for example, a result that cannot be pickled
+        self._forget(self._handles)
         calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)
         raise SchedulerError(f"{', '.join(calls)}: {error}") from error
+
+    def _blamed(self, group: str, others: Sequence[Handle]) -> list[Handle]:
+        """The calls whose failure is known once a group's is."""
+        return [handle for handle in (*self._handles, *others) if handle.group.name == group]
 
 
 def same(value: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,8 @@ from rlinf_lite.scheduler.worker import Worker
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
 """Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 _KEPT_DURATIONS = 4096
+_KEPT_FAILURES = 64
+_MAX_CAUSES = 8
 
 
 class Host:
@@ -38,6 +41,7 @@ class Host:
         self._name, self._rank = name, rank
         self._workers: list[Worker] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
+        self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
 
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
         return f"{self._name}[{self._rank}]"
@@ -56,6 +60,7 @@ class Host:
         """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
         os.environ.update(_THREADS | env_vars)
         set_context(context)
+        _ignore_sigterm()
         name = self._name
         try:
             with imports_without_gc():
@@ -83,15 +88,16 @@ class Host:
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         worker = self._workers[index]
-        start = time.perf_counter()
+        start, task = time.perf_counter(), ray.get_runtime_context().get_task_id() or ""
         try:
             args, kwargs = _resolved(args, kwargs)
             with worker._activity.method(method):
                 return getattr(worker, method)(*args, **kwargs)
         except Exception as error:
+            self._failed.append(task)
             raise self._failure(worker.name, method, error) from None
         finally:
-            self._durations[ray.get_runtime_context().get_task_id() or ""] = time.perf_counter() - start
+            self._durations[task] = time.perf_counter() - start
             if len(self._durations) > _KEPT_DURATIONS:
                 self._durations.popitem(last=False)
 
@@ -101,8 +107,9 @@ class Host:
     def _mesh_place(self, index: int, mesh: str) -> MeshPlace | None:
         return self._workers[index]._mesh_places.get(mesh)
 
-    def _ping(self) -> None:
-        """Answers once the calls before it are done; fails when the process is gone."""
+    def _ping(self) -> list[str]:
+        """The last calls that failed, by id. Answers once those before it are done; fails when the process is gone."""
+        return list(self._failed)
 
     def _clear_abort(self, index: int, epoch: int, oldest_epochs: dict[str, int]) -> None:
         self._workers[index]._connected().clear_abort(epoch, oldest_epochs)
@@ -113,7 +120,17 @@ class Host:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return WorkerError(name, self._rank, method, summary, text, _pickled(error))
+        return WorkerError(name, self._rank, method, summary, text, _pickled(error), _origin(error))
+
+
+def _ignore_sigterm() -> None:
+    """SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job.
+
+    By a handler, and unblocked, which programs started from here do not inherit; forks get the default back.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def process_and_logs() -> tuple[int, list[str]]:
@@ -163,6 +180,18 @@ def _resolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
         return value.resolve([next(values) for _ in value.refs]) if isinstance(value, Deferred) else value
 
     return tuple(resolve(value) for value in args[:num_given]), {key: resolve(value) for key, value in kwargs.items()}
+
+
+def _origin(error: BaseException) -> str:
+    """Types and lines of an exception and of those that it arose from."""
+    found: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(found) < _MAX_CAUSES:
+        frames = list(traceback.walk_tb(current.__traceback__))
+        place = f" at {frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
+        found.append(f"{type(current).__name__}{place}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return ", from ".join(found)
 
 
 def _pickled(error: Exception) -> bytes | None:

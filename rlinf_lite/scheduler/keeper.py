@@ -69,6 +69,9 @@ class Keeper:
     def __init__(self, name: str, maxsize: int) -> None:
         self._name, self._maxsize = name, maxsize
         self._queues: dict[Any, _Queue] = {}
+        """Those in which an item or somebody waits."""
+        self._lines: dict[Any, _Queue] = {}
+        """Those in which somebody waits."""
         self._inbox = Inbox(f"channel-{name}")
         self.address = self._inbox.address
         self._thread = threading.Thread(target=self._run, name=f"channel {name}", daemon=True)
@@ -88,7 +91,7 @@ class Keeper:
 
     def _serve_next(self) -> bool:
         """Serve what comes in before somebody's time is up; False once the channel is closed."""
-        waiting = [w for queue in self._queues.values() for w in (*queue.producers, *queue.consumers)]
+        waiting = [w for queue in self._lines.values() for w in (*queue.producers, *queue.consumers)]
         deadline = min((w.deadline for w in waiting), default=math.inf)
         self._inbox.wait(None if deadline == math.inf else deadline - time.monotonic())
         while (taken := self._inbox.take()) is not None:
@@ -107,14 +110,15 @@ class Keeper:
                     self._drop_all()
                     _answer(request)
                     return False
-            self._settle(queue)
+            self._settle(request.key)
         return True
 
-    def _settle(self, queue: _Queue) -> None:
-        """Let producers in and hand out items until neither can go on.
+    def _settle(self, key: Any) -> None:
+        """Let producers in and hand out items until neither can go on; forget a key that nothing is left of.
 
         A get takes what there is and so makes room: a target weight above `maxsize` cannot deadlock.
         """
+        queue = self._queues[key]
         while True:
             if queue.producers and (not self._maxsize or len(queue.items) < self._maxsize):
                 producer = queue.producers.popleft()
@@ -127,12 +131,18 @@ class Keeper:
                     queue.consumers.popleft()
                     _answer(consumer.request, [parcel for parcel, _ in consumer.items])
             else:
-                return
+                break
+        if queue.producers or queue.consumers:
+            self._lines[key] = queue
+            return
+        self._lines.pop(key, None)
+        if not queue.items:
+            del self._queues[key]
 
     def _expire(self) -> None:
         """Refuse those who have waited for too long."""
         now = time.monotonic()
-        for queue in self._queues.values():
+        for key, queue in list(self._lines.items()):
             for late in [waiting for waiting in queue.producers if waiting.deadline <= now]:
                 queue.producers.remove(late)
                 discard(late.items[0][0])
@@ -141,7 +151,7 @@ class Keeper:
                 queue.consumers.remove(late)
                 queue.items.extendleft(reversed(late.items))
                 self._refuse_late(late.request, f"nothing arrived in {late.request.timeout_s:g} s.")
-            self._settle(queue)
+            self._settle(key)
 
     def _drop_all(self) -> None:
         for queue in self._queues.values():
@@ -151,6 +161,7 @@ class Keeper:
             for parcel, _ in queue.items:
                 discard(parcel)
         self._queues.clear()
+        self._lines.clear()
 
     def _refuse_late(self, request: Request, problem: str) -> None:
         _answer(request, error=ChannelTimeoutError(f"channel {self._name!r}, key {request.key!r}: {problem}"))

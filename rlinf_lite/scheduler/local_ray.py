@@ -9,15 +9,17 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import _raylet
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from rlinf_lite.scheduler.errors import ClusterError
 from rlinf_lite.scheduler.scratch import living_temp_dirs
@@ -25,6 +27,8 @@ from rlinf_lite.scheduler.scratch import living_temp_dirs
 SLOT_RESOURCE = "rlinf_lite_slot"
 _FILE = "ray.json"
 _ANSWER_S = 3.0
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a gRPC client begins with, and an empty frame of settings, which the server answers with its own."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,22 @@ def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver
         **_private(token),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_task_events_shutdown_flush_timeout_ms": "500",  # nobody reads them; where Ray is dead, this is waited for
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
     }
     with _environment(variables, cluster_mode=False):
         try:
-            ray.init(
-                address="local",
-                num_gpus=num_gpus,
-                resources={SLOT_RESOURCE: num_slots},
-                include_dashboard=False,
-                log_to_driver=log_to_driver,
-                logging_level=logging.WARNING,
-                _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; the one above is ours alone
-                _node_ip_address="127.0.0.1",
-            )
+            with _out_of_reach():
+                ray.init(
+                    address="local",
+                    num_gpus=num_gpus,
+                    resources={SLOT_RESOURCE: num_slots},
+                    include_dashboard=False,
+                    log_to_driver=log_to_driver,
+                    logging_level=logging.WARNING,
+                    _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; the one above is ours alone
+                    _node_ip_address="127.0.0.1",
+                )
             _make_known(temp_dir, token)
             yield
         finally:
@@ -85,7 +91,7 @@ def joined_ray(known: KnownRay) -> Iterator[None]:
     variables = {} if known.token is None else _private(known.token)
     with _environment(variables, cluster_mode=ray_constants.ENABLE_RAY_CLUSTER and known.token is None):
         try:
-            _knock(known.address)
+            knock(known.address)
             ray.init(address=known.address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ClusterError(f"no Ray answers at {known.address}, or it has another token ({error})") from error
@@ -111,14 +117,60 @@ def _make_known(temp_dir: str, token: str) -> None:
     os.replace(f"{path}.partial", path)
 
 
-def _knock(address: str) -> None:
-    """Ray itself takes 20 s to find that nobody is there. Raises ConnectionError."""
+def knock(address: str) -> None:
+    """Ray itself takes 20 s to find that nobody is there, and minutes where whoever is there says nothing; no signal
+    ends that. Raises ConnectionError."""
     host, _, port = address.rpartition(":")
-    if host and "/" not in host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
-        except OSError as error:
-            raise ConnectionError(error.strerror or error) from error
+    if not host or "/" in host or not port.isdecimal():
+        return  # not an address; Ray says so
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            answer = b""
+            while len(answer) < 4 and (more := connection.recv(4 - len(answer))):
+                answer += more
+    except TimeoutError as error:
+        raise ConnectionError(f"whoever listens there has said nothing for {_ANSWER_S:g} s") from error
+    except OSError as error:
+        raise ConnectionError(error.strerror or error) from error
+    if answer[3:] != b"\4":
+        raise ConnectionError("what listens there is no Ray")
+
+
+def local_ray_has_ended() -> bool:
+    """Whether this process has started a Ray that is dead by now. Asks nobody: calls to it would wait for a minute."""
+    node: Any = ray._private.worker._global_node
+    vital = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET)
+    return node is not None and any(kind in vital for kind, _ in node.dead_processes())
+
+
+class _Daemon(services.ConsolePopen):
+    """One of Ray's processes, which signals do not reach that are meant for this one: in a process group of its own
+    (timeout, a terminal), and deaf to SIGTERM (SLURM, which sends it to every process of a job). This process saves its
+    work on SIGTERM, and ends them then."""
+
+    def __init__(self, *args: Any, preexec_fn: Callable[[], None], **kwargs: Any) -> None:
+        def prepare() -> None:
+            preexec_fn()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+        kwargs |= {"preexec_fn": prepare, "process_group": 0}
+        super().__init__(*args, **kwargs)
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # with the agents that it started
+
+
+@contextmanager
+def _out_of_reach() -> Iterator[None]:
+    """Ray's processes that are started inside the block are `_Daemon`s."""
+    before: Any = services.ConsolePopen
+    vars(services)["ConsolePopen"] = _Daemon
+    try:
+        yield
+    finally:
+        vars(services)["ConsolePopen"] = before
 
 
 @contextmanager

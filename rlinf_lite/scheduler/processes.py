@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,8 @@ class Member:
     def log_paths(self) -> list[str]:
         return list(ray.get(self.process, timeout=5)[1])
 
-    def death(self, ray_message: str) -> WorkerDiedError:
-        """The error for a dead worker, with the tail of its log; tidies up what it left."""
+    def death(self, ray_message: str, explain: Callable[[str, str], str] | None = None) -> WorkerDiedError:
+        """The error for a dead worker, with the tail of its log; tidies up what it left. `explain`: see `Cluster`."""
         where, tail = f"node {self.node.rank} ({self.node.ip})", ""
         with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
             where = f"{where}, pid {self.pid}"
@@ -66,7 +66,8 @@ class Member:
             except Exception as error:  # the node may be gone with the worker; its death is still reported
                 tail = f"(the log could not be read: {error})"
         self.unlink_socket()
-        return WorkerDiedError(self.group, self.rank, where, exit_reason(ray_message), tail)
+        reason = explain(f"{self.group}[{self.rank}]", ray_message) if explain is not None else ""
+        return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(ray_message), tail)
 
     def unlink_socket(self) -> None:
         """Tell senders that nobody reads here any more."""
@@ -108,6 +109,13 @@ class Processes:
     def end(self, members: Sequence[Member]) -> None:
         """Kill processes and wait until Ray has seen them die; those that do not end by themselves get SIGKILL."""
         deadline = time.monotonic() + _END_S
+        actors = {member.actor._actor_id for member in members}
+        self._cluster.calls.give_up(lambda member: member.actor._actor_id in actors)
+        if self._cluster.ray_has_ended():  # they end with it, unless something holds them up
+            for member in members:
+                with suppress(Exception):
+                    end_process(member.pid, 0.0)
+            return
         for member in members:
             ray.kill(member.actor)
         for member in members:

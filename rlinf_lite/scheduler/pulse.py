@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+_MOVED_BYTES = 2**20
+"""Read from or written to files between two beats: more than a pulse itself takes, less than the slowest disk gives."""
+
 BEAT_S = 2.0
 """Every call wakes up some threads, which computing ones have to make room for."""
 
@@ -26,7 +29,8 @@ class Beat:
     waiting_for: str | None
     """Whose message that method waits for."""
     stuck_s: float
-    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`."""
+    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`, files read or
+    written."""
     busy_s: float
     """Seconds spent in methods so far, without waiting for messages."""
     sent_to: tuple[str, ...]
@@ -82,6 +86,16 @@ class Activity:
         return self.busy_s + (time.monotonic() - self._since if running else 0.0)
 
 
+_progress = Activity()
+"""Of whichever worker runs in this process: one at a time does."""
+
+
+def report_progress() -> None:
+    """Say that the method under way comes on, from code that knows no worker: an environment, a reward, a model.
+    Anywhere else it does nothing."""
+    _progress.move()
+
+
 class Pulse:
     """A thread that gives `tell` the beats of a process's workers, for as long as the process lives."""
 
@@ -90,16 +104,17 @@ class Pulse:
     ) -> None:
         self._workers, self._tell, self._beat_s = workers, tell, beat_s
         self._seen = [(-1, 0.0)] * len(workers)
+        self._file_bytes = 0
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def beats(self) -> list[Beat]:
         now = time.monotonic()
-        memory, oom_kills = memory_bytes(), num_oom_kills()
+        memory, oom_kills, moved = memory_bytes(), num_oom_kills(), self._moves_files()
         found = []
         for index, (group, rank, activity) in enumerate(self._workers):
             moves, since = self._seen[index]
-            if activity.moves != moves:
-                self._seen[index] = moves, since = activity.moves, now
+            if moved or activity.moves + _progress.moves != moves:
+                self._seen[index] = moves, since = activity.moves + _progress.moves, now
             found.append(
                 Beat(
                     group,
@@ -117,6 +132,11 @@ class Pulse:
             )
         return found
 
+    def _moves_files(self) -> bool:
+        """Whether this process loads or saves something large: one call of a library, which cannot report progress."""
+        before, self._file_bytes = self._file_bytes, file_bytes()
+        return self._file_bytes - before >= _MOVED_BYTES
+
     def _run(self) -> None:
         while True:
             self._tell(self.beats())
@@ -127,6 +147,17 @@ def memory_bytes() -> int:
     """Resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def file_bytes() -> int:
+    """Bytes that this process has read and written so far, files that are mapped included; 0 where the kernel does not
+    say. Messages count as nothing."""
+    try:
+        with open("/proc/self/io") as file:
+            counts = dict(line.split(": ") for line in file)
+    except OSError:
+        return 0
+    return sum(int(counts[name]) for name in ("rchar", "wchar", "read_bytes"))
 
 
 def num_oom_kills() -> int:

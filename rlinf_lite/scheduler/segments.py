@@ -6,6 +6,7 @@ import errno
 import itertools
 import mmap
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from rlinf_lite.scheduler.codec import Buffer, decode, encode
 from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.scratch import SHM_ROOT
 
 BULK_BYTES = 64 * 1024
 """Buffers from this size on go through a segment, smaller ones inside the message."""
@@ -77,6 +79,20 @@ def discard(parcel: Parcel) -> None:
             os.unlink(parcel.segment)
 
 
+def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> SchedulerError:
+    """The error for shared memory that is full: `what` takes so much at `path`, which cannot be written whole."""
+    directory = os.path.dirname(path)
+    usage, needed, suggested = shutil.disk_usage(directory), needed_bytes / 2**20, 8
+    while suggested * 2**30 < usage.total + 2 * needed_bytes:
+        suggested *= 2
+    return SchedulerError(
+        f"shared memory is full: {path} ({what}) needs {needed:.1f} MiB, and {usage.free / 2**20:.1f} of "
+        f"{usage.total / 2**20:.1f} MiB are free in {directory}. Give it more room (in a container: docker run "
+        f"--shm-size={suggested}g; on a machine: mount -o remount,size={suggested}g {SHM_ROOT}){', ' * bool(instead)}"
+        f"{instead}."
+    )
+
+
 def _write(buffers: Sequence[memoryview], spans: Sequence[tuple[int, int] | None], directory: str) -> str:
     path = os.path.join(directory, f"{os.getpid()}-{next(_counter)}")
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -90,10 +106,8 @@ def _write(buffers: Sequence[memoryview], spans: Sequence[tuple[int, int] | None
         os.unlink(path)
         if error.errno != errno.ENOSPC:
             raise
-        raise SchedulerError(
-            f"{directory} is full: a message of {sum(b.nbytes for b in buffers) / 2**20:.0f} MiB does not fit. "
-            "Give it more room (docker run --shm-size=8g) or send smaller messages (fewer environments per worker)."
-        ) from error
+        needed = sum(buffer.nbytes for buffer in buffers)
+        raise no_room(path, "a message", needed, "or send smaller messages (fewer environments per worker)") from error
     finally:
         os.close(fd)
     return path

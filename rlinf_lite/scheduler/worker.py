@@ -89,10 +89,12 @@ class Worker:
 
     def check_abort(self, doing: str) -> None:
         """Raise AbortedError after `group.abort`; for long work that receives nothing."""
-        self._connected().check_abort(doing)
+        if self._mailbox is not None:
+            self._mailbox.check_abort(doing)
 
     def report_progress(self) -> None:
-        """Say that a long method comes on, to whoever looks for workers that hang."""
+        """Say that a long method comes on, to whoever looks for workers that hang. Code without a worker at hand has
+        `rlinf_lite.scheduler.report_progress`."""
         self._activity.move()
 
     def join_mesh(self, mesh: str, dp_rank: int, dp_size: int, collects: bool = True) -> None:

@@ -10,6 +10,7 @@ Receivers say what they have: where one is new, or the sender is, everything is 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import mmap
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, SchedulerError
+from rlinf_lite.scheduler.segments import no_room
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -60,7 +62,7 @@ class _Ready:
 
     on_cpu: bool
     complete: bool
-    """It has had everything once: what trains is enough."""
+    """It has had everything once: what may have changed is enough."""
     segment: str | None
     """What its parameters are views of."""
 
@@ -75,7 +77,7 @@ class _Segment:
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:
-                os.posix_fallocate(descriptor, 0, num_bytes)  # a full /dev/shm fails here, not by a bus error later
+                _reserve(descriptor, path, num_bytes)
             self._memory = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)
@@ -86,6 +88,17 @@ class _Segment:
             return torch.empty(entry.shape, dtype=entry.dtype)
         raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
         return torch.from_numpy(raw).view(entry.dtype).view(entry.shape)
+
+
+def _reserve(descriptor: int, path: str, num_bytes: int) -> None:
+    """Where shared memory is full, this fails, and no bus error comes later. Raises SchedulerError."""
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        os.unlink(path)
+        if error.errno != errno.ENOSPC:
+            raise
+        raise no_room(path, "weights for the rollout workers of this node", num_bytes) from error
 
 
 def _pieces(tensor: Tensor) -> list[np.ndarray]:
@@ -101,12 +114,11 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
-    """Parameters (or only those that train) and, in a full set, persistent buffers; tied ones once."""
-    if trainable_only:
-        return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    persistent = module.state_dict().keys()
-    buffers = [(name, b) for name, b in module.named_buffers() if name in persistent]
-    return [*module.named_parameters(), *buffers]
+    """Parameters (or only those that train) and persistent buffers, such as running statistics; tied ones once."""
+    parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not trainable_only]
+    buffers = list(module.named_buffers())
+    persistent = module.state_dict().keys() if buffers else ()
+    return [*parameters, *((name, b) for name, b in buffers if name in persistent)]
 
 
 class WeightSender:
@@ -134,10 +146,10 @@ class WeightSender:
         self._segment: _Segment | None = None
 
     def send(self, version: int, module: nn.Module) -> None:
-        """Bring every receiver to `version`: everything the first time, then what trains.
+        """Bring every receiver to `version`: everything the first time, then parameters that train and buffers.
 
-        Where a receiver fails, a sender still takes its part in gathering tensors before it raises: the other senders
-        would wait for it.
+        Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in
+        gathering tensors before it raises: the other senders would wait for it.
         """
         ready, problem = self._hear_receivers()
         sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
@@ -148,7 +160,10 @@ class WeightSender:
         tensors = synced_tensors(module, trainable_only=not self._agree(everything, problem))
         if first:
             self._drop_segment()
-            self._segment = _Segment(*self._layout(tensors), create=True)
+            try:
+                self._segment = _Segment(*self._layout(tensors), create=True)
+            except SchedulerError as error:
+                problem = error
         for bucket in self._buckets(tensors):
             try:
                 if problem is None:
@@ -189,6 +204,7 @@ class WeightSender:
         return everything
 
     def _transfer(self, version: int, bucket: dict[str, Tensor], sharing: list[int], others: list[int]) -> None:
+        self._worker.report_progress()
         if sharing and self._segment is not None:
             self._write(self._segment, bucket)
         for rank in others:
@@ -203,6 +219,11 @@ class WeightSender:
         self._segment = None
 
     def _write(self, segment: _Segment, bucket: dict[str, Tensor]) -> None:
+        for name, tensor in bucket.items():
+            room = segment.tensors[name]
+            if (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+                was, now = (f"{list(x.shape)} {x.dtype}" for x in (room, tensor))
+                raise SchedulerError(f"{name} was {was} when the weights were first sent, and is {now} now")
         targets = [piece for name in bucket for piece in _pieces(segment.tensors[name])]
         sources = [piece for tensor in bucket.values() for piece in _pieces(tensor.contiguous())]
         is_small = sum(source.nbytes for source in sources) <= _PIECE_BYTES

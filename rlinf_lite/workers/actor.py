@@ -271,6 +271,7 @@ class EmbodiedFSDPActor(Worker):
 
     def _backward_sft(self, part: np.ndarray, num_actions: int, sums: MetricSums) -> None:
         """Forward and backward of one micro-batch, as its part of the mean over all ranks' `num_actions` actions."""
+        self.report_progress()
         obs, actions = self.demonstrations.read(part)
         mask = torch.from_numpy(self.demonstrations.mask(part))
         batch = {**self.policy.sft_inputs(obs), "actions": actions, "mask": mask}
@@ -283,6 +284,7 @@ class EmbodiedFSDPActor(Worker):
     def _backward(self, index: Tensor, denominator: Tensor, sums: MetricSums) -> None:
         """Forward and backward of one micro-batch; an empty one takes part in the collectives with weight 0."""
         assert self.batch is not None
+        self.report_progress()
         algorithm = self.cfg.algorithm
         empty = len(index) == 0
         index = torch.zeros(1, dtype=torch.int64) if empty else index

@@ -140,12 +140,11 @@ class MultiStepRolloutWorker(Worker):
         if not observations:
             return None
         obs = concat_rows(observations)
-        size = self.layout.stage_size
+        size, parts = self.layout.stage_size, []
         with torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
-            parts = [
-                self.policy.predict_values(take_rows(obs, slice(first, first + size)))[:, 0].float().cpu()
-                for first in range(0, num_rows(obs), size)
-            ]
+            for first in range(0, num_rows(obs), size):
+                self.report_progress()
+                parts.append(self.policy.predict_values(take_rows(obs, slice(first, first + size)))[:, 0].float().cpu())
         return torch.cat(parts)
 
 

@@ -1,6 +1,7 @@
 """Crashed, hung, slow, out of memory and lost workers are told apart, each with its evidence."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,27 @@ def test_a_worker_is_not_silent_before_it_could_speak(diagnosis):
     assert diagnosis.find_hung(RECORD, 5000.0) is None
     assert diagnosis.find_hung(RECORD, 5009.0) is None
     assert diagnosis.find_hung(RECORD, 5011.0) is not None
+
+
+def test_nobody_hangs_where_the_machine_was_suspended(diagnosis, monkeypatch):
+    diagnosis.hear([BEAT])
+    diagnosis.forget(replace(RECORD, rank=0))
+    later = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: later)  # the monotonic clock stood still
+    assert diagnosis.find_hung(RECORD) is None and diagnosis.find_hung(replace(RECORD, rank=0)) is None
+
+
+def test_nobody_hangs_where_all_were_stopped(diagnosis):
+    diagnosis.look(99.0)
+    diagnosis.hear([replace(BEAT, stuck_s=9.0)], 100.0)
+    for now in (100.0, 3700.0, 3701.0):
+        diagnosis.look(now)
+        assert diagnosis.find_hung(RECORD, now) is None
+    diagnosis.hear([replace(BEAT, stuck_s=3610.0)], 3702.0)
+    assert diagnosis.find_hung(RECORD, 3702.0) is None
+    for now in range(3702, 3712):
+        diagnosis.look(now)
+    assert diagnosis.find_hung(RECORD, 3711.0) is not None
 
 
 def test_slow(diagnosis):

@@ -166,6 +166,13 @@ def test_only_the_failed_rank_is_called_again(actors: RoleGroup, tmp_path: Path)
     assert (tmp_path / "0").read_text() == "." and (tmp_path / "1").read_text() == ".."
 
 
+def test_what_a_call_raises_twice_at_the_same_place_is_raised(actors: RoleGroup) -> None:
+    asked: list[SchedulerError] = []
+    with pytest.raises(WorkerError):
+        RoleGroup(actors._group, lambda error: not asked.append(error)).echo()
+    assert len(asked) == 1
+
+
 def test_late_ranks_are_called_again_where_recover_replaced_them(actors: RoleGroup, tmp_path: Path) -> None:
     asked: list[Any] = []
 

@@ -176,7 +176,8 @@ def test_an_environment_that_hangs_is_replaced(start, tmp_path):
 
 def test_an_environment_that_raises_is_replaced_until_the_limit(start):
     broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "env.kwargs={how: raise, after: 40}"]
-    runner = start(*broken, "control.max_restarts=2", "runner.max_steps=100")
+    alone = "cluster.component_placement={actor: '0-1', rollout: '0-1', env: '0'}"  # which raises in later steps again
+    runner = start(*broken, alone, "control.max_restarts=2", "runner.max_steps=100")
     with pytest.raises(JobFailedError, match=r"control\.max_restarts is 2") as error:
         runner.run()
     assert "ZeroDivisionError: the simulator fell over" in str(error.value) and "What failed:" in str(error.value)

@@ -1,5 +1,6 @@
 """Workers that say what they know."""
 
+import time
 from typing import Any
 
 import ray
@@ -24,3 +25,13 @@ class Talker(Worker):
 
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
+
+    def stumble(self, over: str) -> None:
+        raise RuntimeError(over)
+
+    def doze(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Replaceable(Talker):
+    failover = "worker"

@@ -19,6 +19,7 @@ from rlinf_lite.scheduler import (
     WorkerGroup,
     wait_all,
 )
+from rlinf_lite.scheduler.channel import _kept
 
 
 class Endpoint(Worker):
@@ -207,3 +208,18 @@ def test_many_can_wait_at_once(channel: Channel) -> None:
         return await asyncio.gather(*waiting)
 
     assert asyncio.run(talk()) == list(range(40))
+
+
+@pytest.mark.parametrize("channel", [1], indirect=True)
+def test_keys_that_are_used_up_are_forgotten(channel: Channel) -> None:
+    keeper = _kept[-1]
+    for key in range(20):
+        channel.put(key, key=key)
+        with pytest.raises(ChannelTimeoutError):
+            channel.put(key, key=key, timeout_s=0.01)
+        assert channel.qsize(f"never used {key}") == 0
+    assert [channel.get(key=key) for key in range(20)] == list(range(20))
+    with pytest.raises(ChannelTimeoutError):
+        channel.get(key="empty", timeout_s=0.01)
+    assert channel.empty("empty")
+    assert not keeper._queues and not keeper._lines

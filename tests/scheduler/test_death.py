@@ -79,6 +79,36 @@ def test_killed_while_others_wait_for_it(cluster: Cluster, group: WorkerGroup) -
     other.shutdown()
 
 
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_failed_call_ends_a_wait_for_another(cluster: Cluster, group: WorkerGroup, how: str) -> None:
+    """As in scripts that wait for one handle after the other."""
+    other = Mortal.create_group().launch(cluster, "1", name="other")
+    blocked = other.listen("mortal")
+    failing = group.execute_on(1).work("long" if how == "raises" else 60)
+    if how == "dies":
+        kill(group, 1)
+    started, kind = time.monotonic(), WorkerError if how == "raises" else WorkerDiedError
+    with pytest.raises(kind, match=r"mortal\[\d\]"):
+        blocked.wait(30)
+    assert time.monotonic() - started < 5
+    with pytest.raises(kind, match=r"mortal\[\d\]"):
+        failing.wait()
+    group.execute_on(0).say("late", "other").wait()
+    assert blocked.wait(10) == ["late"], "it was said once"
+    other.shutdown()
+
+
+def test_calls_that_were_given_up_end_no_wait(cluster: Cluster, group: WorkerGroup) -> None:
+    other = Mortal.create_group().launch(cluster, "1", name="other")
+    aborted, dropped = other.listen("mortal"), group.execute_on(0).work("dropped")
+    del dropped
+    other.abort("a test")
+    assert group.execute_on(1).work(3).wait() == [1]
+    with pytest.raises(WorkerError, match="gave up"):
+        aborted.wait()
+    other.shutdown()
+
+
 def test_exit_codes_are_true(group: WorkerGroup) -> None:
     with pytest.raises(WorkerDiedError, match="code 3") as error:
         group.execute_on(1).exit(3).wait()

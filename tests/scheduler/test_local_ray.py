@@ -3,15 +3,19 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from rlinf_lite.scheduler import Cluster, ClusterError
 from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 
 SCRIPT = """
@@ -113,6 +117,90 @@ def test_ctrl_c_leaves_nothing() -> None:
     assert process.returncode != 0 and "KeyboardInterrupt" in err
     assert not psutil.wait_procs(everyone, timeout=5)[1]
     assert directories(uid) == []
+
+
+STOPPABLE = """
+    import signal
+    def stop(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        group.sleep(600).wait()
+    except KeyboardInterrupt:
+        print("saved by", group.sleep(0).wait(), flush=True)
+"""
+
+
+def test_sigterm_to_every_process_leaves_the_driver_time_to_save() -> None:
+    """As SLURM sends it to a job's processes, and `timeout` to its group."""
+    process = start(STOPPABLE.replace("group.sleep(600)", "time.sleep(600) or group.sleep(0)"))
+    uid = read_until_running(process)
+    everyone = [psutil.Process(process.pid), *family(process)]
+    groups = {os.getpgid(member.pid) for member in everyone[1:]}
+    assert os.getpgid(process.pid) not in groups
+    started = time.monotonic()
+    for member in everyone:
+        member.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "saved by [0, 1]" in out, err
+    assert time.monotonic() - started < 10
+    assert not psutil.wait_procs(everyone, timeout=5)[1]
+    assert directories(uid) == []
+
+
+def test_where_ray_is_killed_the_driver_ends_soon() -> None:
+    process = start("group.sleep(600).wait()")
+    uid = read_until_running(process)
+    everyone = family(process)
+    for member in everyone:
+        member.kill()
+    started = time.monotonic()
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 1 and "Ray's own processes on this machine have ended" in err, err
+    assert time.monotonic() - started < 10
+    assert directories(uid) == []
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """A port that takes connections, and says something or nothing."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection = listener.accept()[0]
+                    kept.append(connection)
+                    if answer is not None:
+                        connection.sendall(answer)
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def test_an_address_where_no_ray_is_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def problem(address: str) -> str:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        started = time.monotonic()
+        with pytest.raises(ClusterError) as error:
+            Cluster(num_gpus_per_node=1, accelerator="cpu")
+        assert time.monotonic() - started < 10
+        assert f"RAY_ADDRESS={address}" in str(error.value)
+        return str(error.value)
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        refused = problem(f"127.0.0.1:{nobody.getsockname()[1]}")
+    assert "refused" in refused and "Unset RAY_ADDRESS" in refused
+    with listening(None) as port:
+        assert "has said nothing for 3 s" in problem(f"127.0.0.1:{port}")
+    with listening(b"HTTP/1.1 400 Bad Request") as port:
+        assert "is no Ray" in problem(f"127.0.0.1:{port}")
+    assert "on a node of that Ray" in problem("ray://127.0.0.1:10001")
+    assert "no Ray answers" in problem("nonsense")
 
 
 def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up() -> None:

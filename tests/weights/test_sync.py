@@ -1,12 +1,14 @@
 """Weights arrive whole, in the right version, by shared memory and by buckets."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlinf_lite.scheduler import Cluster, Worker, WorkerError, wait_all
+from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerError, wait_all
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
+from rlinf_lite.weights.sync import _Entry, _Segment
 
 ROUTES = WeightRoutes(rollout_nodes=(0, 0), actor_nodes=(0,))
 
@@ -28,6 +30,8 @@ class Sending(Worker):
             for parameter in self.module.parameters():
                 parameter.add_(version + 1)
             self.module[1].running_mean.add_(version + 1)
+            self.module[1].num_batches_tracked.add_(1)
+            self.module[1].running_var = self.module[1].running_var * 2  # another tensor, as many modules do it
         self.sender.send(version, self.module)
         return {name: tensor.numpy() for name, tensor in self.module.state_dict().items()}
 
@@ -70,7 +74,7 @@ def groups(cluster, request):
 
 
 @pytest.mark.parametrize("groups", [False, True], indirect=True, ids=["shared memory", "buckets"])
-def test_everything_first_then_what_trains(groups):
+def test_everything_first_then_what_trains_and_statistics(groups):
     actor, rollout = groups
     frozen = make_module().state_dict()["0.weight"].numpy()
     for version in (0, 1, 2):
@@ -79,7 +83,7 @@ def test_everything_first_then_what_trains(groups):
             for name, expected in sent[0].items():
                 if name == "0.weight":
                     assert (weights[name] == frozen + 1).all()  # as of version 0: it does not train
-                elif version == 0 or not name.startswith("1.running"):  # statistics are sent with the first only
+                else:
                     assert (weights[name] == expected).all(), name
 
 
@@ -96,3 +100,16 @@ def test_another_version_is_refused(groups):
     actor, rollout = groups
     with pytest.raises(WorkerError, match="expects weights 7, actor sent 3"):
         wait_all(rollout.receive(7), actor.change_and_send(3), timeout_s=60)
+
+
+def test_shared_memory_that_is_full_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    entries = [_Entry("weight", (2**20,), torch.float32, 0)]
+    with pytest.raises(
+        SchedulerError, match=rf"{tmp_path}/weights-0 .*needs 4\.0 MiB, and .* MiB are free.*--shm-size"
+    ):
+        _Segment(str(tmp_path / "weights-0"), entries, create=True)
+    assert not list(tmp_path.iterdir())

@@ -71,6 +71,7 @@ class Learner:
         with self._threads(), torch.no_grad():
             for _, rows, weight in self._micro_batches(batch):
                 with autocast(self.worker.device, self.cfg.actor.precision):
+                    self.worker.report_progress()
                     found = forward(rows)
                 for name, values in found.items():
                     column = columns.setdefault(name, torch.zeros(mask.shape))
@@ -89,6 +90,7 @@ class Learner:
                     loss, metrics, positions = loss_fn(of_batch, rows)
                 (loss * weight).backward()
                 found.add(metrics, positions * weight)
+                self.worker.report_progress()
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             if self.worker.world_size > 1:
                 self.strategy.reduce_gradients(parameters)

@@ -92,7 +92,6 @@ class LanguageRollout(Worker):
         finished: list[Generation] = []
         with self.timer("generate"):
             while len(finished) < wanted * num_sequences:
-                self.check_abort("generating")
                 done = next(stream)
                 group = self._unfinished.setdefault(done.index, [])
                 group.append(done)
@@ -124,6 +123,7 @@ class LanguageRollout(Worker):
         keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
         stream = self.engine.stream(tokens, params, keys)
         while True:
+            self.check_abort("generating")
             with autocast(self.device, self.cfg.actor.precision):  # not while a caller has the response
                 done = next(stream, None)
             if done is None:
