@@ -201,18 +201,19 @@ class Runner(ABC):
     def _recover(self, supervisor: RunSupervisor, error: SchedulerError) -> None:
         started, step = time.monotonic(), self._secured_step
         self.progress.message(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        self._is_settled = False
+        was_settled, self._is_settled = self._is_settled, False
         with self._stop.at_once():
-            recovered = supervisor.recover(error, self._restore)
+            recovered = supervisor.recover(error, lambda recovered: self._restore(recovered, was_settled))
         self._is_settled = True
         again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "nobody"
         lost = f", steps done again: {step - self.completed_steps}" if step > self.completed_steps else ""
         self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
 
-    def _restore(self, recovered: Recovered) -> int:
-        """Go back to the end of a completed step, the last one if possible; returns how many steps that loses."""
+    def _restore(self, recovered: Recovered, was_settled: bool) -> int:
+        """Go back to the end of a completed step, the last one if possible; returns how many steps that loses.
+        `was_settled`: the failure did not come in the middle of an update."""
         logged = self.completed_steps
-        if any(group.name in recovered.ranks for group in self._trained_groups):
+        if not was_settled or any(group.name in recovered.ranks for group in self._trained_groups):
             self._load(self._newest_state())
         else:
             self._load_state(self._state())

@@ -48,6 +48,7 @@ class StopRequest:
             self._raises = False
 
     def __enter__(self) -> StopRequest:
+        self._since = None
         self._before = [signal.signal(number, self._note) for number in _SIGNALS]
         return self
 

@@ -73,11 +73,12 @@ def run_example(*overrides, root):
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
+        start_new_session=True,
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path, number):
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM to the process group"])
+def test_a_stop_leaves_a_checkpoint_and_no_process(tmp_path, how):
     process = run_example(*broken("slow", after=15), root=tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
@@ -86,13 +87,29 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path, number):
     workers = processes_below(process.pid)
     assert len(workers) > 3
     started = time.monotonic()
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT) if how == "Ctrl-C" else os.killpg(process.pid, signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert time.monotonic() - started < 10, output
-    assert process.returncode == 130, output
+    assert process.returncode == 130 and "Traceback" not in output, output
     assert wait_until_gone(workers) == []
     (last,) = tmp_path.glob("*/checkpoints/last")
     assert (last / "policy" / "model.safetensors").is_file() and last.resolve().name >= "step_000002"
+
+
+@pytest.mark.parametrize("after", ["imports", "placement"])
+def test_ctrl_c_during_start_up_says_so_in_a_line(tmp_path, after):
+    process = run_example("runner.max_steps=50", root=tmp_path)
+    assert process.stdout is not None
+    if after == "imports":
+        time.sleep(3)
+    else:
+        assert process.stdout.readline().startswith("slots")
+    workers = processes_below(process.pid)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 130 and "Traceback" not in output, output
+    assert output.splitlines()[-1].startswith("interrupted"), output
+    assert wait_until_gone(workers) == [] and not list(tmp_path.iterdir())
 
 
 def test_a_worker_error_ends_the_program_with_its_traceback_and_no_process(tmp_path):
