@@ -158,8 +158,8 @@ class LanguageModel(nn.Module):
         return type(self).from_pretrained(directory).state_dict()
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute every layer in the backward pass instead of keeping its activations. Raises UnsupportedModelError
-        where the family does not say what its layers are."""
+        """Recompute every layer in the backward pass instead of keeping its activations; before the model is sharded.
+        Raises UnsupportedModelError where the family does not say what its layers are."""
         layers = self.fsdp_units()
         if not layers:
             raise UnsupportedModelError(

@@ -23,6 +23,7 @@ OVERRIDES = [
     "actor.max_tokens_per_micro_batch=12",
     "actor.optim={lr: 1e-3, eps: 1e-3, warmup_steps: 0, lr_scheduler: constant}",  # a step is smooth in the gradient
     "critic.optim={lr: 1e-3, eps: 1e-3}",
+    "model.gradient_checkpointing=true",
     "algorithm.kl={place: loss, kind: k3, coef: 0.1}",
 ]
 SIZES = (1, 3, 0)

@@ -46,9 +46,10 @@ class LanguageActor(Worker):
         """Build the policy, from `directory` or at random; returns the number of parameters."""
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
-        self.learner = Learner(self, build_model(cfg, directory, cfg.model.attn_implementation), cfg, "actor")
+        model = build_model(cfg, directory, cfg.model.attn_implementation)
         if cfg.model.gradient_checkpointing:
-            self.learner.model.gradient_checkpointing_enable()
+            model.gradient_checkpointing_enable()
+        self.learner = Learner(self, model, cfg, "actor")
         self.learner.start_training(cfg.actor.optim)
         bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
         if "rollout" not in self.fused:
