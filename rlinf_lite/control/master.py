@@ -140,10 +140,12 @@ class JobMaster:
             self._event("failover", **asdict(decision))
             return decision
 
-    def explain_death(self, worker: str, reason: str) -> str:
-        """Why a worker is dead, in a line, of which Ray gives `reason`; empty where no more is known than that."""
+    def explain_death(self, worker: str, pid: int, reason: str) -> str:
+        """Why a worker is dead, in a line, of which Ray gives `reason`; empty where no more is known than that, or
+        another has taken its place."""
         with self._lock:
-            if worker not in self._handles or worker in self._replacing:
+            known = self._context.workers.get(worker)
+            if known is None or known.pid != pid or worker not in self._handles or worker in self._replacing:
                 return ""
             finding = self._find_death(worker, reason)
             if finding.kind == "hung":

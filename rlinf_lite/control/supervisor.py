@@ -247,10 +247,10 @@ class Supervisor:
         self._raised_before.add(this)
         return before
 
-    def _explain_death(self, worker: str, ray_message: str) -> str:
+    def _explain_death(self, worker: str, pid: int, ray_message: str) -> str:
         """What the master knows of a death: that the watchdog or the kernel has caused it."""
         with suppress(Exception):  # the death is reported, with Ray's reason
-            return str(self._ask("explain_death", worker, ray_message, limit_s=_EXPLAIN_S))
+            return str(self._ask("explain_death", worker, pid, ray_message, limit_s=_EXPLAIN_S))
         return ""
 
     def _dead(self) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ from rlinf_lite.scheduler.scratch import ScratchDirs
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ClusterConfig, NodeGroup
     from rlinf_lite.scheduler.group import WorkerGroup
-    from rlinf_lite.scheduler.processes import Processes
+    from rlinf_lite.scheduler.processes import ExplainDeath, Processes
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Cluster:
     feeders: set[tuple[str, str]]
     """Of which group's results another has been given some."""
     calls: Calls
-    explain_death: Callable[[str, str], str] | None = None
-    """Why a worker (`env[1]`) has died, of which Ray says this: asked of whoever watches. Empty: no more than Ray."""
+    explain_death: ExplainDeath | None = None
+    """Asks whoever watches the workers."""
 
     _current: Cluster | None = None
 

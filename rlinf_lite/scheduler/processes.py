@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SHARED_BYTES = 100_000
 """Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
 
+ExplainDeath = Callable[[str, int, str], str]
+"""Why a worker (`env[1]`) with this process id has died, of which Ray says that; empty: no more is known."""
+
 _END_S = 10.0
 _TERM_S = 1.0
 """How long a process may take to end by itself before it is killed."""
@@ -56,17 +59,18 @@ class Member:
     def log_paths(self) -> list[str]:
         return list(ray.get(self.process, timeout=5)[1])
 
-    def death(self, ray_message: str, explain: Callable[[str, str], str] | None = None) -> WorkerDiedError:
+    def death(self, ray_message: str, explain: ExplainDeath | None = None) -> WorkerDiedError:
         """The error for a dead worker, with the tail of its log; tidies up what it left. `explain`: see `Cluster`."""
-        where, tail = f"node {self.node.rank} ({self.node.ip})", ""
+        where, tail, reason = f"node {self.node.rank} ({self.node.ip})", "", ""
         with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
             where = f"{where}, pid {self.pid}"
+            if explain is not None:
+                reason = explain(f"{self.group}[{self.rank}]", self.pid, ray_message)
             try:
                 tail = run_on(self.node.node_id, tail_logs, self.log_paths)
             except Exception as error:  # the node may be gone with the worker; its death is still reported
                 tail = f"(the log could not be read: {error})"
         self.unlink_socket()
-        reason = explain(f"{self.group}[{self.rank}]", ray_message) if explain is not None else ""
         return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(ray_message), tail)
 
     def unlink_socket(self) -> None:
