@@ -122,10 +122,10 @@ def undisturbed(runs, points):
     return runs.whole
 
 
-def first_and_last(waits):
-    """Of each kind; `benchmarks/interrupt_grid.py` goes through more."""
-    kinds = {what: [point for point in waits if point[0] == what] for what, _ in waits}
-    return list(dict.fromkeys(point for found in kinds.values() for point in (found[0], found[-1])))
+def one_of_each(waits):
+    """Of each kind of wait the last; of the first kind, and of updates, the first too."""
+    last = {what: (what, nth) for what, nth in waits}
+    return sorted({waits[0], ("training", 0), *last.values()}, key=waits.index)
 
 
 def trained_before(waits, point):
@@ -148,7 +148,7 @@ def ctrl_c():
 
 def test_stopped_at_every_kind_of_wait_and_resumed(runs, points, undisturbed):
     expected, waits = undisturbed
-    for point in first_and_last(waits):
+    for point in one_of_each(waits):
         name = f"soft-{waits.index(point)}"
         runner = runs.start(name)
         points.at(point, ctrl_c)
@@ -163,10 +163,10 @@ def test_stopped_at_every_kind_of_wait_and_resumed(runs, points, undisturbed):
         assert_equal(weights(resumed), expected, point)
 
 
-def test_stopped_in_the_middle_of_every_update_too_long_to_wait_for(runs, points, undisturbed, monkeypatch):
+def test_stopped_in_the_middle_of_updates_too_long_to_wait_for(runs, points, undisturbed, monkeypatch):
     """The workers are left where they are: what is saved is the snapshot."""
     expected, waits = undisturbed
-    for point in [point for point in waits if point[0] in ("training", "supervised training")]:
+    for point in [point for point in one_of_each(waits) if point[0] in ("training", "supervised training")]:
         name = f"long-{waits.index(point)}"
         with monkeypatch.context() as patched:
             patched.setattr(base, "STOP_TIMEOUT_S", 0.0)
@@ -189,7 +189,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_there(runs, points, u
         ctrl_c()
 
     expected, waits = undisturbed
-    for point in first_and_last(waits)[1::2]:
+    for point in one_of_each(waits)[1::3]:
         name = f"hard-{waits.index(point)}"
         runner = runs.start(name)
         points.at(point, twice)
