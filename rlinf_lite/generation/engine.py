@@ -8,7 +8,7 @@ call it under autocast.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,8 +52,16 @@ class TransformersEngine:
     change elsewhere change here.
     """
 
-    def __init__(self, model: CausalLM, max_batch_size: int, max_length: int, max_prefill_tokens: int = 16384) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        max_batch_size: int,
+        max_length: int,
+        max_prefill_tokens: int = 16384,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
         """`max_length`: of a prompt and its response together. `max_prefill_tokens`: of the prompts of one pass.
+        `before_step` is called before every forward pass; what it raises ends the stream.
 
         Raises:
             UnsupportedModelError: where the model has layers or positions that this engine cannot serve, or what it
@@ -61,6 +69,7 @@ class TransformersEngine:
         """
         self.model, self.version = model, -1
         self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
+        self._before_step = before_step
         self._check_config()
         self._check_model()
 
@@ -156,6 +165,7 @@ class TransformersEngine:
         length = max(len(request.prompt) for request in requests) + params.max_tokens
         waiting, batch = deque(requests), _Batch(self.model, params, num_rows, length)
         while waiting or batch.requests:
+            self._before_step()
             num_free = num_rows - len(batch.requests)
             if waiting and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
                 yield from batch.admit(self._next(waiting, num_free))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, LanguageModel, UnsupportedModelError
+from rlinf_lite.scheduler.pulse import report_progress
 
 _TOLERANCE = {True: 2e-4, False: 5e-2}
 """In float32 (which rounds to about 1e-6) or not: of the largest logit."""
@@ -57,6 +58,7 @@ def check_values(critic: CausalValueModel, max_length: int) -> None:
 
 def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
     """float32 [num, V]: the model's own forward of `tokens` [L], what follows each of the last `num`."""
+    report_progress()
     own = model.language_model
     accepted = inspect.signature(type(own).forward).parameters
     kept = {"logits_to_keep": num} if "logits_to_keep" in accepted else {}

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class Runner(ABC):
 
     def _run(self) -> RunResult:
         cfg = self.cfg.runner
-        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps)
+        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self._resume_from)
         write_versions(self.run_dir)
         self.logger = MetricLogger(
             self.run_dir,
@@ -104,7 +104,8 @@ class Runner(ABC):
             resume_step=None if self._resume_from is None else self.completed_steps,
         )
         self._first_step = self._secured_step = self.completed_steps
-        self._saved = {} if self._resume_from is None else read_state(self._resume_from)
+        if self._resume_from is not None and self._resume_from.parent == self.store.root.resolve():
+            self._saved = read_state(self._resume_from)
         interrupted = False
         with (
             self.logger,
@@ -147,8 +148,8 @@ class Runner(ABC):
         nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
         self._snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
         self.prepare()
-        self._snapshots.take(self.completed_steps, self._write_state)
-        if self.supervisor is not None and self._snapshots.newest() is None and not self.store.steps():
+        self._take_snapshot(anyway=True)
+        if self.supervisor is not None and self._snapshots.newest() is None and self._saved != self._plain_state():
             log.warning("no snapshots (%s): checkpoints are what the actor is rebuilt from", self._snapshots.why_none)
             self.save_checkpoint()
         self.progress.start_clock()
@@ -184,11 +185,14 @@ class Runner(ABC):
         if self.supervisor is not None:
             self.supervisor.progress(self.completed_steps)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, anyway: bool = False) -> None:
         """Where one is due: what a failed actor is rebuilt from, and what is saved when the run is stopped in the
         middle of an update, which then has not changed it."""
-        if self._snapshots is not None and self._snapshot_is_due():
-            self._snapshots.take(self.completed_steps, self._write_state)
+        if self._snapshots is None or self._snapshots.why_none or not (anyway or self._snapshot_is_due()):
+            return
+        self._snapshots.take(self.completed_steps, self._write_state)
+        if self._snapshots.why_none:  # the failed wait has aborted those that were still writing
+            self._free(self._trained_groups)
 
     def _snapshot_is_due(self) -> bool:
         is_only_way = self._update_s > STOP_TIMEOUT_S / 2
@@ -227,14 +231,16 @@ class Runner(ABC):
 
     def _newest_state(self) -> Path:
         """The newest snapshot, or the newest checkpoint."""
-        saved = self.store.steps()
-        for checkpoint in saved[-1:]:
-            verify(checkpoint)
+        saved = self.store.steps()[-1:]
         snapshot = None if self._snapshots is None else self._snapshots.newest()
-        found = [*saved[-1:], *([] if snapshot is None else [snapshot])]
+        found = [*([] if snapshot is None else [snapshot]), *saved]
         if not found:
             raise CheckpointError("the actor cannot be rebuilt: there is neither a snapshot nor a checkpoint")
-        return max(found, key=lambda path: int(read_state(path)["completed_steps"]))
+        # of two of one step the snapshot: a checkpoint of step 0 may be of the middle of supervised training
+        newest = max(found, key=lambda path: int(read_state(path)["completed_steps"]))
+        if newest in saved:
+            verify(newest)
+        return newest
 
     def _rewind(self) -> None:  # noqa: B027 (most runs have nothing to do)
         """Bring workers that still live to the end of the last completed step."""
@@ -331,7 +337,7 @@ class Runner(ABC):
         snapshot = None if self._snapshots is None else self._snapshots.newest()
         if self._is_settled and (snapshot is None or read_state(snapshot) != self._plain_state()):
             try:
-                self._free_trained_groups()
+                self._free(self._groups)
                 self.save_checkpoint()
                 return
             except (SchedulerError, CheckpointError) as error:
@@ -359,9 +365,9 @@ class Runner(ABC):
                     saved = step
         return max(saved, 0)
 
-    def _free_trained_groups(self) -> None:
-        """Have all workers give up what they are doing, and those that train serve calls again."""
-        for group in self._groups:
+    def _free(self, groups: Sequence[WorkerGroup]) -> None:
+        """Have these give up what they are doing, and those that train serve calls again."""
+        for group in groups:
             group.abort("the run is being stopped")
         for group in self._trained_groups:
             group.clear_abort(STOP_TIMEOUT_S)

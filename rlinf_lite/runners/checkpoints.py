@@ -95,18 +95,25 @@ class CheckpointStore:
         except OSError as error:
             raise _write_error(error, self.root) from error
 
-    def go_on_from(self, step: int) -> list[Path]:
+    def go_on_from(self, step: int, resumed: Path | None = None) -> list[Path]:
         """Move the checkpoints of later steps into `superseded/` before these steps are done again, or they would be
-        taken for the newest. Returns where they are now."""
+        taken for the newest; also one of this step that is not the `resumed` one. Returns where they are now."""
         moved = []
         try:
-            later = [path for path in self.steps() if step_number(path) > step]
+            later = [
+                path
+                for path in self.steps()
+                if step_number(path) > step
+                or (resumed is not None and step_number(path) == step and path.resolve() != resumed.resolve())
+            ]
             if later:
                 kept = [path for path in self.steps() if path not in later]
                 self._point_last_to(kept[-1] if kept else None)
                 (self.root / SUPERSEDED).mkdir(exist_ok=True)
             for path in later:
                 target = self.root / SUPERSEDED / path.name
+                if resumed is not None and target.resolve() == resumed.resolve():
+                    target = target.with_name(f"{path.name}-2")  # they change places, so to say
                 if target.exists():
                     _remove(target)
                 moved.append(path.rename(target))

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
@@ -121,7 +122,7 @@ class ReasoningRunner(Runner):
         """Supervised training, or what is left of it; then the policy that the run begins with is known to reference
         and critic."""
         self._wait(self.actor.complete_step(self.completed_steps), what="the actor")
-        if self.cfg.sft.num_steps and self.completed_steps == 0:
+        if self.completed_steps == 0 and max(self.cfg.sft.num_steps, self._supervised_updates):
             self._supervise()
         self._init_others()
 
@@ -300,8 +301,16 @@ class ReasoningRunner(Runner):
         return self.completed_steps + self._supervised_updates
 
     def _resumes_supervised(self, checkpoint: Path) -> bool:
-        """Whether the checkpoint's optimizer is that of supervised training."""
+        """Whether the checkpoint's optimizer is that of supervised training. Raises CheckpointError where it was
+        written in the middle of that, before checkpoints said so."""
         state = read_state(checkpoint)
+        if "supervised_updates" not in state and state["completed_steps"] == 0 and self.cfg.sft.num_steps:
+            with safe_open(checkpoint / "training_state" / "optimizer.safetensors", "pt") as moments:
+                if list(moments.keys()):
+                    raise CheckpointError(
+                        f"{checkpoint} was written in the middle of supervised training, and does not say after how "
+                        "many updates. Start a new run, from its policy if you like (rollout.model_dir)"
+                    )
         return state["completed_steps"] == 0 and state.get("supervised_updates", 0) > 0
 
     def _init_others(self) -> None:
@@ -341,7 +350,8 @@ class ReasoningRunner(Runner):
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
         self.kl.load_state_dict(state["kl"])
-        self._supervised_updates = state.get("supervised_updates", 0)
+        # a checkpoint from before this was kept is one from behind that stage
+        self._supervised_updates = state.get("supervised_updates", self.cfg.sft.num_steps)
         self._resumable = self._position()
 
     def _save_state(self, directory: Path) -> None:

@@ -69,10 +69,8 @@ class Snapshots:
         return step % self._interval == 0
 
     def take(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have the state written, unless there are to be none. One that finds no room is done without; an earlier one
-        stays."""
-        if self.why_none:
-            return
+        """Have the state written. One that finds no room is done without, as are all after it (`why_none`); an earlier
+        one stays."""
         self._began = time.monotonic()
         partial: Path | None = None
         try:

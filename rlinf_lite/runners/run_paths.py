@@ -130,11 +130,13 @@ def find_run(cfg: BaseConfig) -> RunClaim:
     return claim
 
 
-def begin_run(cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int) -> None:
+def begin_run(
+    cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
+) -> None:
     """Write the config into a run's directory, which is held. Where steps are done again, what is there of them already
     is moved out of the way; so is the config of the steps before, where it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    moved = store.go_on_from(completed_steps)
+    moved = store.go_on_from(completed_steps, resumed)
     kept = write_run_config(cfg, run_dir, completed_steps)
     if moved:
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)

@@ -125,6 +125,8 @@ def knock(address: str) -> None:
         return  # not an address; Ray says so
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return  # what is said there is encrypted; that somebody listens has to do
             connection.sendall(_HTTP2_HELLO)
             answer = b""
             while len(answer) < 4 and (more := connection.recv(4 - len(answer))):

@@ -179,12 +179,14 @@ class EmbodiedFSDPActor(Worker):
 
     def save_checkpoint(self, directory: str) -> None:
         """Write `policy/` and this group's part of `training_state/` below `directory`; all ranks call."""
+        # what all ranks do together comes first: writing may fail on one of them
         state = sharding.full_policy_state(self.policy)
+        moments = sharding.full_optimizer_state(self.policy, self.optimizer)
         training = Path(directory) / "training_state"
         training.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
             self.policy.save_pretrained(Path(directory) / "policy", state)
-        sharding.save_optimizer(self.policy, self.optimizer, training / "optimizer.safetensors", self.rank)
+            save_file(moments, training / "optimizer.safetensors")
         save_file({"torch": torch.get_rng_state()}, training / f"actor_rng_{self.rank}.safetensors")
 
     def load_checkpoint(self, directory: str, version: int) -> None:

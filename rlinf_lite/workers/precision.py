@@ -22,5 +22,5 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """
     kept = {part for module in model.modules() for part in getattr(module, "_keep_in_fp32_modules_strict", None) or ()}
     for name, parameter in model.named_parameters():
-        if not any(f".{part}." in f".{name}." for part in kept):
+        if parameter.is_floating_point() and not any(f".{part}." in f".{name}." for part in kept):
             parameter.data = parameter.data.to(dtype)

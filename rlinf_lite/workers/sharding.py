@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -96,19 +96,19 @@ def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
     set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True))
 
 
-def save_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path, rank: int) -> None:
-    """Write the moments of every parameter; rank 0 writes, all ranks call. Hyper-parameters come from the config."""
-    whole: dict[str, Any] = {}
-    if optimizer.state:  # torch would take a first step of its own to have a state
-        whole = get_optimizer_state_dict(policy, optimizer, options=_FULL)
+def full_optimizer_state(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments of every parameter on the CPU of rank 0 (other ranks: empty), as `<parameter>/<moment>`; all ranks
+    call. Hyper-parameters come from the config."""
+    if not optimizer.state:  # torch would take a first step of its own to have a state
+        return {}
+    whole: dict[str, Any] = get_optimizer_state_dict(policy, optimizer, options=_FULL)
     state = whole.get("state", {})  # empty on other ranks
-    if rank == 0:
-        tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
-        save_file({name: value.contiguous() for name, value in tensors.items()}, file)
+    tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
+    return {name: value.contiguous() for name, value in tensors.items()}
 
 
 def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
-    """Read what `save_optimizer` wrote, on every rank."""
+    """Read `full_optimizer_state` from a file, on every rank."""
     state: dict[str, dict[str, Tensor]] = {}
     for name, value in load_file(file).items():
         parameter, _, key = name.rpartition("/")

@@ -42,9 +42,10 @@ class Learner:
         """`name`: in metrics, actor or critic."""
         self.worker, self.cfg, self.name = worker, cfg, name
         self.model = model.to(worker.device)
-        check_supported(self.model, max_length(cfg))  # while it is whole
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = cfg.actor.num_threads or max((os.cpu_count() or 1) // worker.local_world_size, 1)
+        with self._threads():
+            check_supported(self.model, max_length(cfg))  # while it is whole
         self.optimizer: torch.optim.Optimizer | None = None
         self._bad_updates_in_a_row = 0
         self.strategy = build_strategy(cfg.actor.strategy)
@@ -124,10 +125,13 @@ class Learner:
     def save(self, model_dir: Path, training_dir: Path) -> None:
         """Write the model, and the optimizer's and this rank's random state."""
         assert self.optimizer is not None
+        # what all ranks do together comes first: writing may fail on one of them
+        state = sharding.full_policy_state(self.model)
+        moments = sharding.full_optimizer_state(self.model, self.optimizer)
         training_dir.mkdir(parents=True, exist_ok=True)
-        self.save_model(model_dir)
-        optimizer_file = training_dir / "optimizer.safetensors"
-        sharding.save_optimizer(self.model, self.optimizer, optimizer_file, self.worker.rank)
+        if self.worker.rank == 0:
+            self.model.save_pretrained(model_dir, state)
+            save_file(moments, training_dir / "optimizer.safetensors")
         save_file({"torch": torch.get_rng_state()}, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
@@ -168,8 +172,10 @@ class Learner:
         """All of this node's cores, while nothing else computes here."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.num_threads)
-        yield
-        torch.set_num_threads(before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _count_bad_updates(self, finite: bool, batch: DataProto) -> None:
         self._bad_updates_in_a_row = 0 if finite else self._bad_updates_in_a_row + 1

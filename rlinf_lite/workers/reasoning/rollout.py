@@ -47,9 +47,12 @@ class LanguageRollout(Worker):
         else:
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
         batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
-        self.engine = TransformersEngine(self.model, batch_size, max_length(cfg), prefill_tokens)
+        self.engine = TransformersEngine(
+            self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
+        )
         if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
             cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
+            torch.cuda.empty_cache()  # of what was as large as two such models
         if actor is None:
             sender, timeout_s = routes.sender(self.rank), cfg.runner.phase_timeout_s
             self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
@@ -123,7 +126,6 @@ class LanguageRollout(Worker):
         keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
         stream = self.engine.stream(tokens, params, keys)
         while True:
-            self.check_abort("generating")
             with autocast(self.device, self.cfg.actor.precision):  # not while a caller has the response
                 done = next(stream, None)
             if done is None:

@@ -1,0 +1,59 @@
+"""Which of several saved states a run goes back to, or on from; files alone, without workers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlinf_lite.runners import CheckpointError, ReasoningRunner
+from rlinf_lite.runners.checkpoints import CheckpointStore
+
+
+def save(store, step, **state):
+    partial = store.begin(step)
+    (partial / "training_state" / "runner.json").write_text(json.dumps({"completed_steps": step, **state}))
+    return store.commit(step, partial)
+
+
+def runner_with(store, snapshots=None, num_steps=4):
+    runner = ReasoningRunner.__new__(ReasoningRunner)
+    runner.store, runner.cfg = store, SimpleNamespace(sft=SimpleNamespace(num_steps=num_steps))
+    runner._snapshots = None if snapshots is None else SimpleNamespace(newest=lambda: snapshots.steps()[-1])
+    return runner
+
+
+def test_a_snapshot_goes_before_a_checkpoint_of_the_same_step(tmp_path):
+    """The checkpoint may be one of the middle of supervised training, which a resumed run has completed since."""
+    store, snapshots = CheckpointStore(tmp_path / "run", 3), CheckpointStore(tmp_path / "memory", 1, durable=False)
+    save(store, 0, supervised_updates=1)
+    complete = save(snapshots, 0, supervised_updates=4)
+    assert runner_with(store, snapshots)._newest_state() == complete
+    newer = save(store, 1, supervised_updates=4)
+    assert runner_with(store, snapshots)._newest_state() == newer
+
+
+def test_a_checkpoint_from_before_the_supervised_stage_was_counted(tmp_path):
+    """Behind that stage the optimizer is new, and has no moments."""
+    checkpoint = save(CheckpointStore(tmp_path, 3), 0)
+    moments = checkpoint / "training_state" / "optimizer.safetensors"
+    runner = runner_with(None)
+    save_file({}, moments)
+    assert not runner._resumes_supervised(checkpoint)
+    save_file({"head.weight/step": torch.ones(1)}, moments)
+    with pytest.raises(CheckpointError, match="in the middle of supervised training"):
+        runner._resumes_supervised(checkpoint)
+
+
+def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_path):
+    store = CheckpointStore(tmp_path, 5)
+    save(store, 2)
+    abandoned = save(store, 4, history="first")
+    store.go_on_from(2)
+    superseded = store.root / "superseded" / abandoned.name
+    save(store, 4, history="second")
+    moved = store.go_on_from(4, resumed=superseded)
+    assert [path.name for path in store.steps()] == ["step_000002"] and len(moved) == 1
+    histories = [json.loads((path / "training_state" / "runner.json").read_text()) for path in (superseded, moved[0])]
+    assert [state["history"] for state in histories] == ["first", "second"]
