@@ -98,14 +98,16 @@ class Keeper:
             request, parcel = taken
             if request is None:
                 return False
+            if request.what == "qsize":
+                known = self._queues.get(request.key)
+                _answer(request, [pack(0 if known is None else len(known.items), "")])
+                continue
             queue = self._queues.setdefault(request.key, _Queue())
             match request.what:
                 case "put":
                     queue.producers.append(_Waiting(request, [(parcel, request.weight)]))
                 case "get":
                     queue.consumers.append(_Waiting(request))
-                case "qsize":
-                    _answer(request, [pack(len(queue.items), "")])
                 case "close":
                     self._drop_all()
                     _answer(request)
