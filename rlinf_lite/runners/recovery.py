@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from rlinf_lite.runners.checkpoints import CHECKSUMS, CheckpointError, CheckpointStore
 from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.segments import no_room
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class Snapshots:
         here = get_context()
         self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
         self.store = CheckpointStore(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
-        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * _BYTES_PER_PARAMETER * num_parameters
+        self._num_bytes = _BYTES_PER_PARAMETER * num_parameters
+        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * self._num_bytes
         self.why_none = ""
         if interval == 0:
             self.why_none = "control.snapshot_interval is 0"
@@ -79,7 +81,11 @@ class Snapshots:
             self.store.commit(step, partial)
         except (CheckpointError, OSError) as error:
             self.why_none = str(error)
-            log.warning("no more snapshots in shared memory: %s", error)
+            if shutil.disk_usage(self.store.root.parent.parent).free < self._num_bytes:
+                self.why_none = str(
+                    no_room(str(self.store.root.parent), "a snapshot of the training state", self._num_bytes)
+                )
+            log.warning("no more snapshots: %s", self.why_none)
         finally:
             if partial is not None:
                 self.store.discard(partial)

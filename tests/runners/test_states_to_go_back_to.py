@@ -1,5 +1,6 @@
 """Which of several saved states a run goes back to, or on from; files alone, without workers."""
 
+import errno
 import json
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlinf_lite.runners import CheckpointError, ReasoningRunner
+from rlinf_lite.runners import CheckpointError, ReasoningRunner, recovery
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 
@@ -57,3 +58,17 @@ def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_pat
     assert [path.name for path in store.steps()] == ["step_000002"] and len(moved) == 1
     histories = [json.loads((path / "training_state" / "runner.json").read_text()) for path in (superseded, moved[0])]
     assert [state["history"] for state in histories] == ["first", "second"]
+
+
+def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(recovery, "get_context", lambda: SimpleNamespace(shm_dir=str(tmp_path), node_id="here"))
+    snapshots = recovery.Snapshots("auto", 1_000_000, ["here"])
+
+    def write(directory):
+        monkeypatch.setattr(recovery.shutil, "disk_usage", lambda path: SimpleNamespace(total=2**26, free=2**20))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    snapshots.take(1, write)
+    assert snapshots.newest() is None and not snapshots.due(2)
+    for part in (str(tmp_path), "11.4 MiB", "1.0 of 64.0 MiB are free", "--shm-size"):
+        assert part in snapshots.why_none
