@@ -18,5 +18,5 @@ def run_script(main: Callable[[], int]) -> int:
     try:
         return main()
     except KeyboardInterrupt:
-        print("interrupted; nothing more is saved", file=sys.stderr)
+        print("interrupted: ended where it was", file=sys.stderr)
         return 130

@@ -47,7 +47,7 @@ def train(cfg: Config) -> int:
         runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
         runner.init_workers()
         result = runner.run()
-    print(result.describe())
+        print(result.describe())
     return 130 if result.interrupted else 0
 
 

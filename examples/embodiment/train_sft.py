@@ -44,7 +44,7 @@ def train(cfg: Config) -> int:
         runner = SFTRunner(cfg=cfg, **groups, claim=claim)
         runner.init_workers()
         result = runner.run()
-    print(result.describe())
+        print(result.describe())
     if result.checkpoint is not None:
         print(f"  reinforcement learning from here: actor.checkpoint_load_path={result.checkpoint}")
     return 130 if result.interrupted else 0

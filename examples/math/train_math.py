@@ -46,7 +46,7 @@ def train(cfg: ReasoningConfig) -> int:
             runner = ReasoningRunner(cfg, problems, **roles, supervisor=supervisor, claim=claim)
             runner.init_workers()
             result = runner.run()
-    print(result.describe())
+        print(result.describe())
     return 130 if result.interrupted else 0
 
 

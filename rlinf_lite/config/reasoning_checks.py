@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from rlinf_lite.config.names import IMPORT_PATH, ROLES, did_you_mean, known_names
 from rlinf_lite.config.placing import PLACEMENT, placements, touches
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import missing_directory, package_problems, policy_directory, resume_problems
+from rlinf_lite.config.resources import (
+    missing_directory,
+    package_problems,
+    policy_directory,
+    resume_problems,
+    unknown_changes,
+)
 from rlinf_lite.config.roles import fused_roles, roles_of
 
 if TYPE_CHECKING:
@@ -174,4 +180,5 @@ def _files(plan: ReasoningPlan) -> Iterator[str]:
                 yield f"{key}: no file {path!r} (looked for {Path(path).absolute()}). Correct it"
     if config.runner.val_check_interval > 0 and config.data.train_files and not config.data.val_files:
         yield "data.val_files: is empty, and runner.val_check_interval is not. Name some, or set that to -1"
-    yield from resume_problems(config.runner.resume)
+    yield from resume_problems(config.runner)
+    yield from unknown_changes(config)

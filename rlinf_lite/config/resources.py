@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlinf_lite.config.explain import schema_keys
 from rlinf_lite.config.names import IMPORT_PATH, did_you_mean, known_names
-from rlinf_lite.config.schema import Config
+from rlinf_lite.config.schema import BaseConfig, Config, RunnerConfig
 from rlinf_lite.shipped import shipped
 
 
@@ -25,7 +26,8 @@ def find_problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from ((key, text) for text in missing_directory(key, config.data.teacher_dir, is_policy=False))
     for text in (
         *package_problems(config.runner.logger.backends, config.model.attn_implementation),
-        *resume_problems(config.runner.resume),
+        *resume_problems(config.runner),
+        *unknown_changes(config),
     ):
         yield text.partition(":")[0], text
 
@@ -83,7 +85,16 @@ def missing_directory(key: str, path: str | None, is_policy: bool = True) -> Ite
         )
 
 
-def resume_problems(resume: str) -> Iterator[str]:
+def unknown_changes(config: BaseConfig) -> Iterator[str]:
+    """Names that `runner.allow_changes` has in vain."""
+    known = set(schema_keys(type(config)))
+    for name in config.runner.allow_changes:
+        if name not in known:
+            yield f"runner.allow_changes: there is no key {name!r}. {did_you_mean(name, known)}"
+
+
+def resume_problems(runner: RunnerConfig) -> Iterator[str]:
+    resume = runner.resume
     if resume not in ("auto", "never") and not Path(resume).is_dir():
         yield (
             f"runner.resume: no directory {resume!r} (looked for {Path(resume).absolute()}). "

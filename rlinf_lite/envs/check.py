@@ -263,7 +263,7 @@ def _attempt(problems: list[str], what: str, call: Callable[[], Any]) -> Any:
     except NonFiniteError as error:
         problems.append(f"{what}: {error}.")
     except SimulatorError as error:
-        problems.append(f"{what} raised {error.raised}")
+        problems.append(f"{what}: {error}.")
     except Exception as error:
         problems.append(f"{what} raised {type(error).__name__}: {error}")
     return None

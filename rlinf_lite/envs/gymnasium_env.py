@@ -71,12 +71,14 @@ class GymnasiumSimulator:
             action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
             try:
                 self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
+                out.reward[row] = _scalar(reward, self.task_id)
+                out.terminated[row] = terminated
+                out.truncated[row] = truncated
+                out.success[row] = _success(info)
+            except EnvContractError:
+                raise
             except Exception as error:
                 raise RowError(row) from error
-            out.reward[row] = _scalar(reward, self.task_id)
-            out.terminated[row] = terminated
-            out.truncated[row] = truncated
-            out.success[row] = _success(info)
 
     def observe(self, rows: IntArray) -> Obs:
         indices = rows.tolist()

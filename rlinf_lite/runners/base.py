@@ -106,7 +106,7 @@ class Runner(ABC):
         self._first_step = self._secured_step = self.completed_steps
         if self._resume_from is not None and self._resume_from.parent == self.store.root.resolve():
             self._saved = read_state(self._resume_from)
-        interrupted = False
+        interrupted, num_updates_before = False, self._num_updates_done()
         with (
             self.logger,
             self._stop,
@@ -122,7 +122,8 @@ class Runner(ABC):
                 if self.supervisor is not None:
                     self.supervisor.interrupted(self.completed_steps)
             except Exception:
-                self._save_snapshot()  # of what was done before this
+                if self._num_updates_done() > num_updates_before:
+                    self._save_snapshot()  # of what was done before this
                 raise
             finally:
                 if self._snapshots is not None:

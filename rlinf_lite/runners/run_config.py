@@ -98,6 +98,8 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
     else:
         keys = ",".join([*allowed, *(change.key for change in refused)])
         advice += f". To go on with them changed: 'runner.allow_changes=[{keys}]'"
+        if any(change.within(["env", "model"]) for change in refused):
+            advice += ", if the policy keeps its shapes"
     raise CheckpointError("\n".join([*lines, advice]))
 
 

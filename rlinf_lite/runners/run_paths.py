@@ -170,7 +170,7 @@ def _resume_source(cfg: BaseConfig) -> Path | None:
     root, wanted = Path(cfg.actor.checkpoint_save_path), _identity(cfg.model_dump(mode="json"))
     found = [newest_checkpoint(directory) for directory in root.glob("*/checkpoints")]
     checkpoints = [checkpoint for checkpoint in found if checkpoint is not None]
-    for checkpoint in sorted(checkpoints, key=lambda one: (one / CHECKSUMS).stat().st_mtime_ns, reverse=True):
+    for checkpoint in sorted(checkpoints, key=_progress_and_age, reverse=True):
         saved = read_config(checkpoint / "training_state" / CONFIG)
         if saved is not None and _identity(saved) == wanted:
             return checkpoint.parent.parent
@@ -178,6 +178,13 @@ def _resume_source(cfg: BaseConfig) -> Path | None:
     of_task = "" if task is None else f", task {task}"
     print(f"runner.resume=auto: no checkpoint of {name}{of_task}, seed {seed} in {root}: a new run begins", flush=True)
     return None
+
+
+def _progress_and_age(checkpoint: Path) -> tuple[bool, int]:
+    """The newest last, but before all others those in which nothing has been trained."""
+    state = _state(checkpoint)
+    has_begun = state["completed_steps"] > 0 or state.get("supervised_updates", 0) > 0
+    return has_begun, (checkpoint / CHECKSUMS).stat().st_mtime_ns
 
 
 def _state(checkpoint: Path) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 
 SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _PREFIX = "rlinf_lite-"
+_WITHOUT_LOCK_S = 60.0
 _MAX_ROOT_LENGTH = 16  # a Unix socket's path ends at 107 characters; we append 27, and Ray another 64
 
 
@@ -91,7 +93,12 @@ def _remove_stale(root: str) -> None:
 
 
 def _remove_if_unlocked(path: str) -> None:
-    lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
+    try:
+        lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
+    except FileNotFoundError:  # one that is just being made, or that Ray has made again behind its removal
+        if _is_ours(path) and time.time() - os.stat(path).st_mtime > _WITHOUT_LOCK_S:
+            shutil.rmtree(path, ignore_errors=True)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
