@@ -202,21 +202,15 @@ def _eval_plays_each_episode_once(config: Config, plan: Plan) -> Iterator[str]:
         yield "env.eval.auto_reset: an evaluation plays each of its seeded episodes once. Set it to false"
 
 
-@_check("env.eval.seed", "runner.seed", task_type="embodied")
+@_check("env.eval.seed", "runner.seed", "data.seed", "runner.task_type")
 def _eval_plays_unseen_episodes(config: Config, plan: Plan) -> Iterator[str]:
-    if config.env.eval.seed == config.runner.seed:
+    of_training = ("runner.seed", config.runner.seed, "episodes of training")
+    of_demonstrations = ("data.seed", config.data.seed, "the episodes that were demonstrated")
+    key, seed, episodes = of_demonstrations if config.runner.task_type == "sft" else of_training
+    if config.env.eval.seed == seed:
         yield (
-            f"env.eval.seed: is {config.env.eval.seed}, like runner.seed, so that evaluations would play episodes of "
-            "training. Use another number for one of them"
-        )
-
-
-@_check("env.eval.seed", "data.seed", task_type="sft")
-def _eval_plays_undemonstrated_episodes(config: Config, plan: Plan) -> Iterator[str]:
-    if config.env.eval.seed == config.data.seed:
-        yield (
-            f"env.eval.seed: is {config.env.eval.seed}, like data.seed, so that evaluations would play the episodes "
-            "that were demonstrated. Use another number for one of them"
+            f"env.eval.seed: is {seed}, like {key}, so that evaluations would play {episodes}. Use another number for "
+            "one of them"
         )
 
 
