@@ -50,7 +50,7 @@ KINDS = {
         "actor.global_batch_size=64",
         "actor.micro_batch_size=64",
         "actor.optim.lr_scheduler=constant",
-        "cluster.component_placement={'actor,rollout,env': '0'}",
+        "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
     ],
     "imitation": [
         "embodiment/train_sft.py",
@@ -72,7 +72,7 @@ KINDS = {
         "algorithm.group_size=2",
         "actor.global_batch_size=8",
         "actor.optim.lr_scheduler=constant",
-        "cluster.component_placement={'actor,rollout,reference,critic,reward': '0'}",
+        "cluster.component_placement={actor: '0', rollout: '0', reference: '0', critic: '0', reward: '0'}",
         "cluster.fuse='actor,rollout,reference,critic'",
     ],
 }
@@ -116,7 +116,7 @@ def stop_one(kind: str, name: str, after_s: float, expected: dict[str, torch.Ten
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM) if name == "group" else process.send_signal(SIGNALS[name])
             code = process.wait(timeout=120)
-            _, left = psutil.wait_procs(below, timeout=60)
+            _, left = psutil.wait_procs(below, timeout=90)  # Ray's own agents notice late that their node was killed
         took_s = time.monotonic() - stopped
         output = log.read_text()
         if left:

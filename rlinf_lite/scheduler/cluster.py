@@ -19,7 +19,7 @@ from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
 from rlinf_lite.scheduler.handle import Calls, Handle
-from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, knock, local_ray, local_ray_has_ended
+from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import (
     Node,
     driver_node_id,
@@ -275,7 +275,8 @@ class Cluster:
         try:
             address = canonicalize_bootstrap_address_or_die(address)
             knock(address)
-            ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
+            with keeping_sigterm():
+                ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
         except (ConnectionError, ValueError) as error:
             alone = "Unset RAY_ADDRESS, and one is started on this machine. " if self.num_nodes == 1 else ""
             raise ClusterError(

@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -57,7 +58,7 @@ def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver
     }
     with _environment(variables, cluster_mode=False):
         try:
-            with _out_of_reach():
+            with _out_of_reach(), keeping_sigterm():
                 ray.init(
                     address="local",
                     num_gpus=num_gpus,
@@ -92,7 +93,8 @@ def joined_ray(known: KnownRay) -> Iterator[None]:
     with _environment(variables, cluster_mode=ray_constants.ENABLE_RAY_CLUSTER and known.token is None):
         try:
             knock(known.address)
-            ray.init(address=known.address, log_to_driver=False, logging_level=logging.ERROR)
+            with keeping_sigterm():
+                ray.init(address=known.address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ClusterError(f"no Ray answers at {known.address}, or it has another token ({error})") from error
         try:
@@ -144,6 +146,22 @@ def local_ray_has_ended() -> bool:
     node: Any = ray._private.worker._global_node
     vital = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET)
     return node is not None and any(kind in vital for kind, _ in node.dead_processes())
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """For `ray.init`, which puts handlers of its own in the place of a program's, and at first one that aborts: SIGTERM
+    waits inside the block, and is then the program's again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        if callable(handler):
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Daemon(services.ConsolePopen):
