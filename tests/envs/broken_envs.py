@@ -156,5 +156,8 @@ CASES = [
     (DiscreteActions, "policies here act in a continuous Box"),
     (EmptyRange, "action dimensions [1] have low >= high"),
     (NoTimeLimit, "has no time limit of its own: set max_episode_steps"),
-    (RaisesAtTheBound, "chunk_step with the bound low as action: row 0, step 1 of the episode with seed 1001: step raised RuntimeError: joint limit"),
+    (
+        RaisesAtTheBound,
+        "chunk_step with the bound low as action: row 0, step 1 of the episode with seed 1001: step raised RuntimeError: joint limit",
+    ),
 ]
