@@ -158,6 +158,6 @@ CASES = [
     (NoTimeLimit, "has no time limit of its own: set max_episode_steps"),
     (
         RaisesAtTheBound,
-        "chunk_step with the bound low as action: row 0, step 1 of the episode with seed 1001: step raised RuntimeError: joint limit",
+        "bound low as action: row 0, step 1 of the episode with seed 1001: step raised RuntimeError: joint limit",
     ),
 ]
