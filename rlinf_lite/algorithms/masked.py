@@ -56,12 +56,9 @@ def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, all_reduce: Al
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: AllReduce | None = None) -> float:
     """1 - Var(returns - values) / Var(returns) over the valid positions of all ranks; nan for constant returns."""
-    count = _sum_over_ranks(mask.bool().sum().double().reshape(1), all_reduce)
-    if count < 2:
-        return float("nan")
-    _, variance = masked_moments(returns, mask, all_reduce=all_reduce)
-    _, residual = masked_moments(returns - values, mask, all_reduce=all_reduce)
-    return float("nan") if variance == 0 else float(1 - residual / variance)
+    _, _, total = _sums(returns, mask, all_reduce)
+    _, _, residual = _sums(returns - values, mask, all_reduce)
+    return float(1 - residual / total) if total > 0 else float("nan")
 
 
 def _sums(values: Tensor, mask: Tensor, all_reduce: AllReduce | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,8 +3,8 @@
 Scoring pads rows on the left and computes the logits of responses alone; generation has a cache of its own. Families
 whose layers or output differ from what that assumes (recurrent layers that see padding, attention to what follows,
 frequencies that depend on the longest row, another output layer) would be trained as another distribution than the one
-they are, without an error. No list of families is kept: each model is asked. That takes a few forward passes of at most
-`max_length` tokens, less than one step of training.
+they are, without an error. No list of families is kept: each model is asked, by a few forward passes of at most
+`max_length` tokens.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
 from rlinf_lite.metrics.report import write_report
 from rlinf_lite.metrics.report.versions import write_versions
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, verify
-from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots, read_state
+from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, read_state, verify
+from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.run_result import RunResult

@@ -19,6 +19,7 @@ import shutil
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rlinf_lite.file_modes import follow_umask
 
@@ -113,7 +114,7 @@ class CheckpointStore:
             for path in later:
                 target = self.root / SUPERSEDED / path.name
                 if resumed is not None and target.resolve() == resumed.resolve():
-                    target = target.with_name(f"{path.name}-2")  # they change places, so to say
+                    target = target.with_name(f"{path.name}-2")  # what is resumed stays where it is
                 if target.exists():
                     _remove(target)
                 moved.append(path.rename(target))
@@ -165,6 +166,17 @@ def step_number(checkpoint: Path) -> int:
     """The step of a checkpoint's directory; names of more than a million steps do not sort by themselves."""
     found = re.search(r"\d+", checkpoint.name)
     return int(found[0]) if found else -1
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What the runner that wrote a checkpoint, or a snapshot, said of itself: `completed_steps` and more. Raises
+    CheckpointError."""
+    file = checkpoint / "training_state" / "runner.json"
+    try:
+        state: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
+    return state
 
 
 def verify(checkpoint: Path) -> None:

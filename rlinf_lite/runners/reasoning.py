@@ -29,8 +29,8 @@ from rlinf_lite.metrics.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
-from rlinf_lite.runners.checkpoints import CheckpointError
-from rlinf_lite.runners.recovery import RunSupervisor, read_state
+from rlinf_lite.runners.checkpoints import CheckpointError, read_state
+from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.weights import WeightRoutes
@@ -276,13 +276,15 @@ class ReasoningRunner(Runner):
             self._is_settled = False
             ahead.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
             # the next batch is made while one trains
-            pausing = self._stop.requested or self._snapshot_is_due() or step + 1 == sft.num_steps
+            is_last, is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
+            pausing = self._stop.requested or is_due or is_last
             while len(ahead) > (0 if pausing else 1):
                 trained = self._train_supervised(ahead.pop(0))
             if pausing:
                 self._is_settled = True
                 self._stop.check()
-                self._take_snapshot()
+                if is_due and not is_last:
+                    self._take_snapshot(anyway=True)
         self._wait(self.actor.finish_supervised(), what="the actor")
         if self._snapshots is not None:
             self._snapshots.remove()  # from here on a state in the middle of this stage is none to go back to

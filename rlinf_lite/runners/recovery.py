@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from rlinf_lite.runners.checkpoints import CHECKSUMS, CheckpointError, CheckpointStore
 from rlinf_lite.scheduler import SchedulerError
@@ -92,7 +91,8 @@ class Snapshots:
         self.took_s = time.monotonic() - self._began
 
     def newest(self) -> Path | None:
-        return self.store.steps()[-1] if self.store.steps() else None
+        found = self.store.steps()
+        return found[-1] if found else None
 
     def keep_newest(self, store: CheckpointStore, step: int) -> Path:
         """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""
@@ -108,9 +108,3 @@ class Snapshots:
 
     def remove(self) -> None:
         shutil.rmtree(self.store.root.parent, ignore_errors=True)
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What the runner's `_state` was when a checkpoint, or a snapshot, was taken."""
-    state: dict[str, Any] = json.loads((checkpoint / "training_state" / "runner.json").read_text())
-    return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -18,6 +17,7 @@ from rlinf_lite.runners.checkpoints import (
     CheckpointStore,
     find_checkpoint,
     newest_checkpoint,
+    read_state,
     verify,
 )
 from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
@@ -109,7 +109,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         return _claim(cfg, _new_name(cfg))
     checkpoint = find_checkpoint(source)
     is_in_run = checkpoint.parent.name == "checkpoints"
-    claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else _state(checkpoint)["run"], checkpoint)
+    claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else read_state(checkpoint)["run"], checkpoint)
     claim.hold()
     try:
         store = CheckpointStore(claim.checkpoint_dir, cfg.runner.keep_checkpoints)
@@ -120,7 +120,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         changes = [] if saved is None else find_changes(saved, cfg)
         check_changes(changes, cfg, checkpoint)
         verify(checkpoint)
-        steps = _state(checkpoint)["completed_steps"]
+        steps = read_state(checkpoint)["completed_steps"]
     except BaseException:
         claim.release()
         raise
@@ -170,27 +170,18 @@ def _resume_source(cfg: BaseConfig) -> Path | None:
     root, wanted = Path(cfg.actor.checkpoint_save_path), _identity(cfg.model_dump(mode="json"))
     found = [newest_checkpoint(directory) for directory in root.glob("*/checkpoints")]
     checkpoints = [checkpoint for checkpoint in found if checkpoint is not None]
-    for checkpoint in sorted(checkpoints, key=_progress_and_age, reverse=True):
+    untrained: Path | None = None
+    for checkpoint in sorted(checkpoints, key=lambda one: (one / CHECKSUMS).stat().st_mtime_ns, reverse=True):
         saved = read_config(checkpoint / "training_state" / CONFIG)
-        if saved is not None and _identity(saved) == wanted:
-            return checkpoint.parent.parent
+        if saved is None or _identity(saved) != wanted:
+            continue
+        state, run = read_state(checkpoint), checkpoint.parent.parent
+        if state["completed_steps"] > 0 or state.get("supervised_updates", 0) > 0:
+            return run
+        untrained = untrained or run
+    if untrained is not None:
+        return untrained
     name, _, seed, task = wanted
     of_task = "" if task is None else f", task {task}"
     print(f"runner.resume=auto: no checkpoint of {name}{of_task}, seed {seed} in {root}: a new run begins", flush=True)
     return None
-
-
-def _progress_and_age(checkpoint: Path) -> tuple[bool, int]:
-    """The newest last, but before all others those in which nothing has been trained."""
-    state = _state(checkpoint)
-    has_begun = state["completed_steps"] > 0 or state.get("supervised_updates", 0) > 0
-    return has_begun, (checkpoint / CHECKSUMS).stat().st_mtime_ns
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / "training_state" / "runner.json"
-    try:
-        state: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
-    return state

@@ -252,6 +252,17 @@ def test_a_run_that_fails_leaves_its_last_completed_step(runs, points, undisturb
     assert_equal(weights(resumed.run()), expected, "failed")
 
 
+@pytest.mark.parametrize("runs", ["language"], indirect=True)
+def test_snapshots_of_the_supervised_stage_come_as_often_as_configured(runs, points):
+    """Updates end while the run pauses for one, which must not make it one that is not due any more."""
+    runner = runs.start("supervised", "sft.num_steps=6", "control.snapshot_interval=2", "runner.max_steps=1")
+    points.at(None, None)
+    runner.run()
+    waits = [what for what, _ in points.seen]
+    supervised = waits[: waits.index("the starting policy to be written")]
+    assert supervised.count("supervised training") == 6 and supervised.count("checkpoint") >= 2
+
+
 def no_room():
     error = OSError(errno.ENOSPC, "No space left on device")
     raise WorkerError("actor", 0, "save_checkpoint", f"OSError: {error}", "Traceback ...") from error

@@ -194,6 +194,19 @@ def test_auto_goes_by_name_task_and_seed_and_not_by_directories_names(tmp_path, 
     assert "gym_pendulum_ppo_mlp" in line and "Pendulum-v1" in line and "seed 3" in line and "new run" in line
 
 
+def test_auto_takes_what_was_trained_and_passes_by_what_is_no_run(tmp_path):
+    """A run that failed in its first step leaves a checkpoint too, of nothing."""
+    cfg = config(tmp_path, "runner.seed=1")
+    auto = config(tmp_path, "runner.seed=1", "runner.resume=auto")
+    untrained = train(cfg, 0)
+    assert find_run(auto).log_dir == untrained
+    trained = train(cfg, 4)
+    save(cfg, untrained, 0)  # the one that was written last
+    stranger = CheckpointStore(tmp_path / "another-program", 1)
+    stranger.commit(7, stranger.begin(7))
+    assert find_run(auto).log_dir == trained
+
+
 @pytest.mark.parametrize(
     "change",
     [
