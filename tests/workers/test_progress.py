@@ -1,5 +1,7 @@
 """Every long phase comes on with each unit of its work, as whoever watches sees it: nobody is killed for being slow."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,9 @@ class Watched:
     def __init__(self, worker=None):
         self.worker = worker or Worker()
         self.worker._activity = Activity()
-        self.pulse = Pulse([("group", 0, self.worker._activity)], lambda beats: None, beat_s=1e6)
+        told = threading.Event()
+        self.pulse = Pulse([("group", 0, self.worker._activity)], lambda beats: told.set(), beat_s=1e6)
+        assert told.wait(60), "its own thread's one beat is over"
         self.num_units = self.num_moves = 0
         self.last = self.pulse._seen[0]
 
