@@ -15,7 +15,7 @@ import numpy as np
 from rlinf_lite.envs import Obs, Simulator, StepOutputs, register_env
 from rlinf_lite.envs.base import FloatArray, IntArray
 from rlinf_lite.models import ActionOutput, Mode, register_policy
-from rlinf_lite.models.mlp import MLPGaussianPolicy
+from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig

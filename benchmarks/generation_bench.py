@@ -20,8 +20,8 @@ from transformers import StaticCache
 
 from rlinf_lite.generation import Generation, SamplingParams
 from rlinf_lite.generation.engine import TransformersEngine
-from rlinf_lite.models.causal_lm import CausalLM
-from rlinf_lite.models.text_presets import preset
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
 
 TARGET = 0.8
 

@@ -28,7 +28,7 @@ from rlinf_lite.config.schema import LoraConfig, ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.base import NOISE_KEY, Policy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
-from rlinf_lite.workers.precision import autocast
+from rlinf_lite.training.precision import autocast
 
 TARGET, TARGET_BATCH, TARGET_CHUNK = 2_000, 8, 4
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}

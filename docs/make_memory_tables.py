@@ -1,4 +1,4 @@
-"""Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.config.memory.
+"""Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.preview.memory.
 
 python docs/make_memory_tables.py
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_lite.config import load_config
-from rlinf_lite.config.memory import Estimate, estimate
 from rlinf_lite.config.plan import complete_plan
+from rlinf_lite.preview.memory import Estimate, estimate
 
 OUT = Path(__file__).resolve().parent / "memory.md"
 CONFIG = "tabletop_ppo_vla"

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlinf_lite.control import RLJobBuilder
+from rlinf_lite.jobs import RLJobBuilder
 from rlinf_lite.scheduler import SchedulerError
 
 POLL_S = 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_lite.control import BaseTrainer, BaseWorkload, trainer_invocation
+from rlinf_lite.jobs import BaseTrainer, BaseWorkload, trainer_invocation
 
 
 class Rollout(BaseWorkload):

@@ -6,7 +6,8 @@ python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 
 import sys
 
-from rlinf_lite.config import Config, parse_cli
+from rlinf_lite.cli import parse_cli
+from rlinf_lite.config import Config
 from rlinf_lite.script import run_script
 
 

@@ -6,7 +6,8 @@ python examples/math/train_math.py --config-name gsm8k_grpo_qwen2_5_0_5b rollout
 
 import sys
 
-from rlinf_lite.config import ReasoningConfig, parse_cli
+from rlinf_lite.cli import parse_cli
+from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.script import run_script
 
 

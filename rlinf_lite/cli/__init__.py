@@ -9,8 +9,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from rlinf_lite import __version__
+from rlinf_lite.cli.parse import parse_cli
 from rlinf_lite.script import run_script
 from rlinf_lite.shipped import shipped
+
+__all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
 EXAMPLES = {
     "train": "embodiment/train_embodied_agent.py",
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return job(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
     if command == "report":
-        from rlinf_lite.metrics.report.__main__ import main as report
+        from rlinf_lite.report.__main__ import main as report
 
         return report()
     return _run_example(shipped("examples") / EXAMPLES[command])

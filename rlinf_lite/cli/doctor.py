@@ -32,9 +32,9 @@ from rich.text import Text
 
 from rlinf_lite.cli.info import requirements
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.config.dry_run import byte_text
-from rlinf_lite.config.memory import Estimate, estimate
 from rlinf_lite.config.plan import complete_plan
+from rlinf_lite.preview.dry_run import byte_text
+from rlinf_lite.preview.memory import Estimate, estimate
 
 _GIB = 2**30
 _PROCESS_BYTES = _GIB * 2 // 5  # what torch and Ray take in each worker

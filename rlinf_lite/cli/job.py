@@ -20,8 +20,8 @@ from rich.table import Table
 
 from rlinf_lite.control.backends import ContextBackend, DirectoryBackend, KVBackend
 from rlinf_lite.control.context import ContextError, JobContext
-from rlinf_lite.control.submit import JobHandle, find_jobs
-from rlinf_lite.metrics.report.axes import duration
+from rlinf_lite.jobs.submit import JobHandle, find_jobs
+from rlinf_lite.report.axes import duration
 from rlinf_lite.scheduler import ClusterError, SchedulerError
 from rlinf_lite.scheduler.local_ray import KnownRay, find_local_rays, joined_ray
 from rlinf_lite.scheduler.scratch import temp_root

@@ -12,7 +12,6 @@ from rlinf_lite.config.names import COMPONENTS, did_you_mean
 from rlinf_lite.config.placing import placements, touches
 from rlinf_lite.config.plan import TASKS, Plan, episode_steps, observed, slots
 from rlinf_lite.config.schema import Config
-from rlinf_lite.config.sizes import vla_config
 from rlinf_lite.envs.maniskill import expert as experts
 
 if TYPE_CHECKING:
@@ -321,6 +320,8 @@ def _vla_fits_the_run(config: Config, plan: Plan) -> Iterator[str]:
     if config.model.id != "openvla" or seen is None:
         return
     try:
+        from rlinf_lite.preview.footprint import vla_config
+
         cameras = vla_config(config, seen).cameras
     except ValueError as error:
         yield str(error)

@@ -29,7 +29,7 @@ _REGISTRIES = {
     "algorithm.loss_type": ("rlinf_lite.algorithms", "policy_loss_names"),
     "env.id": ("rlinf_lite.envs.registry", "env_names"),
     "model.id": ("rlinf_lite.models.registry", "policy_names"),
-    "actor.strategy": ("rlinf_lite.workers.reasoning.strategies", "strategy_names"),
+    "actor.strategy": ("rlinf_lite.training.strategies", "strategy_names"),
 }
 NAMED_KEYS = tuple(_BUILT_IN)
 

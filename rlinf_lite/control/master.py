@@ -24,7 +24,7 @@ from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
 from rlinf_lite.control.link import Attachment, master_name
-from rlinf_lite.control.manager import JobManager
+from rlinf_lite.jobs.manager import JobManager
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, run_on, set_context
 from rlinf_lite.scheduler.nodes import beside_this_process, tail_logs
 from rlinf_lite.scheduler.processes import end_process, exit_reason, is_ray_process, process_exists

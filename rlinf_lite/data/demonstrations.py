@@ -28,7 +28,7 @@ from rlinf_lite import __version__
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.schema import Section
-from rlinf_lite.data.observations import concat_rows, take_rows
+from rlinf_lite.envs.observations import concat_rows, take_rows
 from rlinf_lite.file_modes import follow_umask
 
 if TYPE_CHECKING:

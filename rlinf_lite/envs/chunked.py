@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs.base import (
     ChunkResult,
     Demonstrator,
@@ -21,6 +20,7 @@ from rlinf_lite.envs.base import (
     put_rows,
 )
 from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, EnvError, NonFiniteError, RowError, SimulatorError
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
 from rlinf_lite.scheduler.pulse import report_progress

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=MakeEnv)
 
 _registered: dict[str, MakeEnv] = {}
 _built_in = {
-    "gymnasium": "rlinf_lite.envs.gymnasium_env:make_env",
+    "gymnasium": "rlinf_lite.envs.gymnasium.simulator:make_env",
     "maniskill": "rlinf_lite.envs.maniskill:make_env",
     "tabletop": "rlinf_lite.envs.tabletop:make_env",
 }
@@ -106,7 +106,7 @@ def _adapted(made: Any, make_env: MakeEnv, num_envs: int, cfg: EnvConfig, split:
     import gymnasium
     import gymnasium.vector
 
-    from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator, simulator_of_vector_env
+    from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator, simulator_of_vector_env
 
     if isinstance(made, gymnasium.vector.VectorEnv):
         return simulator_of_vector_env(made, what)

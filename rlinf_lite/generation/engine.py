@@ -20,9 +20,9 @@ from transformers import PreTrainedConfig
 from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightsError
 from rlinf_lite.generation.sampling import sample
-from rlinf_lite.models.causal_lm import CausalLM, UnsupportedModelError
 from rlinf_lite.models.sampling import uniform_noise
-from rlinf_lite.models.supported import check_equal, own_logits, probe_tokens, refusing
+from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
+from rlinf_lite.models.text.supported import check_equal, own_logits, probe_tokens, refusing
 from rlinf_lite.scheduler.pulse import report_progress
 
 _REFILL = 8

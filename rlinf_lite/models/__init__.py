@@ -12,7 +12,7 @@ from rlinf_lite.lazy import lazy_names
 if TYPE_CHECKING:
     from rlinf_lite.models.base import NOISE_KEY, ActionOutput, CheckpointFormatError, Mode, Policy, PolicyOutput
     from rlinf_lite.models.check import check_policy
-    from rlinf_lite.models.mlp import MLPGaussianPolicy
+    from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
     from rlinf_lite.models.registry import UnknownPolicyError, build_policy, load_policy, policy_class, register_policy
 
 
@@ -37,7 +37,7 @@ __getattr__ = lazy_names(
     {
         "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
         "check": ["check_policy"],
-        "mlp": ["MLPGaussianPolicy"],
+        "mlp.policy": ["MLPGaussianPolicy"],
         "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],
     },
 )

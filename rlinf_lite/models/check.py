@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_lite.data.observations import take_rows
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models.base import NOISE_KEY, ActionOutput, Policy, PolicyOutput
 
 if TYPE_CHECKING:

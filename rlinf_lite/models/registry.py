@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _POLICIES: dict[str, type[Policy]] = {}
 _BUILT_IN = {
-    "mlp_gaussian": "rlinf_lite.models.mlp:MLPGaussianPolicy",
+    "mlp_gaussian": "rlinf_lite.models.mlp.policy:MLPGaussianPolicy",
     "openvla": "rlinf_lite.models.vla.policy:OpenVLAPolicy",
 }
 

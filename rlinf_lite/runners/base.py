@@ -17,14 +17,14 @@ from safetensors import SafetensorError
 
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
-from rlinf_lite.metrics.report import write_report
-from rlinf_lite.metrics.report.versions import write_versions
+from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, read_state, verify
 from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.run_result import RunResult
 from rlinf_lite.runners.stopping import Stopped, StopRequest
+from rlinf_lite.runners.versions import write_versions
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)
@@ -402,7 +402,7 @@ class Runner(ABC):
         try:
             return write_report(self.run_dir)
         except Exception:
-            log.exception("no report; try again with: python -m rlinf_lite.metrics.report %s", self.run_dir)
+            log.exception("no report; try again with: python -m rlinf_lite.report %s", self.run_dir)
             return None
 
     @contextmanager

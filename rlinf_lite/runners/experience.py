@@ -27,7 +27,7 @@ from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import balanced_order, sequence_lengths
-from rlinf_lite.workers.minibatches import minibatches
+from rlinf_lite.training.minibatches import minibatches
 
 KLController = FixedKLController | AdaptiveKLController
 

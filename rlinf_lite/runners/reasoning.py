@@ -25,7 +25,7 @@ from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilization, write_chrome_trace
-from rlinf_lite.metrics.report.page import measure_overrides
+from rlinf_lite.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner

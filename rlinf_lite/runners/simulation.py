@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
-from rlinf_lite.metrics.video import write_gif
+from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
+from rlinf_lite.workers.layout import Layout
 
 log = logging.getLogger(__name__)
 

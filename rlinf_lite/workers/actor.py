@@ -33,18 +33,18 @@ from rlinf_lite.algorithms import (
 )
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices
-from rlinf_lite.data.layout import Layout
-from rlinf_lite.data.trajectory import Trajectories
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import Policy, build_policy
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.training import sharding
+from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.minibatches import micro_batches, minibatches
+from rlinf_lite.training.positions import advantage_inputs
+from rlinf_lite.training.precision import autocast
+from rlinf_lite.training.schedule import lr_factor
 from rlinf_lite.weights import WeightSender
-from rlinf_lite.workers import sharding
-from rlinf_lite.workers.metrics import MetricSums
-from rlinf_lite.workers.minibatches import micro_batches, minibatches
-from rlinf_lite.workers.positions import advantage_inputs
-from rlinf_lite.workers.precision import autocast
-from rlinf_lite.workers.schedule import lr_factor
+from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.trajectory import Trajectories
 
 log = logging.getLogger(__name__)
 

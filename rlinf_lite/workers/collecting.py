@@ -18,8 +18,8 @@ import torch
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import Chunks, DemonstrationError, ShardWriter
-from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, env_seed, get_env_spec
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models import load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
 

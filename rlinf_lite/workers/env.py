@@ -12,9 +12,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout, StagePiece
-from rlinf_lite.data.messages import ActionMessage, ObsMessage, StepResult
-from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs import (
     ChunkedEnv,
     ChunkResult,
@@ -30,7 +27,10 @@ from rlinf_lite.envs import (
     make_vec_env,
 )
 from rlinf_lite.envs.check import check_finite
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.workers.layout import Layout, StagePiece
+from rlinf_lite.workers.messages import ActionMessage, ObsMessage, StepResult
 from rlinf_lite.workers.recording import EpisodeRecorder
 
 log = logging.getLogger(__name__)

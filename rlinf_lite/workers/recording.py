@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_lite.data.messages import EpisodeVideo
 from rlinf_lite.envs import ChunkResult, EpisodeRecord, Obs
+from rlinf_lite.workers.messages import EpisodeVideo
 
 MAX_SIDE = 160
 """Larger images are thinned to at most this many pixels a side."""

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from rlinf_lite.algorithms import needs_values
 from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout
-from rlinf_lite.data.messages import ActionMessage, ObsMessage
-from rlinf_lite.data.observations import concat_rows, num_rows, take_rows
-from rlinf_lite.data.trajectory import TrajectoryBuilder
 from rlinf_lite.envs import EnvSpec
+from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
 from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.training.precision import autocast
 from rlinf_lite.weights import WeightReceiver
-from rlinf_lite.workers.precision import autocast
+from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.messages import ActionMessage, ObsMessage
+from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
 _PieceKey = tuple[int, int, int]  # env rank, stage, first row
 

@@ -10,7 +10,7 @@ import torch
 
 from rlinf_lite.algorithms import register_advantage
 from rlinf_lite.config import ConfigError, load_config, names, resources
-from rlinf_lite.workers.minibatches import minibatches
+from rlinf_lite.training.minibatches import minibatches
 
 YAML = Path(__file__).parent / "yaml"
 PPO = str(YAML / "ppo.yaml")  # 32 envs, 2 env workers, 2 stages, T = 64, batches of 512

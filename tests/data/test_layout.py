@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rlinf_lite.data.layout import Layout
+from rlinf_lite.workers.layout import Layout
 
 SHAPES = list(itertools.product((1, 2, 4), (1, 2), (1, 2, 3), (1, 2, 4)))
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_vec_env
-from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator, VectorEnvSimulator, simulator_of_vector_env
+from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator, VectorEnvSimulator, simulator_of_vector_env
 from tests.envs.broken_envs import Good, SaysSuccessWhereItIs
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from rlinf_lite.config import Config
-from rlinf_lite.data.layout import Layout
 from rlinf_lite.envs import ChunkedEnv, EpisodeError, NonFiniteError, SimulatorError, episode_seed
 from rlinf_lite.envs.base import first_non_finite
 from rlinf_lite.envs.check import check_finite
-from rlinf_lite.envs.gymnasium_env import GymnasiumSimulator
+from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator
 from rlinf_lite.scheduler.host import Host
 from rlinf_lite.workers import EnvWorker
+from rlinf_lite.workers.layout import Layout
 from tests.envs.toy import ToySimulator
 
 FIRST_SEEDS = [31, 32, 33]

@@ -6,9 +6,9 @@ import torch
 
 from rlinf_lite.generation import Generation, PromptError, SamplingError, SamplingParams, WeightsError, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
-from rlinf_lite.models.causal_lm import CausalLM
 from rlinf_lite.models.sampling import uniform_noise
-from rlinf_lite.models.text_presets import CHAR_VOCAB_SIZE, preset
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
 
 LLAMA = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3}
 QWEN2 = LLAMA | {"model_type": "qwen2"}

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlinf_lite.models import CheckpointFormatError, causal_lm
-from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
-from rlinf_lite.models.text_presets import CHAR_VOCAB_SIZE, preset
+from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
+from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
 from rlinf_lite.shipped import shipped
-from rlinf_lite.workers.precision import cast_parameters
+from rlinf_lite.training.precision import cast_parameters
 from tests.models.zoo import tiny_config
 
 TOKENIZER = shipped("assets") / "char_tokenizer"

@@ -8,10 +8,10 @@ import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from rlinf_lite.models import causal_lm
-from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel
-from rlinf_lite.models.text_presets import preset
-from rlinf_lite.workers.sharding import full_policy_state, init_process_group, load_policy_state
+from rlinf_lite.models.text import causal_lm
+from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
+from rlinf_lite.models.text.presets import preset
+from rlinf_lite.training.sharding import full_policy_state, init_process_group, load_policy_state
 
 CONFIG = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 

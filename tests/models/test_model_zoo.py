@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from rlinf_lite.generation import SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
-from rlinf_lite.models.causal_lm import CausalLM, CausalValueModel, UnsupportedModelError
-from rlinf_lite.models.supported import check_scores, check_values
+from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, UnsupportedModelError
+from rlinf_lite.models.text.supported import check_scores, check_values
 from tests.models.zoo import FAMILIES, VOCAB_SIZE, names, tiny_config, tiny_model
 
 MULTIMODAL = names("""

@@ -12,7 +12,7 @@ from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
-from rlinf_lite.workers import sharding
+from rlinf_lite.training import sharding
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
 

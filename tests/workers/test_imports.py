@@ -12,9 +12,12 @@ from rlinf_lite.lazy import imports_without_gc
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("rlinf_lite.workers.env, rlinf_lite.envs.tabletop, rlinf_lite.envs.gymnasium_env", ["torch", "transformers"]),
+        (
+            "rlinf_lite.workers.env, rlinf_lite.envs.tabletop, rlinf_lite.envs.gymnasium.simulator",
+            ["torch", "transformers"],
+        ),
         ("rlinf_lite.workers.rollout", ["torch.distributed.tensor", "transformers"]),
-        ("rlinf_lite.control.trainer_host, rlinf_lite.control.master", ["torch", "hydra"]),
+        ("rlinf_lite.jobs.trainer_host, rlinf_lite.control.master", ["torch", "hydra"]),
     ],
 )
 def test_workers_load_only_what_they_need(module, heavy):

@@ -13,9 +13,9 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
 from rlinf_lite.runners import experience
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
-from rlinf_lite.workers.sharding import full_policy_state
 
 OVERRIDES = [
     "data.max_prompt_length=6",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlinf_lite.workers.minibatches import micro_batches, minibatches
+from rlinf_lite.training.minibatches import micro_batches, minibatches
 
 
 def test_minibatches_cover_the_valid_samples_once_in_nearly_equal_parts():

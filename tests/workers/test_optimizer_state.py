@@ -5,7 +5,7 @@ from safetensors.torch import save_file
 
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models import MLPGaussianPolicy
-from rlinf_lite.workers import sharding
+from rlinf_lite.training import sharding
 
 
 def make():

@@ -8,22 +8,22 @@ import torch
 
 from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.layout import Layout
-from rlinf_lite.data.messages import ActionMessage
 from rlinf_lite.generation import SamplingParams
 from rlinf_lite.generation.engine import TransformersEngine
-from rlinf_lite.models.causal_lm import CausalLM
-from rlinf_lite.models.text_presets import preset
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
 from rlinf_lite.scheduler.pulse import Activity, Pulse
+from rlinf_lite.training.learner import Learner
+from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import _Ready
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker
 from rlinf_lite.workers.actor import _Batch
-from rlinf_lite.workers.metrics import MetricSums
-from rlinf_lite.workers.reasoning.learner import Learner
+from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.messages import ActionMessage
 
 
 class Watched:

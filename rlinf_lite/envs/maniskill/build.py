@@ -12,7 +12,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from rlinf_lite.envs.base import FloatArray
 from rlinf_lite.envs.errors import UnknownEnvError
-from rlinf_lite.envs.gymnasium_env import box_actions
+from rlinf_lite.envs.gymnasium.simulator import box_actions
 from rlinf_lite.envs.maniskill.setup import Backends
 
 if TYPE_CHECKING:

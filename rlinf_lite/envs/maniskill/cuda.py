@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlinf_lite.data.observations import take_rows
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.maniskill.build import Stepper, bounds_of, build, limit_of, reset_unseen, split_obs
 from rlinf_lite.envs.maniskill.setup import Backends
 from rlinf_lite.envs.maniskill.tasks import instruction_of
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """The roles of reinforcement learning for language models, each the workers of a group."""
 
+from rlinf_lite.training.strategies import Strategy, UnknownStrategyError, register_strategy
 from rlinf_lite.workers.reasoning.actor import LanguageActor
 from rlinf_lite.workers.reasoning.critic import LanguageCritic
 from rlinf_lite.workers.reasoning.reference import LanguageReference
 from rlinf_lite.workers.reasoning.reward import RewardWorker
 from rlinf_lite.workers.reasoning.roles import launch_roles
 from rlinf_lite.workers.reasoning.rollout import LanguageRollout
-from rlinf_lite.workers.reasoning.strategies import Strategy, UnknownStrategyError, register_strategy
 
 __all__ = [
     "LanguageActor",

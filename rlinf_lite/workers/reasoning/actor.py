@@ -21,14 +21,14 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.data.tokenizers import tokenizer_dir
-from rlinf_lite.models.causal_lm import CausalLM
-from rlinf_lite.models.text_presets import preset
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.training.learner import Learner
+from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.schedule import lr_factor
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
-from rlinf_lite.workers.metrics import MetricSums
-from rlinf_lite.workers.reasoning.learner import Learner
-from rlinf_lite.workers.schedule import lr_factor
 
 
 class LanguageActor(Worker):

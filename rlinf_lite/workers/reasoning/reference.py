@@ -8,8 +8,8 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.training.learner import Learner
 from rlinf_lite.workers.reasoning.actor import build_model
-from rlinf_lite.workers.reasoning.learner import Learner
 
 
 class LanguageReference(Worker):

@@ -15,12 +15,12 @@ from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
 from rlinf_lite.generation import Generation, SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
-from rlinf_lite.models.causal_lm import CausalLM
+from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.training.learner import max_length
+from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightVersionError
-from rlinf_lite.workers.precision import autocast, cast_parameters
 from rlinf_lite.workers.reasoning.actor import build_model, is_whole
-from rlinf_lite.workers.reasoning.learner import max_length
 
 
 class LanguageRollout(Worker):

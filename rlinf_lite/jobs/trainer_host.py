@@ -1,0 +1,107 @@
+"""The process of a built job's trainer: launches the workers, runs the trainer, starts it again where it can."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+
+from rlinf_lite.control.context import Stage
+from rlinf_lite.control.failover import Decision
+from rlinf_lite.control.link import Outcome, master_name
+from rlinf_lite.control.supervisor import JobFailedError, Supervisor
+from rlinf_lite.jobs.placing import place_roles
+from rlinf_lite.jobs.spec import JobSpec
+from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
+from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
+from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerGroup
+from rlinf_lite.scheduler.host import process_and_logs
+
+
+class TrainerHost:
+    """What Ray runs: the workers belong to this process and end with it."""
+
+    def __init__(self, job: str, spec: JobSpec, restarts: int, failure: str | None) -> None:
+        self._job, self._spec, self._restarts, self._failure = job, spec, restarts, failure
+        self._trainer: BaseTrainer | None = None
+        self._supervisor: Supervisor | None = None
+        self._start_trainer_again = False
+        self._outcome: Outcome | None = None
+
+    def outcome(self) -> Outcome | None:
+        """How the job ended; None while it runs. Answers while the process lives."""
+        return self._outcome
+
+    def log_paths(self) -> list[str]:
+        return process_and_logs()[1]
+
+    def run(self, directory: str, timeout_s: float) -> None:
+        """The whole life of the job in this process."""
+        os.environ.update(self._spec.env | self._spec.trainer.env)
+        kind = "cuda" if self._spec.device_type == "GPU" else "cpu"
+        stage, reason = Stage.FINISHED, ""
+        try:
+            with Cluster(self._spec.num_nodes, self._spec.devices_per_node, kind) as cluster:
+                self._supervisor = Supervisor(self._job, cluster, timeout_s)
+                classes = self._spec.load_classes()
+                job = JobInfo.of(self._spec, self._job, master_name(self._job))
+                groups = self._launch(cluster, classes, job)
+                self._supervisor.begin(directory, 0, 0, self._restarts)
+                if self._failure is not None:
+                    self._supervisor.recovered(self._failure)
+                threading.Thread(target=self._report_progress, daemon=True).start()
+                role_groups = {name: RoleGroup(group, self._recover) for name, group in groups.items()}
+                self._train(classes["trainer"], role_groups, job, self._supervisor)
+        except Exception as error:  # whatever a user's trainer raises ends the job, with its traceback in the log
+            traceback.print_exc()
+            stage, reason = Stage.FAILED, f"{type(error).__name__}: {error}"
+        if self._supervisor is None:
+            self._outcome = stage, reason, None
+        else:
+            if self._trainer is not None:
+                self._supervisor.progress(self._trainer.step)
+            self._supervisor.finish(stage, reason)
+            self._outcome = self._supervisor.outcome(stage, reason)  # should the master not have been there
+
+    def _launch(self, cluster: Cluster, classes: dict[str, type], job: JobInfo) -> dict[str, WorkerGroup]:
+        placed = place_roles(self._spec)
+        groups = {}
+        with cluster.launching():
+            for role in self._spec.roles:
+                cls = classes[role.role]
+                args = (self._spec.config, job) if issubclass(cls, BaseWorkload) else (self._spec.config,)
+                group: WorkerGroup = cls.create_group(*args)  # type: ignore[attr-defined]
+                env = self._spec.env | role.env
+                groups[role.role] = group.launch(cluster, placed[role.role], name=role.role, env_vars=env)
+        return groups
+
+    def _train(self, cls: type, groups: dict[str, RoleGroup], job: JobInfo, supervisor: Supervisor) -> None:
+        while True:
+            trainer: BaseTrainer = cls(groups, self._spec.config, job, self._restarts)
+            self._trainer, self._start_trainer_again = trainer, False
+            try:
+                trainer.init()
+                trainer.fit()
+                return
+            except JobFailedError:
+                raise
+            except Exception as error:
+                if not self._start_trainer_again:
+                    if not trainer.is_recoverable():
+                        raise
+                    traceback.print_exc()
+                    supervisor.trainer_raised(error)
+                self._restarts += 1
+
+    def _recover(self, error: SchedulerError) -> bool:
+        """Whether workers alone were replaced, so that a call can be made again; else the trainer starts again."""
+        assert self._supervisor is not None
+        decision: Decision = self._supervisor.recover(error, lambda _: 0, same_step=False)
+        self._start_trainer_again = decision.level != "worker"
+        return not self._start_trainer_again
+
+    def _report_progress(self) -> None:
+        assert self._supervisor is not None
+        while not self._supervisor.has_ended(0.5):
+            if self._trainer is not None and self._trainer.step:
+                self._supervisor.progress(self._trainer.step)

@@ -1,0 +1,1 @@
+"""Gaussian policy of multi-layer perceptrons, for state observations."""

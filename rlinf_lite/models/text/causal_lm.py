@@ -1,0 +1,302 @@
+"""Language models of transformers as policies of tokens, and as critics: log-probabilities, entropies and values.
+
+Sequences are rows of `input_ids` [B, L] with `attention_mask` [B, L], prompts padded on the left so that the last R
+columns hold the responses; positions count the tokens that the mask marks. Directories are transformers' own: they load
+with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification) and are read from the disk alone, without
+remote code and from safetensors.
+
+Not every family of transformers is computed right from padded rows and from the output layer alone;
+`models.supported` compares a model with its own forward pass, and refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+import transformers
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
+from rlinf_lite.models.text.recompute import recompute_in_backward
+
+_CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_CARRIED_TOO = ("generation_config.json", "LICENSE")
+_PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
+LOGITS_PER_CHUNK = 2**26
+"""Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
+
+
+class SequenceShapeError(ValueError):
+    """Ids, masks and response length that do not fit together."""
+
+
+class UnsupportedModelError(ValueError):
+    """A model of a family, or with settings, that cannot be computed here as its own forward pass has it."""
+
+
+@dataclass
+class TokenOutput:
+    """Of R response tokens each, float32: `logprobs` [B, R] and `entropy` [B, R], in nats."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class LanguageModel(nn.Module):
+    """What the policy and the critic share: a transformers model as `language_model`, and its directory.
+
+    The model computes alike whether it acts, scores or trains: dropout, and noise in the choice of experts, are off in
+    training mode too. With them, no two passes over a response would agree, and the first ratio would not be 1.
+    """
+
+    _auto: ClassVar[Any]
+    _may_lack: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names that weights may lack, and are random then."""
+    _may_ignore: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names that weights may have in vain."""
+    _settings: ClassVar[dict[str, Any]] = {}
+    """What this class says of the config, whatever the directory says."""
+
+    def __init__(self, language_model: PreTrainedModel, files: Mapping[str, bytes] | None = None) -> None:
+        """`files`: tokenizer files by name, which go out with the weights."""
+        super().__init__()
+        self.language_model = language_model.eval()
+        self.files = dict(files or {})
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.language_model.eval()
+        return self
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        tokenizer_dir: str | Path | None = None,
+        attn_implementation: str = "sdpa",
+    ) -> Self:
+        """Build from what a `config.json` says (see `text_presets.preset`), weights at random.
+
+        `tokenizer_dir`: whose files `save_pretrained` writes beside the weights.
+        """
+        arguments = dict(config) | cls._settings
+        built = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
+        model = cls._auto.from_config(built, attn_implementation=attn_implementation)
+        return cls(model, {} if tokenizer_dir is None else _carried_files(Path(tokenizer_dir)))
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | Path, attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """Read a directory in the published layout: config.json, safetensors in one file or in shards, tokenizer files.
+
+        Raises:
+            CheckpointFormatError: where files are missing or damaged, or listing missing, foreign, misshapen tensors.
+        """
+        directory = Path(directory)
+        read_policy_config(directory)  # a name that is no directory here would be looked up on the hub
+        transformers.logging.set_verbosity_error()  # what is missing or unexpected is said below
+        transformers.logging.disable_progress_bar()
+        try:
+            model, found = cls._auto.from_pretrained(
+                str(directory),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation=attn_implementation,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # they are listed below, with the others
+                output_loading_info=True,
+                **cls._settings,
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointFormatError(f"{directory} cannot be loaded as a language model: {error}") from error
+        problems = [f"missing {name}" for name in found["missing_keys"] if not name.startswith(cls._may_lack)]
+        problems += [f"unexpected {name}" for name in found["unexpected_keys"] if not name.startswith(cls._may_ignore)]
+        problems += [
+            f"{name} has shape {tuple(read)}, the config needs {tuple(needed)}"
+            for name, read, needed in found["mismatched_keys"]
+        ]
+        if problems:
+            raise CheckpointFormatError(f"{directory} does not fit its config.json: " + "; ".join(sorted(problems)))
+        return cls(model, _carried_files(directory))
+
+    def save_pretrained(self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write what `from_pretrained` reads, from `state_dict` where this module's own is sharded."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (directory / name).write_bytes(content)
+        state = self.state_dict() if state_dict is None else state_dict
+        tensors = {name.removeprefix(_PREFIX): _alone(x.detach().cpu().contiguous()) for name, x in state.items()}
+        config = self.language_model.config
+        if config.tie_word_embeddings:
+            for name in self.language_model._tied_weights_keys or ():
+                tensors.pop(name, None)
+        config.architectures = [type(self.language_model).__name__]
+        config.dtype = next(iter(tensors.values())).dtype
+        config.save_pretrained(directory)
+        save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
+        follow_umask(directory.glob("*.safetensors"))
+
+    def read_state(self, directory: str | Path) -> dict[str, Tensor]:
+        """The whole state dict of a directory, for a model that is sharded. Raises as `from_pretrained` does."""
+        return type(self).from_pretrained(directory).state_dict()
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute every layer in the backward pass instead of keeping its activations; before the model is sharded.
+        Raises UnsupportedModelError where the family does not say what its layers are."""
+        layers = self.fsdp_units()
+        if not layers:
+            raise UnsupportedModelError(
+                f"model.gradient_checkpointing: models of type {self.language_model.config.model_type!r} do not name "
+                "their layers. Set it to false"
+            )
+        recompute_in_backward(layers)
+
+    def fsdp_units(self) -> list[nn.Module]:
+        """The decoder layers: modules that are sharded one by one, before the model itself."""
+        units = set(self.language_model._no_split_modules or ())
+        return [module for module in self.language_model.modules() if type(module).__name__ in units]
+
+    def _states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Final states [B, L, width]."""
+        if input_ids.shape != attention_mask.shape:
+            raise SequenceShapeError(
+                f"input_ids are {list(input_ids.shape)} and attention_mask is {list(attention_mask.shape)}; one entry "
+                "per token is needed"
+            )
+        positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        output = self.language_model.base_model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+        )
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def _response_states(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
+        """The states [B, R, width] that the response tokens follow from, one position before each."""
+        length = input_ids.shape[1]
+        if not 0 < response_length < length:
+            raise SequenceShapeError(
+                f"response_length is {response_length} of {length} columns: it has to be at least 1, and leave at "
+                "least one column for the prompt"
+            )
+        return self._states(input_ids, attention_mask)[:, length - response_length - 1 : -1]
+
+
+class CausalLM(LanguageModel):
+    """A policy whose actions are tokens: any model of AutoModelForCausalLM."""
+
+    _auto = AutoModelForCausalLM
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, response_length: int, temperature: float = 1.0
+    ) -> TokenOutput:
+        """Score the last `response_length` tokens of [B, L] rows under the distribution at `temperature`.
+
+        Logits are computed for those tokens only, and at most `LOGITS_PER_CHUNK` of them are held at a time; entries of
+        padding mean nothing. Raises SequenceShapeError.
+        """
+        states = self._response_states(input_ids, attention_mask, response_length)
+        tokens = input_ids[:, -response_length:]
+        logprobs, entropy = self._score(states.flatten(0, 1), tokens.flatten(), temperature)
+        return TokenOutput(logprobs.view(tokens.shape).clone(), entropy.view(tokens.shape).clone())  # FSDP hooks views
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Of the next token, float32 [..., V], from final states [..., width]: what the model's own forward makes of
+        them, its factor and cap included."""
+        config = self.language_model.config.get_text_config()
+        scale, cap = logits_scale(config), logits_cap(config)
+        logits: Tensor = self.language_model.get_output_embeddings()(states).float()
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _score(self, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] of `tokens` [N] that follow from `states` [N, width]."""
+        vocab_size = self.language_model.get_output_embeddings().weight.shape[0]
+        num_rows = max(LOGITS_PER_CHUNK // vocab_size, 1)
+        if len(tokens) <= num_rows:
+            return _score_chunk(self.logits, states, tokens, temperature)
+        chunks = [
+            checkpoint(_score_chunk, self.logits, *rows, temperature, use_reentrant=False)
+            for rows in zip(states.split(num_rows), tokens.split(num_rows), strict=True)
+        ]
+        logprobs, entropy = zip(*chunks, strict=True)
+        return torch.cat(logprobs), torch.cat(entropy)
+
+
+class CausalValueModel(LanguageModel):
+    """A critic: a language model with one linear output per token in place of the vocabulary's.
+
+    It is read from a critic's directory or from a policy's, whose output layer is left out; its own is random then.
+    """
+
+    _auto = AutoModelForTokenClassification
+    _may_lack = ("score.", "classifier.")
+    _may_ignore = ("lm_head.", "embed_out.")
+    _settings = {"num_labels": 1}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
+        """Values [B, R], float32, of the states before each of the last R tokens. Raises SequenceShapeError."""
+        states = self._response_states(input_ids, attention_mask, response_length)
+        values: Tensor = self._score_layer()(states)
+        return values.squeeze(-1).float().clone()  # FSDP hooks views
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Those of the output layer."""
+        return list(self._score_layer().parameters())
+
+    def _score_layer(self) -> nn.Module:
+        name = "score" if hasattr(self.language_model, "score") else "classifier"
+        return self.language_model.get_submodule(name)
+
+
+def logits_scale(config: PreTrainedConfig) -> float:
+    """What a family multiplies the output layer's numbers by; 1 where it has no such factor."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0)  # cohere
+    scale *= getattr(config, "lm_head_multiplier", 1.0)  # falcon_h1
+    scale /= getattr(config, "logits_mup_width_multiplier", 1.0)  # inkling
+    scaling = getattr(config, "logits_scaling", 1.0)
+    return scale * scaling if config.model_type == "hyperclovax" else scale / scaling  # granite, minicpm3
+
+
+def logits_cap(config: PreTrainedConfig) -> float | None:
+    """The limit that a family bends its logits to (gemma2, recurrent_gemma); None: none."""
+    cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+    return cap
+
+
+def _score_chunk(
+    to_logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = to_logits(states)
+    if temperature != 1.0:
+        logits = logits / temperature
+    log_distribution = torch.log_softmax(logits, dim=-1)
+    entropy = -(log_distribution.exp() * log_distribution).sum(-1)
+    return log_distribution.gather(-1, tokens[:, None]).squeeze(-1), entropy
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """In memory that holds nothing else; what is gathered from shards may be a part of something padded."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _carried_files(directory: Path) -> dict[str, bytes]:
+    files = [file for pattern in (*_CARRIED, *_CARRIED_TOO) for file in directory.glob(pattern)]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}

@@ -1,0 +1,125 @@
+"""Whether a language model is computed here as its own forward pass has it: compared once, before anything trains.
+
+Scoring pads rows on the left and computes the logits of responses alone; generation has a cache of its own. Families
+whose layers or output differ from what that assumes (recurrent layers that see padding, attention to what follows,
+frequencies that depend on the longest row, another output layer) would be trained as another distribution than the one
+they are, without an error. No list of families is kept: each model is asked, by a few forward passes of at most
+`max_length` tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, LanguageModel, UnsupportedModelError
+from rlinf_lite.scheduler.pulse import report_progress
+
+_TOLERANCE = {True: 2e-4, False: 5e-2}
+"""In float32 (which rounds to about 1e-6) or not: of the largest logit."""
+
+
+def check_supported(model: LanguageModel, max_length: int) -> None:
+    """`check_scores` of a policy, `check_values` of a critic."""
+    if isinstance(model, CausalLM):
+        check_scores(model, max_length)
+    elif isinstance(model, CausalValueModel):
+        check_values(model, max_length)
+
+
+@torch.no_grad()
+def check_scores(model: CausalLM, max_length: int) -> None:
+    """Compare log-probabilities of rows of up to `max_length` tokens, padded on the left, with what the model's own
+    forward gives for the tokens before each, alone and unpadded. Raises UnsupportedModelError."""
+    with refusing(model), _computing(model):
+        ids, mask, num_compared = _rows(model, max_length)
+        scored = model(ids, mask, num_compared).logprobs
+        for row, i in _ends(ids, num_compared):
+            expected = own_logits(model, ids[row, mask[row]][: i - num_compared], 1)[0]
+            logprob = torch.log_softmax(expected, -1)[ids[row, i - num_compared]]
+            check_equal(model, "log-probabilities", scored[row, i], logprob, expected.abs().max())
+
+
+@torch.no_grad()
+def check_values(critic: CausalValueModel, max_length: int) -> None:
+    """The same of a critic's values."""
+    with refusing(critic), _computing(critic):
+        ids, mask, num_compared = _rows(critic, max_length)
+        values = critic(ids, mask, num_compared)
+        for row, i in _ends(ids, num_compared):
+            expected = own_logits(critic, ids[row, mask[row]][: i - num_compared], 1)[0, 0]
+            check_equal(critic, "values", values[row, i], expected, 1 + expected.abs())
+
+
+def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
+    """float32 [num, V]: the model's own forward of `tokens` [L], what follows each of the last `num`."""
+    report_progress()
+    own = model.language_model
+    accepted = inspect.signature(type(own).forward).parameters
+    kept = {"logits_to_keep": num} if "logits_to_keep" in accepted else {}
+    output = own(input_ids=tokens[None], use_cache=False, **kept)
+    logits: Tensor = output.logits[0, -num:].float()
+    return logits
+
+
+def probe_tokens(model: LanguageModel, length: int, seed: int) -> Tensor:
+    """Ids [length] on the model's device, the same every time, none of them the one for padding."""
+    config = model.language_model.config.get_text_config()
+    ids = torch.randint(config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed))
+    ids[ids == getattr(config, "pad_token_id", None)] += 1
+    return (ids % config.vocab_size).to(model.language_model.device)
+
+
+def check_equal(model: LanguageModel, what: str, found: Tensor, expected: Tensor, scale: Tensor) -> None:
+    """Raise UnsupportedModelError where they differ by more than numbers as large as `scale` are rounded."""
+    own = model.language_model
+    exact = own.dtype == torch.float32 and not torch.is_autocast_enabled(own.device.type)
+    limit = _TOLERANCE[exact] * float(scale) + 1e-6
+    gap = float((found - expected).abs().max())
+    if not gap <= limit:  # nan is not
+        raise UnsupportedModelError(
+            f"models of type {own.config.model_type!r} with this config are not supported: {what} computed here differ "
+            f"by {gap:.2g} from those of the model's own forward pass, and rounding would be {limit:.1g} at most. Use "
+            "another model; where it changes beyond a length, a smaller data.max_prompt_length + "
+            "rollout.max_response_length will do"
+        )
+
+
+@contextmanager
+def refusing(model: LanguageModel) -> Iterator[None]:
+    """What a family fails with where it does not fit at all becomes an UnsupportedModelError."""
+    try:
+        yield
+    except (UnsupportedModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"models of type {model.language_model.config.model_type!r} are not supported: their forward pass fails "
+            f"here with {type(error).__name__}: {error}. Use another model"
+        ) from error
+
+
+def _computing(model: LanguageModel) -> AbstractContextManager[object]:
+    """Flash attention knows no float32."""
+    own = model.language_model
+    if "flash" in own.config._attn_implementation:
+        return torch.autocast(own.device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def _rows(model: LanguageModel, max_length: int) -> tuple[Tensor, Tensor, int]:
+    """A long and a short row with their mask, [2, max_length], and how many tokens of their ends to compare."""
+    num_compared = min(2, max_length - 1)
+    lengths = (max_length, min(num_compared + 3, max_length))
+    ids = torch.stack([pad(probe_tokens(model, n, seed), (max_length - n, 0)) for seed, n in enumerate(lengths)])
+    columns = torch.arange(max_length, device=ids.device)
+    return ids, columns >= max_length - torch.tensor(lengths, device=ids.device)[:, None], num_compared
+
+
+def _ends(ids: Tensor, num_compared: int) -> Iterator[tuple[int, int]]:
+    yield from ((row, i) for row in range(len(ids)) for i in range(num_compared))

@@ -1,0 +1,1 @@
+"""What optimizes a model: learner, sharding, strategies, schedules."""

@@ -1,0 +1,124 @@
+"""The training side of a policy on one or several ranks: FSDP2, the optimizer, and their states as files.
+
+Sharding is torch's `fully_shard`, on gloo (CPU) or NCCL (CUDA); one rank trains the plain module. States are written
+whole, as safetensors and JSON, so that they load into any number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from rlinf_lite.config.schema import OptimConfig
+from rlinf_lite.models import Policy
+
+if TYPE_CHECKING:
+    from rlinf_lite.models.text.causal_lm import LanguageModel
+
+_ENTRY_POINTS = ("predict_action_batch", "predict_values", "sft_loss")  # besides forward
+_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def init_process_group(
+    rank: int, world_size: int, master_addr: str, master_port: int, device: str, timeout_s: float
+) -> None:
+    """Join the actors' process group: NCCL between GPUs, gloo between CPUs."""
+    dist.init_process_group(
+        "nccl" if device.startswith("cuda") else "gloo",
+        init_method=f"tcp://{master_addr}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def shard(policy: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
+    """Shard `policy` in place over all ranks, unit by unit."""
+    mesh = init_device_mesh(torch.device(device).type, (world_size,))
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for unit in policy.fsdp_units():
+        fully_shard(unit, mesh=mesh, mp_policy=mixed)
+    # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
+    fully_shard(policy, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
+    for name in _ENTRY_POINTS:
+        if hasattr(policy, name):
+            register_fsdp_forward_method(policy, name)
+
+
+def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over what trains, with its own learning rate for parameters that only the value uses."""
+    of_value = {id(parameter) for parameter in getattr(policy, "value_parameters", list)()}
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr},
+        {"params": [p for p in trained if id(p) in of_value], "base_lr": cfg.value_lr or cfg.lr},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True)
+
+
+def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Clip to `max_norm` over all ranks, unless it is not finite. Returns the norm before, alike on every rank."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if torch.isfinite(norm):
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:
+    """The whole state dict on the CPU of rank 0 (other ranks: empty)."""
+    state: dict[str, Any] = get_model_state_dict(policy, options=_FULL)
+    return state
+
+
+def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load a whole state dict, present on every rank, into a sharded or plain policy."""
+    state: dict[str, Any] = dict(tensors)
+    set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True))
+
+
+def full_optimizer_state(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The moments of every parameter on the CPU of rank 0 (other ranks: empty), as `<parameter>/<moment>`; all ranks
+    call. Hyper-parameters come from the config."""
+    if not optimizer.state:  # torch would take a first step of its own to have a state
+        return {}
+    whole: dict[str, Any] = get_optimizer_state_dict(policy, optimizer, options=_FULL)
+    state = whole.get("state", {})  # empty on other ranks
+    tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
+    return {name: value.contiguous() for name, value in tensors.items()}
+
+
+def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """Read `full_optimizer_state` from a file, on every rank."""
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, value in load_file(file).items():
+        parameter, _, key = name.rpartition("/")
+        state.setdefault(parameter, {})[key] = value
+    if not state:
+        return
+    whole: dict[str, Any] = {**get_optimizer_state_dict(policy, optimizer), "state": state}
+    set_optimizer_state_dict(policy, optimizer, whole, options=replace(_FULL, strict=False))
+    # a parameter that had no gradient yet has no moments, where torch has made some up
+    for group, named in zip(optimizer.param_groups, whole["param_groups"], strict=True):
+        for parameter, name in zip(group["params"], named["params"], strict=True):
+            if name not in state:
+                optimizer.state.pop(parameter, None)

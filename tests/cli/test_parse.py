@@ -1,0 +1,108 @@
+"""The command line: --help, --dry-run, exit codes, and that none of it waits for torch or ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.cli import parse_cli
+from rlinf_lite.config import load_config
+from rlinf_lite.config.compose import config_names
+from rlinf_lite.config.explain import schema_keys
+from rlinf_lite.preview.dry_run import describe
+
+HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
+HYBRID = str(Path(__file__).parents[1] / "config" / "yaml" / "hybrid.yaml")
+DEFAULT = "embodiment/tabletop_ppo_vla"
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """parse_cli in a process of its own, which fails where anything heavy was imported on the way out."""
+    code = (
+        "import atexit, os, sys\n"
+        f"atexit.register(lambda: os._exit(99) if set({HEAVY}) & set(sys.modules) else None)\n"
+        "from rlinf_lite.cli import parse_cli\n"
+        f"config = parse_cli({list(arguments)!r}, {DEFAULT!r})\n"
+        "print('seed', config.runner.seed, config.runner.resume, config.runner.run_name)\n"
+    )
+    return python(code)
+
+
+@pytest.mark.parametrize("module", ["rlinf_lite", "rlinf_lite.config"])
+def test_imports_are_light(module: str) -> None:
+    found = python(f"import sys, {module}; print(sorted(set({HEAVY}) & set(sys.modules)))")
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_hydra_is_not_imported_by_workers() -> None:
+    found = python("import sys, rlinf_lite.config; print('hydra' in sys.modules)")
+    assert found.stdout.strip() == "False", found.stderr
+
+
+def test_overrides_and_options_mix() -> None:
+    done = cli("runner.seed=3", "--config-name", "gym_pendulum_ppo_mlp", "algorithm.gamma=0.5", "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "seed 3 auto gym_pendulum_ppo_mlp\n"
+
+
+def test_hydras_config_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [{DEFAULT}, _self_]\nrunner: {{seed: 11}}\n")
+    config = parse_cli(["--config-path", str(tmp_path), "--config-name", "mine"], DEFAULT)
+    assert (config.runner.seed, config.runner.run_name) == (11, "mine")
+
+
+def test_a_bad_config_exits_with_2_and_a_list() -> None:
+    done = cli("algorithm.lr=1", "env.train.num_envs=31")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert f"{DEFAULT}: " in done.stderr
+    assert "  - algorithm.lr: there is no such key. lr belongs in actor.optim.lr\n" in done.stderr
+
+
+def test_help_lists_configs_and_every_key() -> None:
+    done = cli("--help")
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name}\n" in done.stdout for name in config_names())
+    assert "  actor.optim.lr: 0.0003\n      Learning rate.\n" in done.stdout
+    assert "  actor.precision: fp32 (fp32 | bf16)\n" in done.stdout
+    lines = done.stdout.split("keys:\n")[1].splitlines()
+    assert all(help_line.strip() for help_line in lines[1::2]), "a key has no line of help in schema.py"
+    keys = list(schema_keys())
+    leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+    assert [line.split(":")[0].strip() for line in lines[::2]] == leaves
+
+
+def test_dry_run_prints_the_plan_and_exits() -> None:
+    done = cli("--dry-run", "--config-name", HYBRID, "cluster.accelerator=cpu")
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        "task: PushCube-v1",
+        "slots 0..7 (1 node x 8, accelerator=cpu)",
+        "32 / 4 env workers / 2 stages = 4 at a time per env worker; rollout workers: 4",
+        "32 environments x 16 decisions = 512;",
+        "512 samples / global batch 512 = 1; x 4 epochs = 4",
+        "512 / 8 actor ranks = 64 samples a rank; / micro batch 64 = 1 forward and backward passes",
+        "283921 parameters",
+    ):
+        assert expected in done.stdout
+
+
+def test_the_entry_point_knows_dry_run(repo: Path, tmp_path: Path) -> None:
+    script = repo / "examples/embodiment/train_embodied_agent.py"
+    command = [sys.executable, str(script), "--config-name", "gym_pendulum_ppo_mlp", "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "task: Pendulum-v1" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_sizes_are_said_to_be_unknown() -> None:
+    text = describe(load_config("embodiment/maniskill_pushcube_ppo_mlp", ["env.task=LiftPegUpright-v1"]))
+    assert "known once LiftPegUpright-v1 and mlp_gaussian are built" in text
