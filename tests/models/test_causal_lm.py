@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from rlinf_lite.models import CheckpointFormatError, causal_lm
+from rlinf_lite.models import CheckpointFormatError
+from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
 from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
 from rlinf_lite.shipped import shipped

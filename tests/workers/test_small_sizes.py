@@ -17,8 +17,9 @@ from rlinf_lite.envs import env_seed, episode_seed
 from rlinf_lite.models import NOISE_KEY, ActionOutput, MLPGaussianPolicy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler.routing import route
+from rlinf_lite.training import sharding
 from rlinf_lite.training.minibatches import micro_batches, minibatches
-from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker, sharding
+from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
 from tests.envs.test_chunked import SlowRow
 
