@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,22 @@ def short_ray_tmp() -> Iterator[Path]:
     else:
         os.environ["RAY_TMPDIR"] = previous
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], int]]:
+    """`rlinf-lite WORDS` in this process: its exit code. What it changes of the process is changed back."""
+    from rlinf_lite.cli import main
+
+    def run(words: list[str]) -> int:
+        try:
+            return main(words)
+        except SystemExit as ended:
+            return int(str(ended.code))
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    yield run
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

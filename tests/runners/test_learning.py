@@ -17,7 +17,6 @@ SHORT_REACH = [
 ]
 
 
-@pytest.mark.slow
 def test_ppo_swings_the_pendulum_up(start):
     """A random policy returns about -1,280; the best possible is about -150."""
     result = start("runner.max_steps=26", "runner.val_check_interval=26", "runner.save_interval=-1", small=[]).run()
@@ -27,7 +26,6 @@ def test_ppo_swings_the_pendulum_up(start):
     assert sum(curve[-3:]) / 3 > sum(curve[:3]) / 3 + 300
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", ["maniskill_pushcube_ppo_mlp", "maniskill_pickcube_ppo_mlp"])
 def test_real_steps_in_maniskill(start, config):
     result = start("rollout.num_chunks=8", "actor.global_batch_size=16", config=config, small=SHORT_REACH).run()
@@ -37,7 +35,6 @@ def test_real_steps_in_maniskill(start, config):
     assert all(line["train/actor/skipped_updates"] == 0 for line in lines if "train/actor/lr" in line)
 
 
-@pytest.mark.slow
 def test_grpo_steps_in_maniskill(start):
     small = [*SHORT_REACH, "env.train.max_episode_steps=10", "algorithm.group_size=2", "actor.global_batch_size=20"]
     small += ["actor.micro_batch_size=20", "env.eval.max_episode_steps=10", "rollout.pipeline_stage_num=1"]

@@ -8,15 +8,14 @@ LOSSES = ("train/actor/policy_loss", "train/critic/value_loss", "train/actor/app
 
 SPREADS = {
     "one of each": [],
-    "two actors": ["cluster.component_placement.actor=0-1"],
-    "two env workers": ["cluster.component_placement.env=0-1"],
-    "two stages": ["rollout.pipeline_stage_num=2"],
-    "two of everything": [
-        "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}",
+    "two env workers and two actors, two stages": [
+        "cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}",
         "rollout.pipeline_stage_num=2",
+    ],
+    "two rollout workers for one env worker, small micro-batches": [
+        "cluster.component_placement={actor: 0-1, rollout: 0-1, env: '0'}",
         "actor.micro_batch_size=4",
     ],
-    "more rollout workers than env workers": ["cluster.component_placement.rollout=0-1"],
 }
 
 

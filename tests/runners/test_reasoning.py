@@ -118,10 +118,12 @@ def test_ratios_are_one_on_the_first_pass(start_reasoning):
 
 
 PLACEMENTS = {
-    "two stages on other slots": [APART, "rollout.pipeline_stage_num=2"],
-    "two sharded ranks": [placed("0-1", num_slots=2)],
-    "two sharded ranks in shared processes": [placed("'0:0-1'", fuse=FUSED)],
-    "two replicated ranks, large micro-batches": [
+    "two sharded ranks, two stages on another slot": [
+        placed("0-1", rollout="1", num_slots=2),
+        "actor.strategy=fsdp",
+        "rollout.pipeline_stage_num=2",
+    ],
+    "two replicated ranks in shared processes, large micro-batches": [
         placed("'0:0-1'", fuse=FUSED),
         "actor.strategy=replicated",
         "actor.max_tokens_per_micro_batch=4096",
@@ -134,11 +136,8 @@ def test_weights_do_not_depend_on_the_placement(start_reasoning, tmp_path):
     whole = weights(start_reasoning(*common, root=tmp_path / "whole").run())
     for name, overrides in PLACEMENTS.items():
         start_reasoning.stop()
-        strategy = [] if "actor.strategy=replicated" in overrides else ["actor.strategy=fsdp"]
         got = weights(
-            start_reasoning(
-                *common, *strategy, *overrides, root=tmp_path / name.replace(" ", "_").replace(",", "")
-            ).run()
+            start_reasoning(*common, *overrides, root=tmp_path / name.replace(" ", "_").replace(",", "")).run()
         )
         try:
             assert_close(whole, got, atol=1e-4)
@@ -146,11 +145,9 @@ def test_weights_do_not_depend_on_the_placement(start_reasoning, tmp_path):
             raise AssertionError(f"{name}: {error}") from error
 
 
-@pytest.mark.parametrize(
-    "overrides", [["algorithm.adv_type=gae"], ["algorithm.kl={place: reward, controller: adaptive}"]], ids=["ppo", "kl"]
-)
-def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path, overrides):
-    common = ["sft.num_steps=2", *overrides]
+def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path):
+    """With an adaptive penalty; with a critic, in test_interrupts."""
+    common = ["sft.num_steps=2", "algorithm.kl={place: reward, controller: adaptive}"]
     longer = ["runner.max_steps=4", "runner.save_interval=4"]
     whole = start_reasoning(*common, *longer, root=tmp_path / "whole").run()
     start_reasoning.stop()

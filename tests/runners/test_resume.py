@@ -12,8 +12,9 @@ def weights(checkpoint):
     return load_file(checkpoint / "policy" / "model.safetensors")
 
 
-@pytest.mark.parametrize("spread", [[], ["cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}"]])
-def test_four_steps_equal_two_and_resume_and_two(start, tmp_path, spread):
+def test_four_steps_equal_two_and_resume_and_two(start, tmp_path):
+    """With two actors; with one, in test_interrupts."""
+    spread = ["cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}"]
     whole = start("runner.max_steps=4", "runner.save_interval=4", *spread, root=tmp_path / "whole").run()
     start.stop()
     half = start("runner.max_steps=2", "runner.save_interval=2", *spread, root=tmp_path / "half").run()

@@ -46,7 +46,6 @@ def weights(checkpoint):
     return load_file(checkpoint / "policy" / "model.safetensors")
 
 
-@pytest.mark.slow
 def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start_sft):
     result = start_sft("runner.max_steps=150", "runner.val_check_interval=150", "runner.save_interval=150").run()
     assert result.first_eval.total.success_once < 0.2
@@ -66,7 +65,6 @@ def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start
     learner.run()
 
 
-@pytest.mark.slow
 def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp_path):
     short = ["data.num_episodes=40", "runner.save_interval=3", *SPREAD]
     whole = start_sft("runner.max_steps=6", *short, root=tmp_path / "whole").run()

@@ -35,7 +35,6 @@ def base(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "settings",
