@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
-from rlinf_lite.scheduler import Dispatch, Worker, register
-from rlinf_lite.training.learner import Learner
-from rlinf_lite.workers.reasoning.actor import build_model
+from rlinf_lite.scheduler import Dispatch, register
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker, build_model
 
 
-class LanguageReference(Worker):
+class LanguageReference(LanguageModelWorker):
     """Scores responses under weights that never change."""
-
-    cfg: ReasoningConfig
-    learner: Learner
-
-    def __init__(self, cfg: ReasoningConfig) -> None:
-        self.cfg = cfg
 
     def init(self, directory: str) -> None:
         """Load the policy in `directory`."""
         model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
-        self.learner = Learner(self, model.requires_grad_(False), self.cfg, "reference")
+        self._take(model.requires_grad_(False), "reference")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -36,5 +28,5 @@ class LanguageReference(Worker):
             return {"ref_logprobs": output.logprobs}
 
         with self.timer("log-probs"):
-            columns = self.learner.infer(data, forward)
+            columns = self._columns(data, forward)
         return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})
