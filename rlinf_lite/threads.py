@@ -1,4 +1,4 @@
-"""How many torch threads compute: said in the config, set here and nowhere else.
+"""How many torch threads compute: the config says it, and workers set it here.
 
 `env.num_threads` (1): while environments are reset and stepped, and while an expert plays.
 `rollout.num_threads` (1): while a policy acts, or a language model generates.

@@ -115,10 +115,12 @@ class Replicated:
         """All ranks built the same one."""
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        trained = [p for p in parameters if p.requires_grad]
-        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in trained])
+        """One that no rank has a gradient of stays without, and is neither decayed nor counted."""
+        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+        gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+        flat = torch.cat([*gradients, has_gradient])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
-        parts = flat.split([p.numel() for p in trained])
-        for parameter, part in zip(trained, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        *parts, shares = flat.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, part, share in zip(parameters, parts, shares.tolist(), strict=True):
+            parameter.grad = part.view_as(parameter) if share else None
