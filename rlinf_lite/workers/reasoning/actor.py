@@ -35,10 +35,7 @@ class LanguageActor(LanguageModelWorker):
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
         model = build_model(cfg, directory, cfg.model.attn_implementation)
-        if cfg.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        self._take(model, "actor")
-        self.learner.start_training(cfg.actor.optim, total_steps)
+        self._take(model, "actor", cfg.actor.optim, total_steps)
         bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
         if "rollout" not in self.fused:
             self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s, self.learner.num_threads)
@@ -96,12 +93,6 @@ class LanguageActor(LanguageModelWorker):
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
-
-    def _score(self, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [b, R'] of the responses."""
-        temperature = self.cfg.rollout.temperature if temperature is None else temperature
-        output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
-        return output.logprobs, output.entropy
 
     def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
         algorithm = self.cfg.algorithm

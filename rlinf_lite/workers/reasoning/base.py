@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows, empty_row, micro_batches, take_rows
 from rlinf_lite.data.tokenizers import tokenizer_dir
@@ -43,12 +44,22 @@ class LanguageModelWorker(Worker):
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
 
-    def _take(self, model: LanguageModel, name: str) -> None:
-        """Spread `model` over the ranks. Raises UnsupportedModelError."""
+    def _take(self, model: LanguageModel, name: str, optim: OptimConfig | None = None, total_steps: int = 0) -> None:
+        """Spread `model` over the ranks, and get ready to train it with `optim`. Raises UnsupportedModelError."""
         cfg = self.cfg
+        if optim is not None and cfg.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
         with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
             check_supported(model.to(self.device), max_length(cfg))  # while it is whole
         self.learner = Learner(self, model, cfg, name)
+        if optim is not None:
+            self.learner.start_training(optim, total_steps)
+
+    def _score(self, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [b, R'] of the responses, under a policy."""
+        temperature = self.cfg.rollout.temperature if temperature is None else temperature
+        output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
+        return output.logprobs, output.entropy
 
     def _columns(self, batch: DataProto, forward: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Columns [B, R] on the CPU of what `forward` gives per response position of some rows; 0 behind responses."""

@@ -27,10 +27,7 @@ class LanguageCritic(LanguageModelWorker):
         cfg = self.cfg
         torch.manual_seed(cfg.runner.seed)
         model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
-        if cfg.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        self._take(model, "critic")
-        self.learner.start_training(cfg.critic.optim, total_steps)
+        self._take(model, "critic", cfg.critic.optim, total_steps)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:

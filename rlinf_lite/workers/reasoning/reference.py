@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.sequences import Rows
 from rlinf_lite.scheduler import Dispatch, register
 from rlinf_lite.workers.reasoning.base import LanguageModelWorker, build_model
 
@@ -21,12 +18,6 @@ class LanguageReference(LanguageModelWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_logprobs` [B, R] of the responses."""
-        temperature = self.cfg.rollout.temperature
-
-        def forward(rows: Rows) -> dict[str, Tensor]:
-            output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
-            return {"ref_logprobs": output.logprobs}
-
         with self.timer("log-probs"):
-            columns = self._columns(data, forward)
+            columns = self._columns(data, lambda rows: {"ref_logprobs": self._score(rows)[0]})
         return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})
