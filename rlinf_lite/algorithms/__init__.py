@@ -32,11 +32,10 @@ from rlinf_lite.algorithms.losses import (
     truncated_importance_weights,
     value_loss,
 )
-from rlinf_lite.algorithms.masked import explained_variance, masked_mean, masked_moments, masked_var, whiten
+from rlinf_lite.algorithms.masked import explained_variance, masked_mean, whiten
 from rlinf_lite.algorithms.records import (
     AdvantageInputs,
     AdvantageOutputs,
-    AllReduce,
     InputError,
     LossInputs,
     LossOutputs,
@@ -47,7 +46,6 @@ __all__ = [
     "AdaptiveKLController",
     "AdvantageInputs",
     "AdvantageOutputs",
-    "AllReduce",
     "FixedKLController",
     "InputError",
     "Level",
@@ -71,8 +69,6 @@ __all__ = [
     "kl_penalty",
     "loss_denominator",
     "masked_mean",
-    "masked_moments",
-    "masked_var",
     "needs_values",
     "opo",
     "policy_loss",

@@ -1,6 +1,7 @@
 """Advantage estimators: from rewards (and values) to advantages and returns, batch first [B, T].
 
 Results are not normalised except where that is the method; `whiten` does the rest where `whitens` says so.
+Who needs a critic: estimators registered with `needs_values=True`; ask `needs_values(name)`, never for a name.
 """
 
 from __future__ import annotations
@@ -125,24 +126,24 @@ def opo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
 
 @register_advantage("reinforce_plus_plus")
 def reinforce_plus_plus(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
-    """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the valid positions of all ranks.
+    """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the batch's valid positions.
 
     Returns are not whitened.
     """
     returns = _rewards_to_go(inputs, cfg.gamma)
-    return AdvantageOutputs(whiten(returns, inputs.mask, all_reduce=inputs.all_reduce), returns)
+    return AdvantageOutputs(whiten(returns, inputs.mask), returns)
 
 
 @register_advantage("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++-baseline (Hu 2025, arXiv:2501.03262). Needs `group_ids`.
 
-    A row's score minus its group's mean at every valid position, whitened over those of all ranks. The mean of a group
+    A row's score minus its group's mean at every valid position, whitened over the batch's. The mean of a group
     of one is taken as 0. Returns are the scores.
     """
     scores = _scores(inputs)
     deviations, _ = _group_deviations(scores, require(inputs.group_ids, "group_ids", "reinforce_plus_plus_baseline"))
-    whitened = whiten(_to_positions(deviations, inputs), inputs.mask, all_reduce=inputs.all_reduce)
+    whitened = whiten(_to_positions(deviations, inputs), inputs.mask)
     return AdvantageOutputs(whitened, _to_positions(scores, inputs))
 
 

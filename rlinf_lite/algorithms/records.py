@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
-
-AllReduce = Callable[[Tensor], Tensor]
-"""Takes this rank's float64 tensor and returns its sum over all ranks."""
 
 
 class InputError(ValueError):
@@ -17,16 +13,15 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class AdvantageInputs:
-    """A batch of trajectories. What stands at positions where `mask` is 0 never reaches a result."""
+    """Trajectories of all ranks. What stands at positions where `mask` is 0 never reaches a result."""
 
     rewards: Tensor  # [B, T]
     mask: Tensor  # [B, T]; non-zero where a decision counts
     values: Tensor | None = None  # [B, T]
     next_values: Tensor | None = None  # [B, T]; value after each decision, the bootstrap where an episode ends
     dones: Tensor | None = None  # [B, T]; non-zero where an episode ends
-    group_ids: Tensor | None = None  # [B]; integers; a group must be whole on this rank
+    group_ids: Tensor | None = None  # [B]; integers; a group must be whole
     baselines: Tensor | None = None  # [B]; a score to compare the row's with
-    all_reduce: AllReduce | None = None  # for estimators that normalise over the global batch; None: one rank
 
     def __post_init__(self) -> None:
         _check_shapes(self, ("rewards", "values", "next_values", "dones"), ("group_ids", "baselines"))
@@ -48,7 +43,6 @@ class LossInputs:
     old_logprobs: Tensor  # [B, T]
     advantages: Tensor  # [B, T]
     mask: Tensor  # [B, T]; non-zero where a position counts
-    ref_logprobs: Tensor | None = None  # [B, T]
     entropy: Tensor | None = None  # [B, T]
     values: Tensor | None = None  # [B, T]
     old_values: Tensor | None = None  # [B, T]
@@ -58,8 +52,8 @@ class LossInputs:
     dp_size: int = 1
 
     def __post_init__(self) -> None:
-        names = ("logprobs", "old_logprobs", "advantages", "ref_logprobs", "entropy", "values", "old_values", "returns")
-        _check_shapes(self, (*names, "weights"), ())
+        names = ("logprobs", "old_logprobs", "advantages", "entropy", "values", "old_values", "returns", "weights")
+        _check_shapes(self, names, ())
 
 
 @dataclass(frozen=True, eq=False)

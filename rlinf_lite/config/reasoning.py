@@ -139,9 +139,6 @@ class LanguageActorConfig(TrainConfig):
 
     max_tokens_per_micro_batch: PositiveInt = 8192
     """Largest number of tokens, padding included, per forward pass and rank."""
-    strategy: str = "fsdp"
-    """How actor, critic and reference compute over several ranks: fsdp (sharded), replicated (whole on each, for small
-    models), or one that was registered."""
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 

@@ -50,6 +50,7 @@ def _names(config: Config) -> Iterator[tuple[str, str]]:
         "algorithm.loss_type": (config.algorithm.loss_type, " Your own: pkg.module:function"),
         "env.id": (config.env.id, " Your own: pkg.module:make_env"),
         "model.id": (config.model.id, " Your own: pkg.module:Class"),
+        "actor.strategy": (config.actor.strategy, " Your own: pkg.module:Class"),
     }
     for key, (name, own) in used.items():
         known = known_names(key)

@@ -241,7 +241,7 @@ class EnvConfig(Section):
     maniskill: ManiSkillConfig = ManiSkillConfig()
     tabletop: TabletopConfig = TabletopConfig()
     num_threads: PositiveInt = 1
-    """torch threads of an env worker."""
+    """torch threads of an env worker, while it simulates."""
     train: TrainSplitConfig = TrainSplitConfig()
     eval: EvalSplitConfig = EvalSplitConfig()
 
@@ -335,7 +335,7 @@ class RolloutConfig(Section):
     num_chunks: PositiveInt | None = None
     """T: decisions per environment and step; null: one whole episode."""
     num_threads: PositiveInt = 1
-    """torch threads of a rollout worker."""
+    """torch threads of a rollout worker, while it acts."""
 
 
 class OptimConfig(Section):
@@ -370,8 +370,11 @@ class TrainConfig(Section):
     """Samples (decisions) per optimizer update, over all actor ranks."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Parameter and compute type of forward and backward; the optimizer's copy is fp32."""
+    strategy: str = "fsdp"
+    """How a model that trains lies over several ranks: fsdp (in shards), replicated (whole on each, quickest for small
+    models), or `pkg.module:Class`; of language models the critic and the reference too."""
     num_threads: PositiveInt | None = None
-    """torch threads while training; null: all cores, divided among a node's actors."""
+    """torch threads while training and scoring; null: all cores, divided among a node's actors."""
     optim: OptimConfig = OptimConfig()
 
 

@@ -70,15 +70,16 @@ def estimate(plan: Plan) -> Estimate | None:
 
 def _actor(plan: Plan, sizes: Sizes) -> RankMemory:
     config, ranks = plan.config, plan.size("actor") or 1
+    shards = ranks if config.actor.strategy == "fsdp" else 1
     assert plan.num_samples is not None
     rows = min(config.actor.micro_batch_size, config.actor.global_batch_size // ranks)
     device = {
-        "weights": _FP32 * sizes.parameters // ranks,
-        "gradients": _FP32 * sizes.trained // ranks,
-        "AdamW": 2 * _FP32 * sizes.trained // ranks,
+        "weights": _FP32 * sizes.parameters // shards,
+        "gradients": _FP32 * sizes.trained // shards,
+        "AdamW": 2 * _FP32 * sizes.trained // shards,
     }
     bf16 = config.actor.precision == "bf16"
-    if ranks > 1:
+    if shards > 1:
         device["gathered layers"] = _gathered(sizes, _BF16 if bf16 else _FP32)
     elif bf16:  # autocast keeps copies of what trains during a forward pass, and of what its backward pass reads
         frozen = config.model.gradient_checkpointing and config.model.lora.rank > 0

@@ -32,7 +32,9 @@ from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
 from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_paths import RunClaim
+from rlinf_lite.runners.run_result import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
 
 log = logging.getLogger(__name__)
@@ -91,7 +93,6 @@ class ReasoningRunner(Runner):
         others = [group for group in (reward, reference, critic) if group is not None]
         super().__init__(cfg, actor, rollout, *others, supervisor=supervisor, claim=claim)
         self._trained_groups += [] if critic is None else [critic]
-        torch.set_num_threads(1)  # this process computes little, beside workers that use every core
         self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic
         self.sampler = ResumableSampler(len(problems.train), cfg.data.num_prompts, cfg.runner.seed)
         self.kl = experience.kl_controller(cfg.algorithm.kl)
@@ -103,6 +104,10 @@ class ReasoningRunner(Runner):
         self._spans: list[Span] = []
         self._failed_rewards, self._warned_of_rewards = 0, False
         self._others_exist = False  # reference and critic, which start from where supervised training ends
+
+    def run(self) -> RunResult:
+        with torch_threads(1):  # this process computes little, beside workers that use every core
+            return super().run()
 
     def init_workers(self) -> None:
         """Build the models, and load the checkpoint where the run resumes."""

@@ -1,18 +1,15 @@
-"""The training side of a policy on one or several ranks: FSDP2, the optimizer, and their states as files.
+"""A model's optimizer, and the states of both as files, whether it is sharded over ranks (`strategies.py`) or not.
 
-Sharding is torch's `fully_shard`, on gloo (CPU) or NCCL (CUDA); one rank trains the plain module. States are written
-whole, as safetensors and JSON, so that they load into any number of ranks.
+States are written whole, as safetensors, so that they load into any number of ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -22,45 +19,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import OptimConfig
-from rlinf_lite.models import Policy
 
-if TYPE_CHECKING:
-    from rlinf_lite.models.text.causal_lm import LanguageModel
-
-_ENTRY_POINTS = ("predict_action_batch", "predict_values", "sft_loss")  # besides forward
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def init_process_group(
-    rank: int, world_size: int, master_addr: str, master_port: int, device: str, timeout_s: float
-) -> None:
-    """Join the actors' process group: NCCL between GPUs, gloo between CPUs."""
-    dist.init_process_group(
-        "nccl" if device.startswith("cuda") else "gloo",
-        init_method=f"tcp://{master_addr}:{master_port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
-
-
-def shard(policy: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
-    """Shard `policy` in place over all ranks, unit by unit."""
-    mesh = init_device_mesh(torch.device(device).type, (world_size,))
-    dtype = torch.bfloat16 if precision == "bf16" else None
-    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    for unit in policy.fsdp_units():
-        fully_shard(unit, mesh=mesh, mp_policy=mixed)
-    # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
-    fully_shard(policy, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
-    for name in _ENTRY_POINTS:
-        if hasattr(policy, name):
-            register_fsdp_forward_method(policy, name)
 
 
 def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:

@@ -151,48 +151,20 @@ class WeightSender:
         Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in
         gathering tensors before it raises: the other senders would wait for it.
         """
-        ready, problem = self._hear_receivers()
+        ready: dict[int, _Ready] = {}
+        problem: SchedulerError | None = None
+        try:
+            for rank in self._receivers:
+                ready[rank] = self._worker.recv(self._group, rank, self._timeout_s)
+        except SchedulerError as error:
+            problem = error
         sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
         others = [rank for rank in ready if rank not in sharing]
         here = None if self._segment is None else self._segment.path
         first = any(here is None or ready[rank].segment != here for rank in sharing)
         everything = first or not all(receiver.complete for receiver in ready.values())
-        tensors = synced_tensors(module, trainable_only=not self._agree(everything, problem))
-        if first:
-            self._drop_segment()
-            try:
-                self._segment = _Segment(*self._layout(tensors), create=True)
-            except SchedulerError as error:
-                problem = error
-        for bucket in self._buckets(tensors):
-            try:
-                if problem is None:
-                    self._transfer(version, bucket, sharing, others)
-            except SchedulerError as error:
-                problem = error
-        if problem is not None:
-            raise problem
-        for rank in others:
-            self._worker.send((version, {}, True), self._group, rank)
-        for rank in sharing:
-            assert self._segment is not None
-            where = (self._segment.path, self._segment.entries) if first else None
-            self._worker.send((version, where, True), self._group, rank)
-        if first:
-            self._unlink_when_mapped(sharing)
 
-    def _hear_receivers(self) -> tuple[dict[int, _Ready], SchedulerError | None]:
-        """What every receiver says, or why one does not."""
-        ready: dict[int, _Ready] = {}
-        try:
-            for rank in self._receivers:
-                ready[rank] = self._worker.recv(self._group, rank, self._timeout_s)
-        except SchedulerError as error:
-            return ready, error
-        return ready, None
-
-    def _agree(self, everything: bool, problem: SchedulerError | None) -> bool:
-        """Whether any sender needs everything; all go through the same tensors. Raises where any of them gave up."""
+        # all senders go through the same tensors, or give up together
         if dist.is_initialized():
             flags = torch.tensor([float(everything), float(problem is not None)], device=self._worker.device)
             dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -201,22 +173,41 @@ class WeightSender:
                 problem = AbortedError("another sender of weights gave up")
         if problem is not None:
             raise problem
-        return everything
+        tensors = synced_tensors(module, trainable_only=not everything)
 
-    def _transfer(self, version: int, bucket: dict[str, Tensor], sharing: list[int], others: list[int]) -> None:
-        self._worker.report_progress()
-        if sharing and self._segment is not None:
-            self._write(self._segment, bucket)
+        if first:
+            if self._segment is not None:
+                with suppress(FileNotFoundError):  # it is there where the sync that made it was interrupted
+                    os.unlink(self._segment.path)
+            self._segment = None
+            try:
+                self._segment = _Segment(*self._layout(tensors), create=True)
+            except SchedulerError as error:
+                problem = error
+        for bucket in self._buckets(tensors):
+            try:
+                if problem is None:
+                    self._worker.report_progress()
+                    if sharing and self._segment is not None:
+                        self._write(self._segment, bucket)
+                    for rank in others:
+                        self._worker.send((version, bucket, False), self._group, rank)
+                        self._worker.recv(self._group, rank, self._timeout_s)
+            except SchedulerError as error:
+                problem = error
+        if problem is not None:
+            raise problem
+
         for rank in others:
-            self._worker.send((version, bucket, False), self._group, rank)
-            self._worker.recv(self._group, rank, self._timeout_s)
-
-    def _drop_segment(self) -> None:
-        """Forget a segment; its file is still there where the sync that made it was interrupted."""
-        if self._segment is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self._segment.path)
-        self._segment = None
+            self._worker.send((version, {}, True), self._group, rank)
+        for rank in sharing:
+            assert self._segment is not None
+            where = (self._segment.path, self._segment.entries) if first else None
+            self._worker.send((version, where, True), self._group, rank)
+        if first and self._segment is not None:
+            for rank in sharing:  # until they have mapped it
+                self._worker.recv(self._group, rank, self._timeout_s)
+            os.unlink(self._segment.path)
 
     def _write(self, segment: _Segment, bucket: dict[str, Tensor]) -> None:
         for name, tensor in bucket.items():
@@ -229,12 +220,6 @@ class WeightSender:
         is_small = sum(source.nbytes for source in sources) <= _PIECE_BYTES
         for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
             pass
-
-    def _unlink_when_mapped(self, sharing: list[int]) -> None:
-        assert self._segment is not None
-        for rank in sharing:
-            self._worker.recv(self._group, rank, self._timeout_s)
-        os.unlink(self._segment.path)
 
     def _layout(self, tensors: list[tuple[str, Tensor]]) -> tuple[str, list[_Entry]]:
         entries, offset = [], 0

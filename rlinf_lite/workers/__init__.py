@@ -11,14 +11,13 @@ from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlinf_lite.workers.actor import EmbodiedFSDPActor as EmbodiedFSDPActor
-    from rlinf_lite.workers.actor import NonFiniteUpdateError as NonFiniteUpdateError
     from rlinf_lite.workers.env import EnvWorker as EnvWorker
     from rlinf_lite.workers.rollout import MultiStepRolloutWorker as MultiStepRolloutWorker
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "actor": ["EmbodiedFSDPActor", "NonFiniteUpdateError"],
+        "actor": ["EmbodiedFSDPActor"],
         "env": ["EnvWorker"],
         "rollout": ["MultiStepRolloutWorker"],
     },

@@ -29,6 +29,7 @@ from rlinf_lite.envs import (
 from rlinf_lite.envs.check import check_finite
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.workers.layout import Layout, StagePiece
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage, StepResult
 from rlinf_lite.workers.recording import EpisodeRecorder
@@ -52,6 +53,7 @@ class _Stage:
     env: VecEnv
     env_ids: np.ndarray
     pieces: list[StagePiece]
+    num_threads: int
     actions: dict[int, np.ndarray] = field(default_factory=dict)  # by first row of the piece
     obs: Obs = field(default_factory=Obs)
     t: int = 0
@@ -64,14 +66,14 @@ class _Stage:
         self.actions, self.t, self.done, self.ended = {}, 0, False, set()
 
     def reset(self, seeds: Sequence[int]) -> None:
-        with self.numbered():
+        with self.simulating():
             self.obs = self.env.reset(seeds)
             if not isinstance(self.env, ChunkedEnv):
                 check_finite("after reset", self.obs)
 
     def step(self, actions: np.ndarray) -> ChunkResult:
         """Plays a chunk, after which `t` of them are done and `obs` is what comes next."""
-        with self.numbered():
+        with self.simulating():
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
                 check_finite(f"in chunk {self.t + 1} since the phase began", result.obs, result)
@@ -81,10 +83,11 @@ class _Stage:
         return result
 
     @contextmanager
-    def numbered(self) -> Iterator[None]:
-        """Errors say which environments of the run they are about."""
+    def simulating(self) -> Iterator[None]:
+        """With `env.num_threads`; errors say which environments of the run they are about."""
         try:
-            yield
+            with torch_threads(self.num_threads):
+                yield
         except EpisodeError as error:
             error.number(self.env_ids.tolist())
             raise
@@ -200,7 +203,7 @@ class EnvWorker(Worker):
         for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
             for stage in self.stages:
                 self.check_abort("collecting demonstrations")
-                with stage.numbered():
+                with stage.simulating():
                     collector.play(stage.env, first_episode + stage.env_ids)
         return collector.finish()
 
@@ -226,11 +229,11 @@ class EnvWorker(Worker):
             missing = [env_id for env_id in stage.env_ids.tolist() if env_id not in by_id]
             if missing:
                 log.warning("%d environments have no saved state and start anew: %s", len(missing), missing)
-                with stage.numbered():
+                with stage.simulating():
                     stage.obs = stage.env.reset(self._first_seeds(stage))
                 by_id |= dict(zip(stage.env_ids.tolist(), stage.env.state_dict(), strict=True)) | by_id
             if len(missing) < len(stage.env_ids):
-                with stage.numbered():
+                with stage.simulating():
                     stage.obs = stage.env.load_state_dict([by_id[env_id] for env_id in stage.env_ids.tolist()])
         return self.state_dict()
 
@@ -242,6 +245,7 @@ class EnvWorker(Worker):
                 make_vec_env(self.cfg.env, split, layout.stage_size),
                 layout.env_ids(self.rank, stage),
                 [piece for piece in pieces if piece.stage == stage],
+                self.cfg.env.num_threads,
             )
             for stage in range(layout.num_stages)
         ]

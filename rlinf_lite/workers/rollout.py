@@ -1,7 +1,15 @@
-"""The rollout worker: serves the policy to whichever stage of environments is ready, and builds trajectories."""
+"""The rollout worker: serves the policy to whichever stage of environments is ready, and builds trajectories.
+
+Truncated episodes are bootstrapped here: an episode that a time limit ends is worth what the policy's value says of its
+final observation, one that terminates 0 (`algorithm.bootstrap_type`). `_serve` asks for these values,
+`TrajectoryBuilder` puts them into `next_values`, and `algorithms.gae` reads them. Only estimators with a critic need it
+(`algorithms.needs_values`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +24,7 @@ from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
 from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.weights import WeightReceiver
 from rlinf_lite.workers.layout import Layout
@@ -45,7 +54,6 @@ class MultiStepRolloutWorker(Worker):
 
     def init(self, layout: Layout, spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first `sync_model_from_actor`."""
-        torch.set_num_threads(self.cfg.rollout.num_threads)
         torch.manual_seed(self.cfg.runner.seed)
         self.layout = layout
         self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
@@ -57,7 +65,7 @@ class MultiStepRolloutWorker(Worker):
 
     def sync_model_from_actor(self, version: int) -> None:
         """Take the actor's weights, which must be of `version`."""
-        with self.timer("sync weights"):
+        with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
             self.receiver.receive(version)
         self.version = version
 
@@ -99,41 +107,34 @@ class MultiStepRolloutWorker(Worker):
         }
 
     def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
-        if message.result is not None:
-            self._record(builder, message)
-        if message.last:
-            self._finish(builder, message)
-        else:
+        """Take what came of the last decision; then decide again, or hand the trajectories on."""
+        result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
+        if result is not None:
+            builder.add_result(result)
+            if with_values and result.final_obs is not None:
+                # bootstrap: truncated episodes from their final observation, terminated ones with 0 (unless always)
+                ended = np.arange(len(result.final_rows))
+                if self.cfg.algorithm.bootstrap_type == "standard":
+                    ended = np.flatnonzero(~result.terminated[result.final_rows].any(axis=1))
+                builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
+        if not message.last:
             output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
             builder.add_decision(*(_to_host(x) for x in (output.logprobs, output.values, output.forward_inputs)))
-
-    def _answer(self, env_rank: int, message: ObsMessage, seed: int, mode: Mode) -> ActionOutput:
-        keys = noise_keys(seed, message.noise_ids, message.decision)
-        with torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
-            output = self.policy.predict_action_batch({**message.obs, NOISE_KEY: keys}, mode)
-        actions = output.actions.float().cpu().numpy()
-        self.send(ActionMessage(message.stage, message.start, actions), "env", env_rank)
-        return output
-
-    def _record(self, builder: TrajectoryBuilder, message: ObsMessage) -> None:
-        result = message.result
-        assert result is not None
-        builder.add_result(result)
-        if result.final_obs is None or not needs_values(self.cfg.algorithm.adv_type):
             return
-        # truncated episodes are bootstrapped from their final observation, terminated ones with 0 (unless always)
-        ended = np.arange(len(result.final_rows))
-        if self.cfg.algorithm.bootstrap_type == "standard":
-            ended = np.flatnonzero(~result.terminated[result.final_rows].any(axis=1))
-        builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
-
-    def _finish(self, builder: TrajectoryBuilder, message: ObsMessage) -> None:
-        if needs_values(self.cfg.algorithm.adv_type):
+        if with_values:  # bootstrap: episodes that go on, from what they see now
             running = builder.running_rows()
             builder.need_values(running, take_rows(message.obs, running))
         trajectories = builder.finish(self._values(builder.pending_observations()))
         for actor_rank, rows in self.layout.actor_slices(builder.env_ids):
             self.send(trajectories.rows(rows), "actor", actor_rank)
+
+    def _answer(self, env_rank: int, message: ObsMessage, seed: int, mode: Mode) -> ActionOutput:
+        keys = noise_keys(seed, message.noise_ids, message.decision)
+        with self._acting():
+            output = self.policy.predict_action_batch({**message.obs, NOISE_KEY: keys}, mode)
+        actions = output.actions.float().cpu().numpy()
+        self.send(ActionMessage(message.stage, message.start, actions), "env", env_rank)
+        return output
 
     def _values(self, observations: list[dict[str, Any]]) -> Tensor | None:
         """First value of every row of `observations`, in batches no larger than a stage."""
@@ -141,11 +142,17 @@ class MultiStepRolloutWorker(Worker):
             return None
         obs = concat_rows(observations)
         size, parts = self.layout.stage_size, []
-        with torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+        with self._acting():
             for first in range(0, num_rows(obs), size):
                 self.report_progress()
                 parts.append(self.policy.predict_values(take_rows(obs, slice(first, first + size)))[:, 0].float().cpu())
         return torch.cat(parts)
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        threads = torch_threads(self.cfg.rollout.num_threads)
+        with threads, torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+            yield
 
 
 def _to_host(value: Any) -> Any:

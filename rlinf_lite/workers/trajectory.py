@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_lite.algorithms import AdvantageInputs
+from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.workers.messages import StepResult
 
 
@@ -105,6 +107,32 @@ class TrajectoryBuilder:
             next_values=self._next_values,
             forward_inputs={name: torch.stack([step[name] for step in inputs], 1) for name in inputs[0]},
         )
+
+
+def advantage_inputs(trajectories: Trajectories, cfg: AlgorithmConfig) -> AdvantageInputs:
+    """One position per chunk, [B, T], or with `reward_type: action_level` one per action, [B, T * C]."""
+    own = trajectories
+    group_ids = own.env_ids // cfg.group_size
+    rewards = own.rewards * cfg.reward_scale
+    if cfg.reward_type == "chunk_level":
+        return AdvantageInputs(
+            rewards=rewards.sum(-1),
+            mask=own.mask[..., 0].float(),
+            values=own.values[..., 0],
+            next_values=own.next_values,
+            dones=own.dones.any(-1),
+            group_ids=group_ids,
+        )
+    following = torch.cat([own.values[..., 1:], own.next_values[..., None]], -1)
+    next_values = torch.where(own.dones, own.next_values[..., None], following)
+    return AdvantageInputs(
+        rewards=rewards.flatten(1),
+        mask=own.mask.flatten(1).float(),
+        values=own.values.flatten(1),
+        next_values=next_values.flatten(1),
+        dones=own.dones.flatten(1),
+        group_ids=group_ids,
+    )
 
 
 def _map(value: Any, function: Any) -> Any:

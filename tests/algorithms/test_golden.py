@@ -17,7 +17,6 @@ from rlinf_lite.algorithms import (
     kl_in_rewards,
     kl_penalty,
     masked_mean,
-    masked_var,
     policy_loss,
     value_loss,
     whiten,
@@ -109,12 +108,6 @@ def test_masked_mean_ignores_nan_where_masked() -> None:
     case = inputs_of("masked_mean_nan")
     assert_equal("masked_mean_nan", masked_mean(case["values"], case["mask"]), "out")
     assert_equal("masked_mean_nan", masked_mean(case["values"], case["mask"], dim=1), "axis1")
-
-
-def test_masked_var() -> None:
-    case = inputs_of("masked_var")
-    assert_equal("masked_var", masked_var(case["values"], case["mask"]), "unbiased")
-    assert_equal("masked_var", masked_var(case["values"], case["mask"], unbiased=False), "biased")
 
 
 @pytest.mark.parametrize(("key", "shift_mean"), [("shift", True), ("noshift", False)])

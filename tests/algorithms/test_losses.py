@@ -1,9 +1,7 @@
 """Losses against slow loops; aggregation and whitening that do not depend on how a batch is split."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Barrier
 from typing import get_args
 
 import pytest
@@ -11,21 +9,18 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.algorithms import (
-    AdvantageInputs,
     InputError,
     LossInputs,
     UnknownAlgorithmError,
     actor_critic_loss,
     aggregate_loss,
     cispo,
-    compute_advantages,
     entropy_at_level,
     expand_to_level,
     explained_variance,
     gspo,
     kl_penalty,
     loss_denominator,
-    masked_var,
     policy_loss,
     ppo,
     sum_to_level,
@@ -246,30 +241,6 @@ def test_a_single_position_is_its_own_mean() -> None:
     assert whiten(torch.tensor([[3.0]]), torch.tensor([[1]]), shift_mean=False).tolist() == [[3.0]]
 
 
-def test_whitening_does_not_depend_on_the_number_of_ranks() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = 1e4 + torch.randn(B, T, generator=generator)
-    mask = (torch.rand(B, T, generator=generator) < 0.5).float()
-    parts = [slice(0, 3), slice(3, B)]
-    barrier, contributions = Barrier(2), dict[int, Tensor]()
-
-    def whiten_on(rank: int) -> Tensor:
-        def all_reduce(local: Tensor) -> Tensor:
-            contributions[rank] = local
-            barrier.wait(timeout=10)
-            total = contributions[0] + contributions[1]
-            barrier.wait(timeout=10)
-            return total
-
-        return whiten(values[parts[rank]], mask[parts[rank]], all_reduce=all_reduce)
-
-    with ThreadPoolExecutor(2) as ranks:
-        split = torch.cat(list(ranks.map(whiten_on, range(2))))
-    torch.testing.assert_close(split, whiten(values, mask))
-    assert float(split[mask.bool()].mean()) == pytest.approx(0, abs=1e-4)
-    assert float(split[mask.bool()].std()) == pytest.approx(1, abs=1e-3)
-
-
 def test_errors_say_what_to_do() -> None:
     inputs = random_inputs(0)
     with pytest.raises(UnknownAlgorithmError, match="Did you mean ppo"):
@@ -284,8 +255,6 @@ def test_errors_say_what_to_do() -> None:
         aggregate_loss(inputs.advantages, inputs.mask, "token-mean", dp_size=2)
     with pytest.raises(InputError, match="value_loss needs returns"):
         value_loss(replace(inputs, returns=None), CFG)
-    with pytest.raises(InputError, match="a variance over 1 valid positions; at least 2 are needed"):
-        masked_var(torch.ones(1, 1), torch.ones(1, 1))
     with pytest.raises(InputError, match=r"LossInputs.entropy has shape"):
         replace(inputs, entropy=torch.zeros(B, T + 1))
 
@@ -317,17 +286,3 @@ def test_levels() -> None:
     assert expand_to_level(per_action[:, :1], "action_level", 2, 2).tolist() == [[1.0, 1.0]]
     with pytest.raises(InputError, match="reward_type: action_level needs a logprob_type finer"):
         expand_to_level(per_action, "chunk_level", 2, 2)
-
-
-def test_reinforce_plus_plus_whitens_over_all_ranks() -> None:
-    rewards, mask = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.ones(4, 3)
-    calls: list[Tensor] = []
-
-    def doubled(local: Tensor) -> Tensor:  # as if a second rank held the same rows
-        calls.append(local)
-        return 2 * local
-
-    both = compute_advantages("reinforce_plus_plus", AdvantageInputs(rewards, mask, all_reduce=doubled), CFG)
-    whole = compute_advantages("reinforce_plus_plus", AdvantageInputs(rewards.repeat(2, 1), mask.repeat(2, 1)), CFG)
-    assert len(calls) == 2
-    torch.testing.assert_close(both.advantages, whole.advantages[:4])

@@ -287,6 +287,7 @@ def test_base_60_numbers_are_explained(tmp_path: Path) -> None:
         ("algorithm.loss_type=poo", "algorithm.loss_type: nothing is registered as 'poo'. Did you mean ppo?"),
         ("env.id=gymnasum", "env.id: nothing is registered as 'gymnasum'. Did you mean gymnasium?"),
         ("model.id=mlp_gausian", "model.id: nothing is registered as 'mlp_gausian'. Did you mean mlp_gaussian?"),
+        ("actor.strategy=fspd", "actor.strategy: nothing is registered as 'fspd'. Did you mean fsdp?"),
     ],
 )
 def test_unknown_names_get_the_nearest(override: str, expected: str) -> None:

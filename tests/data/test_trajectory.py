@@ -4,9 +4,8 @@ import numpy as np
 import torch
 
 from rlinf_lite.config import AlgorithmConfig
-from rlinf_lite.training.positions import advantage_inputs
 from rlinf_lite.workers.messages import StepResult
-from rlinf_lite.workers.trajectory import Trajectories, TrajectoryBuilder
+from rlinf_lite.workers.trajectory import Trajectories, TrajectoryBuilder, advantage_inputs
 
 T, C, B = 4, 2, 3
 

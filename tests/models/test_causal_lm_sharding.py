@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
 from rlinf_lite.models.text.presets import preset
-from rlinf_lite.training.sharding import full_policy_state, init_process_group, load_policy_state
+from rlinf_lite.training.sharding import full_policy_state, load_policy_state
+from rlinf_lite.training.strategies import init_process_group
 
 CONFIG = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 

@@ -12,7 +12,8 @@ from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
-from rlinf_lite.training import sharding
+from rlinf_lite.training.sharding import full_policy_state
+from rlinf_lite.training.strategies import FSDP, init_process_group
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
 
@@ -59,17 +60,17 @@ SETTINGS = [
 
 def rank_main(rank, port, expected):
     torch.set_num_threads(1)
-    sharding.init_process_group(rank, 2, "127.0.0.1", port, "cpu", 60.0)
+    init_process_group(rank, 2, "127.0.0.1", port, "cpu", 60.0)
     for settings, results in zip(SETTINGS, expected, strict=True):
         policy = make_policy(settings)
-        sharding.shard(policy, 2, "cpu", "fp32")
+        FSDP().prepare(policy, 2, "cpu", "fp32")
         assert all(isinstance(parameter, DTensor) for parameter in policy.parameters())
         found = use(policy)
         assert results.keys() <= found.keys()
         for name, tensor in found.items():  # what a loss does not read has no gradient, or where sharded one of 0
             expected_tensor = results.get(name, torch.zeros_like(tensor))
             torch.testing.assert_close(tensor, expected_tensor, atol=2e-5, rtol=2e-4, msg=f"{settings}: {name}")
-        state = sharding.full_policy_state(policy)
+        state = full_policy_state(policy)
         assert rank == 1 or state.keys() == make_policy(settings).state_dict().keys()
     dist.destroy_process_group()
 

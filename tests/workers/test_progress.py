@@ -17,13 +17,13 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
 from rlinf_lite.scheduler.pulse import Activity, Pulse
 from rlinf_lite.training.learner import Learner
-from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import _Ready
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker
 from rlinf_lite.workers.actor import _Batch
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker
 
 
 class Watched:
@@ -64,28 +64,28 @@ def test_generation_with_every_token():
 
 @pytest.mark.parametrize("update", [False, True])
 def test_a_language_models_passes_with_every_micro_batch(update):
-    worker = Worker()
     cfg = load_config("math/math_arithmetic_grpo", ["actor.max_tokens_per_micro_batch=88"])
-    learner = Learner(worker, model(), cfg, "actor")
+    worker = LanguageModelWorker(cfg)
+    worker.learner = Learner(worker, model(), cfg, "actor")
     watched = Watched(worker)
     ones = torch.ones(8, 44, dtype=torch.long)
     columns = {"input_ids": ones * 5, "attention_mask": ones, "response_mask": torch.ones(8, 4, dtype=torch.bool)}
-    batch = DataProto(columns, {"row": np.arange(8)})
-    forward = learner.model.register_forward_pre_hook(watched.unit)
+    batch = DataProto(columns, {"row": np.arange(8)}, {"step": 0})
+    forward = worker.learner.model.register_forward_pre_hook(watched.unit)
 
     def score(rows):
-        return learner.model(rows.input_ids, rows.attention_mask, rows.response_length, 1.0).logprobs
+        return worker.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, 1.0).logprobs
 
     if update:
-        learner.start_training(cfg.actor.optim)
+        worker.learner.start_training(cfg.actor.optim, 1)
 
-        def loss(*given):
-            found = score(given[-1]).mean()
+        def loss(data, rows):
+            found = score(rows).mean()
             return found, {"loss": found}, 1.0
 
-        learner.update(batch, loss, MetricSums(), cfg.actor.optim, 1.0)
+        worker._update(batch, loss)
     else:
-        learner.infer(batch, lambda rows: {"x": score(rows)})
+        worker._columns(batch, lambda rows: {"x": score(rows)})
     forward.remove()
     assert watched.num_units >= 4
     watched.check(watched.num_units)

@@ -17,7 +17,7 @@ from rlinf_lite.envs import env_seed, episode_seed
 from rlinf_lite.models import NOISE_KEY, ActionOutput, MLPGaussianPolicy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler.routing import route
-from rlinf_lite.training import sharding
+from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
@@ -243,8 +243,8 @@ def actor_with(crew: Crew, **algorithm: Any) -> Any:
     actor.cfg = crew.cfg.model_copy(update={"algorithm": crew.cfg.algorithm.model_copy(update=algorithm)})
     torch.manual_seed(0)
     actor.policy = MLPGaussianPolicy.from_config(crew.cfg.model, crew.specs[0])
-    actor.optimizer = sharding.build_optimizer(actor.policy, crew.cfg.actor.optim)
-    actor.total_steps, actor.version, actor.num_threads, actor.bad_updates_in_a_row = 5, 0, 1, 0
+    actor.version, actor.learner = 0, Learner(actor, actor.policy, actor.cfg, "actor")
+    actor.learner.start_training(crew.cfg.actor.optim, 5)
     actor.recv_rollout_batch()
     return actor
 

@@ -1,6 +1,5 @@
 """The roles of reinforcement learning for language models, each the workers of a group."""
 
-from rlinf_lite.training.strategies import Strategy, UnknownStrategyError, register_strategy
 from rlinf_lite.workers.reasoning.actor import LanguageActor
 from rlinf_lite.workers.reasoning.critic import LanguageCritic
 from rlinf_lite.workers.reasoning.reference import LanguageReference
@@ -14,8 +13,5 @@ __all__ = [
     "LanguageReference",
     "LanguageRollout",
     "RewardWorker",
-    "Strategy",
-    "UnknownStrategyError",
     "launch_roles",
-    "register_strategy",
 ]

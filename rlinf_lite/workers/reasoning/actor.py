@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rlinf_lite.algorithms import (
     LossInputs,
@@ -17,40 +16,26 @@ from rlinf_lite.algorithms import (
     masked_mean,
     truncated_importance_weights,
 )
-from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
-from rlinf_lite.data.tokenizers import tokenizer_dir
-from rlinf_lite.models.text.causal_lm import CausalLM
-from rlinf_lite.models.text.presets import preset
-from rlinf_lite.scheduler import Dispatch, Worker, register
-from rlinf_lite.training.learner import Learner
-from rlinf_lite.training.metrics import MetricSums
-from rlinf_lite.training.schedule import lr_factor
+from rlinf_lite.scheduler import Dispatch, register
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker, build_model
 
 
-class LanguageActor(Worker):
+class LanguageActor(LanguageModelWorker):
     """The policy that trains. Batches are those of `data.sequences`."""
 
-    cfg: ReasoningConfig
-    learner: Learner
     total_steps: int
     version: int
-
-    def __init__(self, cfg: ReasoningConfig) -> None:
-        self.cfg = cfg
 
     def init(self, directory: str | None, routes: WeightRoutes, total_steps: int) -> int:
         """Build the policy, from `directory` or at random; returns the number of parameters."""
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
         model = build_model(cfg, directory, cfg.model.attn_implementation)
-        if cfg.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        self.learner = Learner(self, model, cfg, "actor")
-        self.learner.start_training(cfg.actor.optim)
+        self._take(model, "actor", cfg.actor.optim, total_steps)
         bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
         if "rollout" not in self.fused:
             self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s, self.learner.num_threads)
@@ -70,42 +55,27 @@ class LanguageActor(Worker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_logprobs` [B, R] of the responses under the present weights."""
         with self.timer("log-probs"):
-            return DataProto(self.learner.infer(data, lambda rows: {"old_logprobs": self._score(rows)[0]}))
+            return DataProto(self._columns(data, lambda rows: {"old_logprobs": self._score(rows)[0]}))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks: `old_logprobs`, `advantages`, and as the algorithm needs them
         `ref_logprobs` and `rollout_logprobs`, [B, R]. meta_info: `step`, and `denominator`, what the loss of the whole
         batch is divided by."""
-        sums, optim = MetricSums(), self.cfg.actor.optim
-        with self.timer("update"):
-            lr = lr_factor(optim, data.meta_info["step"], self.total_steps)
-            self.learner.update(data, self._loss, sums, optim, lr)
-        return self.learner.result(sums)
+        return self._update(data, self._loss)
+
+    def start_supervised(self) -> None:
+        """An optimizer for `update_supervised`."""
+        self.learner.start_training(self.cfg.sft.optim, self.cfg.sft.num_steps)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_supervised(self, data: DataProto) -> dict[str, Any]:
         """One update towards the responses as they are; meta_info as in `update_actor`."""
-        sums, sft = MetricSums(), self.cfg.sft
-
-        def loss_fn(data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
-            mask = rows.response(data.batch["response_mask"])
-            losses = -self._score(rows, temperature=1.0)[0]
-            loss = aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
-            return loss, {"sft_loss": masked_mean(losses.detach(), mask)}, float(mask.sum())
-
-        with self.timer("update"):
-            lr = lr_factor(sft.optim, data.meta_info["step"], sft.num_steps)
-            self.learner.update(data, loss_fn, sums, sft.optim, lr)
-        return self.learner.result(sums)
-
-    def start_supervised(self) -> None:
-        """An optimizer for `update_supervised`."""
-        self.learner.start_training(self.cfg.sft.optim)
+        return self._update(data, self._supervised_loss)
 
     def finish_supervised(self) -> None:
-        """A new one for what follows."""
-        self.learner.start_training(self.cfg.actor.optim)
+        """A new optimizer, for `update_actor`."""
+        self.learner.start_training(self.cfg.actor.optim, self.total_steps)
 
     def complete_step(self, version: int) -> None:
         """The weights are now those of `version`."""
@@ -123,12 +93,6 @@ class LanguageActor(Worker):
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
-
-    def _score(self, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [b, R'] of the responses."""
-        temperature = self.cfg.rollout.temperature if temperature is None else temperature
-        output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
-        return output.logprobs, output.entropy
 
     def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
         algorithm = self.cfg.algorithm
@@ -157,15 +121,8 @@ class LanguageActor(Worker):
             metrics["ref_kl"] = masked_mean(kl.detach(), mask)
         return loss, metrics, float(mask.sum())
 
-
-def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
-    """The policy in `directory`, or one of `model.size` with random weights, alike in every process."""
-    if directory is not None:
-        return CausalLM.from_pretrained(directory, attn_implementation)
-    torch.manual_seed(cfg.runner.seed)
-    return CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
-
-
-def is_whole(model: torch.nn.Module) -> bool:
-    """Whether every parameter is on this rank in full."""
-    return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    def _supervised_loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+        mask = rows.response(data.batch["response_mask"])
+        losses = -self._score(rows, temperature=1.0)[0]
+        loss = aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
+        return loss, {"sft_loss": masked_mean(losses.detach(), mask)}, float(mask.sum())

@@ -1,4 +1,7 @@
-"""The critic: values of every token of a response."""
+"""The critic: values of every token of a response.
+
+A run has one where its estimator reads values: `algorithms.needs_values`, asked in `roles.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,51 +12,34 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.algorithms import LossInputs, value_loss
-from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.models.text.causal_lm import CausalValueModel
-from rlinf_lite.scheduler import Dispatch, Worker, register
-from rlinf_lite.training.learner import Learner
-from rlinf_lite.training.metrics import MetricSums
-from rlinf_lite.training.schedule import lr_factor
+from rlinf_lite.scheduler import Dispatch, register
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker
 
 
-class LanguageCritic(Worker):
+class LanguageCritic(LanguageModelWorker):
     """A language model that says how much reward is to come. Batches are those of `data.sequences`."""
-
-    cfg: ReasoningConfig
-    learner: Learner
-    total_steps: int
-
-    def __init__(self, cfg: ReasoningConfig) -> None:
-        self.cfg = cfg
 
     def init(self, directory: str, total_steps: int) -> None:
         """Load the critic in `directory`, or a policy, whose output layer is replaced by a random one."""
-        cfg, self.total_steps = self.cfg, total_steps
+        cfg = self.cfg
         torch.manual_seed(cfg.runner.seed)
         model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
-        if cfg.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        self.learner = Learner(self, model, cfg, "critic")
-        self.learner.start_training(cfg.critic.optim)
+        self._take(model, "critic", cfg.critic.optim, total_steps)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """`values` [B, R] of the states before each token of the responses."""
         with self.timer("values"):
-            return DataProto(self.learner.infer(data, lambda rows: {"values": self._values(rows)}))
+            return DataProto(self._columns(data, lambda rows: {"values": self._values(rows)}))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks, with `returns` and `values`, the old ones, [B, R]; meta_info
         as in `LanguageActor.update_actor`."""
-        sums, optim = MetricSums(), self.cfg.critic.optim
-        with self.timer("update"):
-            lr = lr_factor(optim, data.meta_info["step"], self.total_steps)
-            self.learner.update(data, self._loss, sums, optim, lr)
-        return self.learner.result(sums)
+        return self._update(data, self._loss)
 
     def save_checkpoint(self, directory: str) -> None:
         """Write `critic/` below `directory`."""

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.sequences import Rows
-from rlinf_lite.scheduler import Dispatch, Worker, register
-from rlinf_lite.training.learner import Learner
-from rlinf_lite.workers.reasoning.actor import build_model
+from rlinf_lite.scheduler import Dispatch, register
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker, build_model
 
 
-class LanguageReference(Worker):
+class LanguageReference(LanguageModelWorker):
     """Scores responses under weights that never change."""
-
-    cfg: ReasoningConfig
-    learner: Learner
-
-    def __init__(self, cfg: ReasoningConfig) -> None:
-        self.cfg = cfg
 
     def init(self, directory: str) -> None:
         """Load the policy in `directory`."""
         model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
-        self.learner = Learner(self, model.requires_grad_(False), self.cfg, "reference")
+        self._take(model.requires_grad_(False), "reference")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_logprobs` [B, R] of the responses."""
-        temperature = self.cfg.rollout.temperature
-
-        def forward(rows: Rows) -> dict[str, Tensor]:
-            output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
-            return {"ref_logprobs": output.logprobs}
-
         with self.timer("log-probs"):
-            columns = self.learner.infer(data, forward)
+            columns = self._columns(data, lambda rows: {"ref_logprobs": self._score(rows)[0]})
         return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})

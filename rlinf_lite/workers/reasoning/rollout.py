@@ -17,10 +17,10 @@ from rlinf_lite.generation import Generation, SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.scheduler import Dispatch, Worker, register
-from rlinf_lite.training.learner import max_length
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightVersionError
-from rlinf_lite.workers.reasoning.actor import build_model, is_whole
+from rlinf_lite.workers.reasoning.base import build_model, is_whole, max_length
 
 
 class LanguageRollout(Worker):
@@ -40,16 +40,16 @@ class LanguageRollout(Worker):
         """Build the engine. Weights arrive with the first sync, or are those of the actor in this process."""
         cfg = self.cfg
         actor: Any = self.fused.get("actor")
-        torch.set_num_threads(cfg.rollout.num_threads)
         shares = actor is not None and is_whole(actor.learner.model)
         if shares:
             self.model = actor.learner.model
         else:
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
         batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
-        self.engine = TransformersEngine(
-            self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
-        )
+        with torch_threads(cfg.rollout.num_threads):
+            self.engine = TransformersEngine(
+                self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
+            )
         if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
             cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
             torch.cuda.empty_cache()  # of what was as large as two such models
@@ -126,7 +126,8 @@ class LanguageRollout(Worker):
         keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
         stream = self.engine.stream(tokens, params, keys)
         while True:
-            with autocast(self.device, self.cfg.actor.precision):  # not while a caller has the response
+            # not while a caller has the response
+            with torch_threads(self.cfg.rollout.num_threads), autocast(self.device, self.cfg.actor.precision):
                 done = next(stream, None)
             if done is None:
                 return

@@ -1,0 +1,128 @@
+"""What the roles of a language model share: its passes over the rows of a batch, in micro-batches.
+
+The micro-batches of language models are made here: rows of like length together, at most
+`actor.max_tokens_per_micro_batch` tokens each with padding (`data.sequences.micro_batches`), as many on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.schema import OptimConfig
+from rlinf_lite.data import DataProto
+from rlinf_lite.data.sequences import Rows, empty_row, micro_batches, take_rows
+from rlinf_lite.data.tokenizers import tokenizer_dir
+from rlinf_lite.models.text.causal_lm import CausalLM, LanguageModel
+from rlinf_lite.models.text.presets import preset
+from rlinf_lite.models.text.supported import check_supported
+from rlinf_lite.scheduler import Worker
+from rlinf_lite.threads import torch_threads, training_threads
+from rlinf_lite.training.learner import Learner
+from rlinf_lite.training.metrics import MetricSums
+
+MicroBatch = tuple[DataProto, Rows, float]
+"""A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
+LossFn = Callable[[DataProto, Rows], tuple[Tensor, dict[str, Tensor], float]]
+"""The loss of some rows of a batch, as their part of all ranks' batches; metrics; and their weight in those, valid
+positions."""
+
+
+class LanguageModelWorker(Worker):
+    """A role with a language model, spread over the ranks of its group."""
+
+    cfg: ReasoningConfig
+    learner: Learner
+
+    def __init__(self, cfg: ReasoningConfig) -> None:
+        self.cfg = cfg
+
+    def _take(self, model: LanguageModel, name: str, optim: OptimConfig | None = None, total_steps: int = 0) -> None:
+        """Spread `model` over the ranks, and get ready to train it with `optim`. Raises UnsupportedModelError."""
+        cfg = self.cfg
+        if optim is not None and cfg.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
+            check_supported(model.to(self.device), max_length(cfg))  # while it is whole
+        self.learner = Learner(self, model, cfg, name)
+        if optim is not None:
+            self.learner.start_training(optim, total_steps)
+
+    def _score(self, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [b, R'] of the responses, under a policy."""
+        temperature = self.cfg.rollout.temperature if temperature is None else temperature
+        output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
+        return output.logprobs, output.entropy
+
+    def _columns(self, batch: DataProto, forward: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Columns [B, R] on the CPU of what `forward` gives per response position of some rows; 0 behind responses."""
+        mask = batch.batch["response_mask"]
+        columns: dict[str, Tensor] = {}
+        with torch_threads(self.learner.num_threads), torch.no_grad():
+            for _, rows, weight in self._micro_batches(batch):
+                self.report_progress()
+                with self.learner.autocast():
+                    found = forward(rows)
+                for name, values in found.items():
+                    column = columns.setdefault(name, torch.zeros(mask.shape))
+                    if weight:
+                        valid = mask[rows.index, : rows.response_length]
+                        column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+        return columns
+
+    def _update(self, batch: DataProto, loss_fn: LossFn) -> dict[str, Any]:
+        """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`. Returns metrics
+        over all ranks, spans and memory."""
+        learner, step, sums = self.learner, batch.meta_info["step"], MetricSums()
+        with self.timer("update"):
+            learner.set_learning_rate(step)
+            where, samples = f"{learner.name}, step {step}", partial(_rows_of, batch)
+            learner.update(self._micro_batches(batch), partial(self._weighted, loss_fn), sums, where, samples)
+        return learner.result(sums)
+
+    def _weighted(self, loss_fn: LossFn, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
+        of_batch, rows, weight = micro_batch
+        with self.learner.autocast():
+            loss, metrics, positions = loss_fn(of_batch, rows)
+        found.add(metrics, positions * weight)
+        return loss * weight
+
+    def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
+        """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
+        without rows computes an empty one."""
+        parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
+        num_most = self.learner.max_over_ranks(max(len(parts), 1))  # before any rank computes: its passes meet, too
+        for part in parts:
+            yield batch, take_rows(batch, part, self.device), 1.0
+        filling = batch if len(batch) else empty_row(batch)
+        for _ in range(num_most - len(parts)):
+            yield filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0
+
+
+def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
+    """The policy in `directory`, or one of `model.size` with random weights, alike in every process."""
+    if directory is not None:
+        return CausalLM.from_pretrained(directory, attn_implementation)
+    torch.manual_seed(cfg.runner.seed)
+    return CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
+
+
+def is_whole(model: torch.nn.Module) -> bool:
+    """Whether every parameter is on this rank in full."""
+    return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def max_length(cfg: ReasoningConfig) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return cfg.data.max_prompt_length + cfg.rollout.max_response_length
+
+
+def _rows_of(batch: DataProto) -> str:
+    return f"data rows {np.unique(batch.non_tensor_batch['row']).tolist()}"

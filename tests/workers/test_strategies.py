@@ -1,0 +1,152 @@
+"""`actor.strategy` of robot policies: two ranks train as one does, by PPO or imitation, in shards or whole."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlinf_lite.config import load_config
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import NOISE_KEY, build_policy
+from rlinf_lite.models.sampling import noise_keys
+from rlinf_lite.training.sharding import full_policy_state
+from rlinf_lite.training.strategies import Replicated, UnknownStrategyError
+from rlinf_lite.workers import EmbodiedFSDPActor
+from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.trajectory import Trajectories
+
+NUM_ENVS, T, C = 4, 3, 2
+OPTIM = "actor.optim={lr: 1e-3, value_lr: 2e-3, eps: 1e-3, weight_decay: 0.1}"  # a step is smooth in the gradient
+CONFIGS = {
+    "ppo": (
+        "gym_pendulum_ppo_mlp",
+        [
+            f"model.num_action_chunks={C}",
+            "model.mlp.hidden_sizes=[16]",
+            "algorithm.critic_warmup_steps=1",
+            "algorithm.update_epochs=2",
+            "actor.global_batch_size=4",
+            "actor.micro_batch_size=2",
+        ],
+        EnvSpec(2, 5, {}, [-1.0] * 2, [1.0] * 2, 10, False),
+    ),
+    "imitation": (
+        "tabletop_sft_vla",
+        [f"model.num_action_chunks={C}", "actor.global_batch_size=8", "actor.micro_batch_size=2"],
+        EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True),
+    ),
+}
+
+
+class Counted(Replicated):
+    """A strategy of a user's own."""
+
+    num_updates = 0
+
+    def reduce_gradients(self, parameters):
+        Counted.num_updates += 1
+        super().reduce_gradients(parameters)
+
+
+STRATEGIES = ("fsdp", "replicated", f"{__name__}:Counted")
+
+
+class SomeDemonstrations:
+    """20 chunks, drawn from their numbers."""
+
+    def __len__(self):
+        return 20
+
+    def mask(self, indices):
+        return np.stack([np.ones(len(indices), bool), indices % 3 > 0], 1)
+
+    def episodes(self, indices):
+        return indices // 4
+
+    def read(self, indices):
+        rng = [np.random.default_rng(int(i)) for i in indices]
+        images = np.stack([r.integers(0, 256, (64, 64, 3), dtype=np.uint8) for r in rng])
+        actions = np.stack([r.uniform(-1, 1, (C, 3)) for r in rng]).astype(np.float32)
+        return {"images": {"front": images}, "instruction": ["push"] * len(indices)}, torch.from_numpy(actions)
+
+
+def trajectories(cfg, spec):
+    """What the untrained policy did, with rewards from nowhere; some actions of the last decision were not executed."""
+    torch.manual_seed(cfg.runner.seed)
+    policy = build_policy(cfg, spec)
+    rng = np.random.default_rng(0)
+    obs = {"state": rng.normal(size=(NUM_ENVS * T, spec.state_dim)).astype(np.float32)}
+    with torch.no_grad():
+        acted = policy.predict_action_batch({**obs, NOISE_KEY: noise_keys(0, np.arange(NUM_ENVS * T), 0)}, "train")
+    mask = torch.ones(NUM_ENVS, T, C, dtype=torch.bool)
+    mask[1, -1, 1] = False
+    mask[3] = False  # waits for its next reset: fewer samples on one rank than on the other
+
+    def by_decision(x):
+        return x.unflatten(0, (NUM_ENVS, T))
+
+    return Trajectories(
+        env_ids=torch.arange(NUM_ENVS),
+        rewards=torch.from_numpy(rng.normal(size=(NUM_ENVS, T, C)).astype(np.float32)) * mask,
+        dones=torch.zeros(NUM_ENVS, T, C, dtype=torch.bool),
+        mask=mask,
+        logprobs=by_decision(acted.logprobs),
+        values=by_decision(acted.values),
+        next_values=torch.from_numpy(rng.normal(size=(NUM_ENVS, T)).astype(np.float32)),
+        forward_inputs={name: by_decision(x) for name, x in acted.forward_inputs.items()},
+    )
+
+
+def train(kind, strategy, rank=0, world_size=1, port=0):
+    """Metrics of three steps, and the policy in the end."""
+    config, overrides, spec = CONFIGS[kind]
+    cfg = load_config(f"embodiment/{config}", [*overrides, OPTIM, f"actor.strategy={strategy}", "actor.num_threads=1"])
+    actor = EmbodiedFSDPActor(cfg)
+    actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, world_size, 2, port
+    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * world_size), spec, total_steps=5)
+    actor.demonstrations = SomeDemonstrations()
+    metrics = []
+    for step in range(3):
+        if kind == "ppo":
+            share = NUM_ENVS // world_size
+            actor.trajectories = trajectories(cfg, spec).rows(slice(rank * share, (rank + 1) * share))
+            metrics.append(actor.compute_advantages_and_returns() | actor.run_training(step)["metrics"])
+        else:
+            metrics.append(actor.run_sft(step)["metrics"])
+    return metrics, full_policy_state(actor.policy)
+
+
+def rank_main(rank, port, kind, expected):
+    torch.set_num_threads(1)
+    for strategy in STRATEGIES:
+        metrics, state = train(kind, strategy, rank, 2, port)
+        for got, want in zip(metrics, expected[0], strict=True):
+            assert got.keys() == want.keys()
+            for name in got.keys() - {"train/actor/ratio_max"}:  # of a rank's own samples
+                np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=f"{strategy}: {name}")
+        for name, tensor in state.items():  # on rank 0
+            torch.testing.assert_close(tensor, expected[1][name], atol=2e-6, rtol=0, msg=f"{strategy}: {name}")
+    assert Counted.num_updates == (3 * 2 * 3 if kind == "ppo" else 3)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_two_ranks_train_as_one_does(kind):
+    expected = train(kind, "fsdp")
+    again = train(kind, "replicated")  # one rank has nobody to share with
+    assert expected[0] == again[0] and all(torch.equal(x, again[1][name]) for name, x in expected[1].items())
+    assert all(line["train/actor/skipped_updates"] == 0 for line in expected[0])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    mp.spawn(rank_main, (port, kind, expected), nprocs=2)
+
+
+def test_a_strategy_that_is_not_there_is_named():
+    with pytest.raises(UnknownStrategyError, match="has no class 'Missing'"):
+        train("ppo", f"{__name__}:Missing")
