@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +29,8 @@ from rlinf_lite.runners.run_lock import LOCK, RunInUseError, RunLock
 
 _MAX_NAMES = 20
 _MAX_PART = 80  # a file name has at most 255 characters
+_PACKAGES = ("rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "peft")
+"""Those that results depend on."""
 
 
 class RunClaim:
@@ -133,8 +139,9 @@ def find_run(cfg: BaseConfig) -> RunClaim:
 def begin_run(
     cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
 ) -> None:
-    """Write the config into a run's directory, which is held. Where steps are done again, what is there of them already
-    is moved out of the way; so is the config of the steps before, where it was another."""
+    """Write the config, and the versions of what results depend on, into a run's directory, which is held. Where steps
+    are done again, what is there of them already is moved out of the way; so is the config of the steps before, where
+    it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
     kept = write_run_config(cfg, run_dir, completed_steps)
@@ -142,6 +149,11 @@ def begin_run(
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
+    found = {"python": platform.python_version(), "machine": f"{platform.platform()}, {os.cpu_count()} CPU cores"}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
+            found[package] = metadata.version(package)
+    (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_meta, recipe, remove_shards, write_meta
@@ -41,11 +40,19 @@ class SFTRunner(SimulationRunner):
 
     def run_step(self, step: int) -> None:
         started = time.time()
-        self._times, self._driver_spans = {}, []
         with self._phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
         self._times["step"] = time.time() - started
-        self._log_step(trained)
+        metrics = {
+            **trained[0]["metrics"],
+            **{f"time/{name}": seconds for name, seconds in self._times.items()},
+            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
+            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
+        }
+        self.logger.log(self.completed_steps, metrics)
+        if time.monotonic() - self._shown >= PRINT_INTERVAL_S or self.completed_steps == self.total_steps:
+            self._shown = time.monotonic()
+            self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
         data, started = self.cfg.data, time.time()
@@ -71,19 +78,6 @@ class SFTRunner(SimulationRunner):
         }
         counts = {name: value for name, value in counts.items() if value is not None}
         write_meta(directory, recipe(self.cfg), self.spec, shards, counts)
-
-    def _log_step(self, trained: list[dict[str, Any]]) -> None:
-        step = self.completed_steps
-        metrics = {
-            **trained[0]["metrics"],
-            **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
-            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
-        }
-        self.logger.log(step, metrics)
-        if time.monotonic() - self._shown >= PRINT_INTERVAL_S or step == self.total_steps:
-            self._shown = time.monotonic()
-            self.progress.update(step, metrics)
 
 
 def check_demonstrations(cfg: Config) -> None:
