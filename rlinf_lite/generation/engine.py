@@ -8,7 +8,7 @@ call it under autocast.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlinf_lite.generation.cache import StaticCache
-from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightsError
+from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams
 from rlinf_lite.generation.sampling import sample
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
@@ -67,7 +67,7 @@ class TransformersEngine:
             UnsupportedModelError: where the model has layers or positions that this engine cannot serve, or what it
                 generates is not what the model's own forward pass says; compared once, now.
         """
-        self.model, self.version = model, -1
+        self.model = model
         self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
         self._before_step = before_step
         self._check_config()
@@ -84,21 +84,6 @@ class TransformersEngine:
         self._check_prompts(prompts, params)
         requests = _requests(prompts, params, keys)
         return self._run(requests, params)
-
-    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        own = self.model.state_dict()
-        problems = [f"unexpected {name}" for name in state if name not in own]
-        problems += [
-            f"{name} has shape {tuple(x.shape)}, the model's has {tuple(own[name].shape)}"
-            for name, x in state.items()
-            if name in own and x.shape != own[name].shape
-        ]
-        if problems:
-            raise WeightsError(f"version {version} is not of this model: " + "; ".join(problems))
-        with torch.no_grad():
-            for name, tensor in state.items():
-                own[name].copy_(tensor)
-        self.version = version
 
     def _check_config(self) -> None:
         config = self.model.language_model.config

@@ -115,7 +115,6 @@ class Progress:
         self._started = self._updated = clock()
         self._durations: deque[float] = deque(maxlen=HISTORY)
         self._values: dict[str, deque[float]] = {headline.key: deque(maxlen=HISTORY) for headline in HEADLINES}
-        self._phase = ""
         self._lock = Lock()  # the table is drawn by a thread of its own
 
         console = Console(file=stream)
@@ -138,7 +137,7 @@ class Progress:
             now = self._clock()
             if step > self.step:
                 self._durations.append((now - self._updated) / (step - self.step))
-            self.step, self._updated, self._phase = step, now, ""
+            self.step, self._updated = step, now
             for key, history in self._values.items():
                 if key in metrics:
                     history.append(float(metrics[key]))
@@ -151,11 +150,6 @@ class Progress:
         """What was done until now is no part of a step, nor of the time left."""
         with self._lock:
             self._updated = self._clock()
-
-    def phase(self, name: str) -> None:
-        """What the run is doing now; shown on a terminal only."""
-        with self._lock:
-            self._phase = name
 
     def message(self, text: str) -> None:
         """A line of its own: above the table, or between the plain lines."""
@@ -191,16 +185,7 @@ class Progress:
             parts: list[RenderableType] = [self._head()]
             if blocks:
                 parts += [Text(""), Columns(blocks, padding=(0, 4))]
-            phase = Text(self._phase, style="dim") if self._phase else None
-        return Panel(
-            Group(*parts),
-            title=Text(self.run_name),
-            title_align="left",
-            subtitle=phase,
-            subtitle_align="right",
-            box=box.ROUNDED,
-            padding=(0, 1),
-        )
+        return Panel(Group(*parts), title=Text(self.run_name), title_align="left", box=box.ROUNDED, padding=(0, 1))
 
     def _head(self) -> Table:
         left = self.time_left_s()
