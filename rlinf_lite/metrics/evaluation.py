@@ -68,11 +68,6 @@ class EvalSummary:
     def metrics(self) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
-    @property
-    def has_tasks(self) -> bool:
-        """Whether there is more than one task."""
-        return len(self.tasks) > 1
-
     def task_lines(self, before: EvalSummary | None = None) -> list[str]:
         """One line per task, as in the headline; with an earlier evaluation `before` to after."""
         earlier = {} if before is None or before is self else {task.task_id: task for task in before.tasks}

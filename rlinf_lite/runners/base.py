@@ -315,12 +315,7 @@ class Runner(ABC):
         if self._saved == self._plain_state():
             return None
         with self._phase("checkpoint"):
-            partial = self.store.begin(self.completed_steps)
-            try:
-                self._write_state(partial)
-                path = self.store.commit(self.completed_steps, partial)
-            finally:
-                self.store.discard(partial)
+            path = self.store.write(self.completed_steps, self._write_state)
         self._saved = self._plain_state()
         self.progress.message(f"checkpoint {path}")
         return path

@@ -27,15 +27,20 @@ class SFTRunner(SimulationRunner):
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, and open them in the actors."""
-        directory = demonstrations_dir(self.cfg.data.demos_dir, self.run_dir)
+        demos_dir = self.cfg.data.demos_dir
+        directory = self.run_dir / "demos" if demos_dir is None else Path(demos_dir)
         if not (directory / "meta.json").exists():
             self._collect(directory)
         meta = check_meta(directory, recipe(self.cfg), self.spec)
-        self.env_steps = meta["counts"]["num_env_steps"]
-        counts = {f"demos/{name}": value for name, value in meta["counts"].items()}
+        had = meta["counts"]
+        self.env_steps = had["num_env_steps"]
         if self.completed_steps == 0:
-            self.logger.log(0, counts)
-        self.progress.message(f"demonstrations: {describe_counts(meta['counts'])}, in {directory}")
+            self.logger.log(0, {f"demos/{name}": value for name, value in had.items()})
+        success = f" (success {100 * had['success_once']:.1f}%)" if "success_once" in had else ""
+        self.progress.message(
+            f"demonstrations: {had['num_episodes']} of {had['num_played']} episodes{success}, "
+            f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
+        )
         self._wait(self.actor.open_demonstrations(str(directory)), what="demonstrations to be opened")
 
     def run_step(self, step: int) -> None:
@@ -84,17 +89,3 @@ def check_demonstrations(cfg: Config) -> None:
     """Raise DemonstrationError where `data.demos_dir` holds other demonstrations; for before anything is started."""
     if cfg.data.demos_dir is not None and (Path(cfg.data.demos_dir) / "meta.json").exists():
         check_meta(Path(cfg.data.demos_dir), recipe(cfg))
-
-
-def demonstrations_dir(demos_dir: str | None, run_dir: Path) -> Path:
-    """Where a run's demonstrations are; `demos/` in the run's directory unless the config says otherwise."""
-    return run_dir / "demos" if demos_dir is None else Path(demos_dir)
-
-
-def describe_counts(counts: dict[str, float]) -> str:
-    """`395 of 400 episodes (success 98.8%), 5,512 chunks, 21,840 env steps`."""
-    success = f" (success {100 * counts['success_once']:.1f}%)" if "success_once" in counts else ""
-    return (
-        f"{counts['num_episodes']} of {counts['num_played']} episodes{success}, "
-        f"{counts['num_chunks']:,} chunks, {counts['num_env_steps']:,} env steps"
-    )
