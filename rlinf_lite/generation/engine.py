@@ -237,22 +237,20 @@ class _Batch:
         tokens, logprobs = sample(logits, self.params, uniform, greedy)
         self._last[rows] = tokens
         self._numbers[1:, rows] += 1
-        finished = []
+        finished: list[int] = []
+        done: list[Generation] = []
         drawn = zip(self.requests[rows], tokens.tolist(), logprobs.tolist(), strict=True)
         for row, (request, token, logprob) in enumerate(drawn, first_row):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if token in self._stops or len(request.token_ids) == self.params.max_tokens:
                 finished.append(row)
-        done = [self._result(self.requests[row]) for row in finished]
+                reason: Literal["stop", "length"] = "stop" if token in self._stops else "length"
+                done.append(Generation(request.index, request.sample, request.token_ids, request.logprobs, reason))
         if finished:
             self._remove(finished)
         self._num_columns = max((request.num_tokens for request in self.requests), default=0)
         return done
-
-    def _result(self, request: _Request) -> Generation:
-        reason: Literal["stop", "length"] = "stop" if request.token_ids[-1] in self._stops else "length"
-        return Generation(request.index, request.sample, request.token_ids, request.logprobs, reason)
 
     def _remove(self, finished: list[int]) -> None:
         """The last rows move to where these were."""

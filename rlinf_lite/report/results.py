@@ -29,19 +29,9 @@ class Measured:
         return f"[{compact(self.low)}, {compact(self.high)}]"
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """A task's evaluations; `before` is None where there was one alone, or it had not this task."""
-
-    task_id: str
-    before: Measured | None
-    after: Measured
-    num_episodes: int
-    episode_len: float
-
-
 class TaskTable:
-    """A row per task, and one for all of them where there are more; not to be made without evaluations."""
+    """A row per task (the last evaluation's summary, measured before and after), and one for all of them where there
+    are more; before is None where there was one evaluation alone, or it had not this task."""
 
     plot_width, plot_height, plot_margin = 240, 30, 8
 
@@ -49,19 +39,18 @@ class TaskTable:
         before, after = run.evals[0], run.evals[-1]
         self.is_compared = len(run.evals) > 1
         earlier = {row["task_id"]: row for row in (*before["tasks"], before["total"])} if self.is_compared else {}
-        rows = [*after["tasks"], *([after["total"]] if len(after["tasks"]) > 1 else [])]
-        self.rows = []
-        for row in rows:
-            was = earlier.get(row["task_id"])
-            first = None if was is None else measured(was)
-            self.rows.append(TaskRow(row["task_id"], first, measured(row), row["num_episodes"], row["episode_len"]))
-        shown = [m for row in self.rows for m in (row.before, row.after) if m is not None]
+        tasks = [*after["tasks"], *([after["total"]] if len(after["tasks"]) > 1 else [])]
+        self.rows: list[tuple[Line, Measured | None, Measured]] = []
+        for task in tasks:
+            was = earlier.get(task["task_id"])
+            self.rows.append((task, None if was is None else measured(was), measured(task)))
+        shown = [m for _, *both in self.rows for m in both if m is not None]
         low, high = min(m.low for m in shown), max(m.high for m in shown)
         if all(m.is_success for m in shown):
             low, high = 0.0, 1.0
         right = self.plot_width - self.plot_margin
         self.x = Scale(low, high if high > low else low + 1.0, self.plot_margin, right)
-        is_success = self.rows[0].after.is_success
+        is_success = self.rows[0][2].is_success
         self.plot = "0 to 100%" if is_success else f"{compact(self.x.low)} to {compact(self.x.high)}"
 
 

@@ -23,7 +23,7 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
         faulthandler.enable(log)
         try:
             function = import_reward(path)
-        except BaseException:
+        except BaseException:  # whatever a user's module raises when it is imported, an exit too
             connection.send(traceback.format_exc())
             return
         connection.send(None)

@@ -127,7 +127,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         check_changes(changes, cfg, checkpoint)
         verify(checkpoint)
         steps = read_state(checkpoint)["completed_steps"]
-    except BaseException:
+    except BaseException:  # Ctrl-C too: nobody would release it
         claim.release()
         raise
     lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes)]

@@ -44,7 +44,10 @@ class SimulationRunner(Runner):
     ) -> None:
         super().__init__(cfg, actor, rollout, env, supervisor=supervisor, claim=claim)
         self.env, self.env_steps = env, 0
-        self.total_steps = training_steps(cfg)
+        limit, epochs = cfg.runner.max_steps, cfg.runner.max_epochs
+        self.total_steps = epochs if limit < 0 else min(limit, epochs)  # an epoch is one step
+        if cfg.runner.task_type == "sft":
+            self.total_steps = limit
 
     def init_workers(self) -> None:
         """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
@@ -87,14 +90,6 @@ class SimulationRunner(Runner):
 
     def _experience(self) -> dict[str, int]:
         return {"env_steps": self.env_steps}
-
-
-def training_steps(cfg: Config) -> int:
-    """Steps of a whole run; in an embodied run an epoch is one step, in an sft run max_steps is all that counts."""
-    limit = cfg.runner.max_steps
-    if cfg.runner.task_type == "sft":
-        return limit
-    return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)
 
 
 def save_env_states(rows: list[dict[str, Any]], directory: Path) -> None:
