@@ -37,17 +37,18 @@ class StaticCache:
         self._index = ((rows[:, None] * num_heads + heads) * max_length + positions[:, None]).flatten()
 
     def move(self, sources: Tensor, targets: Tensor, num_columns: int) -> None:
-        """Rows to where others were, their first `num_columns` columns."""
+        """Copy the first `num_columns` columns of rows `sources` into rows `targets`."""
         assert self._keys is not None and self._values is not None
         for held in (self._keys, self._values):
             held[:, targets, :, :num_columns] = held[:, sources, :, :num_columns]
 
     def get_seq_length(self, *_: object) -> int:
-        """Columns before those of the pass, which some families ask for."""
+        """Columns that were there before this pass; some model families ask for it."""
         return 0 if self._prefill is not None else self._num_columns - 1
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store a layer's `keys` and `values` [B, heads, tokens, dim]; what its attention reads, of the same rows."""
+        """Store a layer's new `keys` and `values` [B, heads, tokens, dim]. Returns those that its attention reads: of
+        the same rows, all columns so far."""
         if self._keys is None or self._values is None:
             layers, rows, length = self._shape
             self._keys = keys.new_zeros(layers, rows, keys.shape[1], length, keys.shape[3])

@@ -189,7 +189,7 @@ class _Batch:
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
-        """Start these behind the others, up to their first token. Returns those that end with it."""
+        """Take these into the batch, behind the others, and draw their first token. Returns those that end with it."""
         device, first_row = self._columns.device, len(self.requests)
         rows = slice(first_row, first_row + len(requests))
         source_of = {index: source for source, index in enumerate(dict.fromkeys(r.index for r in requests))}
@@ -229,7 +229,8 @@ class _Batch:
         return states
 
     def _draw(self, states: Tensor, first_row: int) -> list[Generation]:
-        """A token for each row from `first_row` on; `states` are those that it follows from."""
+        """Append a token to each row from `first_row` on, drawn from the hidden `states` [rows, D] of the one before.
+        Returns the sequences that end with it, whose rows are free then."""
         rows = slice(first_row, len(self.requests))
         uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
         greedy = self._greedy[rows] if self.params.add_greedy else None
@@ -253,7 +254,7 @@ class _Batch:
         return done
 
     def _remove(self, finished: list[int]) -> None:
-        """The last rows move to where these were."""
+        """Free these rows: the last rows of the batch take their places."""
         left = len(self.requests) - len(finished)
         holes = [row for row in finished if row < left]
         movers = sorted(set(range(left, len(self.requests))) - set(finished))

@@ -62,14 +62,13 @@ class RunClaim:
                 directory.mkdir(parents=True, exist_ok=not self._to_create)
                 self._created += created
                 self._locks.append(RunLock(directory))
-        except FileExistsError as error:
+        except (OSError, CheckpointError) as error:
             self.release()
-            raise RunInUseError(f"{error.filename} is there already: a new run takes a name of its own") from error
-        except OSError as error:
-            self.release()
-            raise CheckpointError(f"{error.filename or self.log_dir} cannot be written: {error.strerror}") from error
-        except CheckpointError:
-            self.release()
+            if isinstance(error, FileExistsError):
+                raise RunInUseError(f"{error.filename} is there already: a new run takes a name of its own") from error
+            if isinstance(error, OSError):
+                where = error.filename or self.log_dir
+                raise CheckpointError(f"{where} cannot be written: {error.strerror}") from error
             raise
         self._to_create = False
 
