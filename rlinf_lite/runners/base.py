@@ -113,6 +113,7 @@ class Runner(ABC):
                     self._stop.check()
                     try:
                         at_end = self.completed_steps >= self.total_steps
+                        # there is nothing new to save before this process has done a step
                         if self._due(cfg.save_interval) and (at_end or self.completed_steps > self._first_step):
                             self.save_checkpoint()
                         if self._due(cfg.val_check_interval):
@@ -125,7 +126,7 @@ class Runner(ABC):
                     except SchedulerError as error:
                         if self.supervisor is None:
                             raise
-                        self._recover(self.supervisor, error)  # and do again what failed
+                        self._recover(self.supervisor, error)  # what failed is then done again
             return self._result()
 
     @contextmanager
