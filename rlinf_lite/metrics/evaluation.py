@@ -92,14 +92,14 @@ def summarize_episodes(records: Iterable[EpisodeLike], mode: str) -> EvalSummary
     return EvalSummary(mode, _summarize("all", records, records), tuple(rows), episodes)
 
 
-def env_metrics(records: Iterable[EpisodeLike], prefix: str = "env") -> dict[str, float]:
-    """`<prefix>/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
+def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:
+    """`env/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
 
     Only `num_episodes` where none did; no success where the environment has none. `reward` is per env step.
     """
     records = list(records)
     values = _metrics(_summarize("all", records, records)) if records else {"num_episodes": 0.0}
-    return {f"{prefix}/{name}": value for name, value in values.items()}
+    return {f"env/{name}": value for name, value in values.items()}
 
 
 def wilson_interval(num_successes: int, num_trials: int) -> Interval:
