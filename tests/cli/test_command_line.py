@@ -104,6 +104,8 @@ def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path:
     assert planned.returncode == 0, planned.stderr
     assert "task: Pendulum-v1" in planned.stdout
     assert (target / "bin" / "rlinf-lite").is_file()
+    templates = {path.name for path in (target / "rlinf_lite" / "report" / "templates").iterdir()}
+    assert templates == {"page.html", "drawings.html", "style.css"}
 
 
 @pytest.mark.slow
