@@ -120,25 +120,21 @@ def open_prompts(paths: Sequence[str | Path], prompt_key: str) -> list[PromptFil
     """`.jsonl` and `.parquet` files. Raises DatasetError, with every one that cannot be read."""
     files: list[PromptFile] = []
     problems: list[str] = []
-    for path in paths:
+    for path in map(Path, paths):
         try:
-            files.append(_open(Path(path), prompt_key))
+            if path.suffix not in (".jsonl", ".parquet"):
+                problems.append(f"{path}: is neither .jsonl nor .parquet. Convert it, or rename it")
+            elif not path.is_file():
+                problems.append(f"{path}: there is no such file (looked for {path.absolute()}). Correct the path")
+            else:
+                files.append(_Jsonl(path) if path.suffix == ".jsonl" else _Parquet(path, prompt_key))
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error}")
         except DatasetError as error:
             problems += error.problems
     if problems:
         raise DatasetError(problems)
     return files
-
-
-def _open(path: Path, prompt_key: str) -> PromptFile:
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise DatasetError([f"{path}: is neither .jsonl nor .parquet. Convert it, or rename it"])
-    if not path.is_file():
-        raise DatasetError([f"{path}: there is no such file (looked for {path.absolute()}). Correct the path"])
-    try:
-        return _Jsonl(path) if path.suffix == ".jsonl" else _Parquet(path, prompt_key)
-    except OSError as error:
-        raise DatasetError([f"{path}: cannot be read: {error}"]) from error
 
 
 class _Jsonl:

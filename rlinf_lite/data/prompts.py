@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 
-from rlinf_lite.data.prompt_files import BadRowError, DatasetError, PromptFile, PromptRow, open_prompts, parse_row
+from rlinf_lite.data.prompt_files import BadRowError, DatasetError, PromptRow, open_prompts, parse_row
 from rlinf_lite.data.proto import DataProto
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class PromptDataset:
         `ground_truth`, `extra_info` and `row` [B].
         """
         length = max((len(prompt.prompt_ids) for prompt in prompts), default=0)
-        ids = torch.full((len(prompts), length), self._pad_token_id(), dtype=torch.int64)
+        fillers = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        filler = next(int(token) for token in fillers if token is not None)
+        ids = torch.full((len(prompts), length), filler, dtype=torch.int64)
         mask = torch.zeros(len(prompts), length, dtype=torch.bool)
         for i, prompt in enumerate(prompts):
             start = length - len(prompt.prompt_ids)
@@ -92,46 +95,60 @@ class PromptDataset:
         columns = {name: [getattr(prompt, name) for prompt in prompts] for name in names}
         return DataProto.from_dict({"prompt_ids": ids, "prompt_mask": mask}, columns)
 
-    def _pad_token_id(self) -> int:
-        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        return next((int(token) for token in candidates if token is not None), 0)
-
     def _check(self, filter_overlong: bool) -> np.ndarray:
         """Read everything once: the places of the rows to use, int64 [num_rows, 2]."""
         problems: list[str] = []
         places: list[tuple[int, int]] = []
         sources: set[str] = set()
+        limit = self.max_prompt_length
         for number, file in enumerate(self._files):
-            rows = self._good_rows(file, problems)
+            rows = file.rows()
             while some := list(islice(rows, _ROWS_AT_ONCE)):
-                for (place, row), ids in zip(some, self._tokenise([row for _, row in some]), strict=True):
-                    if 0 < len(ids) <= self.max_prompt_length:
+                good: list[tuple[int, PromptRow]] = []
+                for place, raw in some:
+                    try:
+                        good.append((place, self._row(raw)))
+                    except BadRowError as error:
+                        problems.append(f"{file.path}, row {place + 1}: {error}")
+                for (place, row), ids in zip(good, self._tokenise([row for _, row in good]), strict=True):
+                    if 0 < len(ids) <= limit:
                         places.append((number, place))
                         sources.add(row.data_source)
-                    elif ids and filter_overlong:
+                    elif not ids:
+                        problems.append(f"{file.path}, row {place + 1}: the prompt has no tokens. Give it some text")
+                    elif filter_overlong:
                         self.num_overlong += 1
                     else:
-                        problems.append(f"{_where(file, place)}: {self._wrong_length(len(ids))}")
+                        problems.append(
+                            f"{file.path}, row {place + 1}: the prompt has {len(ids)} tokens, {len(ids) - limit} more "
+                            f"than max_prompt_length {limit}. Raise it, or set filter_overlong"
+                        )
         if not places and not problems:
-            problems.append(self._emptiness())
+            names = ", ".join(str(file.path) for file in self._files) or "no files"
+            overlong = f"all {self.num_overlong} prompts have more than {limit} tokens. Raise max_prompt_length"
+            problems.append(f"{names}: {overlong if self.num_overlong else 'there are no rows'}")
         if problems:
             raise DatasetError(problems)
         self.data_sources = sorted(sources)
         return np.array(places, dtype=np.int64)
 
-    def _good_rows(self, file: PromptFile, problems: list[str]) -> Iterator[tuple[int, PromptRow]]:
-        """Place and content of each row that can be used; what is wrong with the others goes into `problems`."""
-        for place, raw in file.rows():
-            try:
-                row = self._row(raw)
-            except BadRowError as error:
-                problems.append(f"{_where(file, place)}: {error}")
-            else:
-                yield place, row
-
     def _row(self, raw: Any) -> PromptRow:
+        """A row, checked; a chat as the text that the tokenizer's template makes of it. Raises BadRowError, and
+        DatasetError without a template."""
         row = parse_row(raw, self.prompt_key)
-        return row if row.messages is None else replace(row, text=self._from_template(row.messages))
+        if row.messages is None:
+            return row
+        if self.tokenizer.chat_template is None:
+            problem = (
+                f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
+                "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
+            )
+            raise DatasetError([problem])
+        try:
+            text = self.tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise BadRowError(f"the tokenizer's chat template refuses it: {error}") from error
+        return replace(row, text=str(text))
 
     def _tokenise(self, rows: Sequence[PromptRow]) -> list[list[int]]:
         """Token ids of each row. A chat template writes special tokens out, so the tokenizer adds none to those."""
@@ -143,41 +160,6 @@ class PromptDataset:
                 for i, row_ids in zip(chosen, encoded["input_ids"], strict=True):
                     ids[i] = list(row_ids)
         return ids
-
-    def _from_template(self, messages: list[dict[str, str]]) -> str:
-        from jinja2 import TemplateError
-
-        if self.tokenizer.chat_template is None:
-            problem = (
-                f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
-                "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
-            )
-            raise DatasetError([problem])
-        try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except TemplateError as error:
-            raise BadRowError(f"the tokenizer's chat template refuses it: {error}") from error
-
-    def _wrong_length(self, num_tokens: int) -> str:
-        if num_tokens == 0:
-            return "the prompt has no tokens. Give it some text"
-        return (
-            f"the prompt has {num_tokens} tokens, {num_tokens - self.max_prompt_length} more than max_prompt_length "
-            f"{self.max_prompt_length}. Raise it, or set filter_overlong"
-        )
-
-    def _emptiness(self) -> str:
-        names = ", ".join(str(file.path) for file in self._files) or "no files"
-        if self.num_overlong:
-            return (
-                f"{names}: all {self.num_overlong} prompts have more than {self.max_prompt_length} tokens. "
-                "Raise max_prompt_length"
-            )
-        return f"{names}: there are no rows"
-
-
-def _where(file: PromptFile, place: int) -> str:
-    return f"{file.path}, row {place + 1}"
 
 
 class ResumableSampler:

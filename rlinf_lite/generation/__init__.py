@@ -6,7 +6,6 @@ from rlinf_lite.generation.protocol import (
     PromptError,
     SamplingError,
     SamplingParams,
-    WeightsError,
     sequence_keys,
 )
 
@@ -16,6 +15,5 @@ __all__ = [
     "PromptError",
     "SamplingError",
     "SamplingParams",
-    "WeightsError",
     "sequence_keys",
 ]

@@ -37,33 +37,30 @@ class StaticCache:
         self._index = ((rows[:, None] * num_heads + heads) * max_length + positions[:, None]).flatten()
 
     def move(self, sources: Tensor, targets: Tensor, num_columns: int) -> None:
-        """Rows to where others were, their first `num_columns` columns."""
+        """Copy the first `num_columns` columns of rows `sources` into rows `targets`."""
         assert self._keys is not None and self._values is not None
         for held in (self._keys, self._values):
             held[:, targets, :, :num_columns] = held[:, sources, :, :num_columns]
 
     def get_seq_length(self, *_: object) -> int:
-        """Columns before those of the pass, which some families ask for."""
+        """Columns that were there before this pass; some model families ask for it."""
         return 0 if self._prefill is not None else self._num_columns - 1
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store a layer's `keys` and `values` [B, heads, tokens, dim]; what its attention reads, of the same rows."""
+        """Store a layer's new `keys` and `values` [B, heads, tokens, dim]. Returns those that its attention reads: of
+        the same rows, all columns so far."""
         if self._keys is None or self._values is None:
-            self._allocate(keys, values)
-            assert self._keys is not None and self._values is not None
+            layers, rows, length = self._shape
+            self._keys = keys.new_zeros(layers, rows, keys.shape[1], length, keys.shape[3])
+            self._values = values.new_zeros(layers, rows, values.shape[1], length, values.shape[3])
         if self._prefill is not None:
             first_row, sources = self._prefill
-            rows = slice(first_row, first_row + len(sources))
-            self._keys[layer, rows, :, : keys.shape[2]] = keys[sources]
-            self._values[layer, rows, :, : values.shape[2]] = values[sources]
+            own = slice(first_row, first_row + len(sources))
+            self._keys[layer, own, :, : keys.shape[2]] = keys[sources]
+            self._values[layer, own, :, : values.shape[2]] = values[sources]
             return keys, values
         read = []
         for held, new in ((self._keys[layer], keys), (self._values[layer], values)):
             held.view(-1, held.shape[-1]).index_copy_(0, self._index, new.reshape(-1, new.shape[-1]))
             read.append(held[: self._num_rows, :, : self._num_columns])
         return read[0], read[1]
-
-    def _allocate(self, keys: Tensor, values: Tensor) -> None:
-        layers, rows, length = self._shape
-        self._keys = keys.new_zeros(layers, rows, keys.shape[1], length, keys.shape[3])
-        self._values = values.new_zeros(layers, rows, values.shape[1], length, values.shape[3])

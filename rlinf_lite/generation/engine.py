@@ -8,7 +8,7 @@ call it under autocast.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlinf_lite.generation.cache import StaticCache
-from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightsError
+from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams
 from rlinf_lite.generation.sampling import sample
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
@@ -67,7 +67,7 @@ class TransformersEngine:
             UnsupportedModelError: where the model has layers or positions that this engine cannot serve, or what it
                 generates is not what the model's own forward pass says; compared once, now.
         """
-        self.model, self.version = model, -1
+        self.model = model
         self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
         self._before_step = before_step
         self._check_config()
@@ -84,21 +84,6 @@ class TransformersEngine:
         self._check_prompts(prompts, params)
         requests = _requests(prompts, params, keys)
         return self._run(requests, params)
-
-    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        own = self.model.state_dict()
-        problems = [f"unexpected {name}" for name in state if name not in own]
-        problems += [
-            f"{name} has shape {tuple(x.shape)}, the model's has {tuple(own[name].shape)}"
-            for name, x in state.items()
-            if name in own and x.shape != own[name].shape
-        ]
-        if problems:
-            raise WeightsError(f"version {version} is not of this model: " + "; ".join(problems))
-        with torch.no_grad():
-            for name, tensor in state.items():
-                own[name].copy_(tensor)
-        self.version = version
 
     def _check_config(self) -> None:
         config = self.model.language_model.config
@@ -204,7 +189,7 @@ class _Batch:
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
-        """Start these behind the others, up to their first token. Returns those that end with it."""
+        """Take these into the batch, behind the others, and draw their first token. Returns those that end with it."""
         device, first_row = self._columns.device, len(self.requests)
         rows = slice(first_row, first_row + len(requests))
         source_of = {index: source for source, index in enumerate(dict.fromkeys(r.index for r in requests))}
@@ -244,7 +229,8 @@ class _Batch:
         return states
 
     def _draw(self, states: Tensor, first_row: int) -> list[Generation]:
-        """A token for each row from `first_row` on; `states` are those that it follows from."""
+        """Append a token to each row from `first_row` on, drawn from the hidden `states` [rows, D] of the one before.
+        Returns the sequences that end with it, whose rows are free then."""
         rows = slice(first_row, len(self.requests))
         uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
         greedy = self._greedy[rows] if self.params.add_greedy else None
@@ -252,25 +238,23 @@ class _Batch:
         tokens, logprobs = sample(logits, self.params, uniform, greedy)
         self._last[rows] = tokens
         self._numbers[1:, rows] += 1
-        finished = []
+        finished: list[int] = []
+        done: list[Generation] = []
         drawn = zip(self.requests[rows], tokens.tolist(), logprobs.tolist(), strict=True)
         for row, (request, token, logprob) in enumerate(drawn, first_row):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if token in self._stops or len(request.token_ids) == self.params.max_tokens:
                 finished.append(row)
-        done = [self._result(self.requests[row]) for row in finished]
+                reason: Literal["stop", "length"] = "stop" if token in self._stops else "length"
+                done.append(Generation(request.index, request.sample, request.token_ids, request.logprobs, reason))
         if finished:
             self._remove(finished)
         self._num_columns = max((request.num_tokens for request in self.requests), default=0)
         return done
 
-    def _result(self, request: _Request) -> Generation:
-        reason: Literal["stop", "length"] = "stop" if request.token_ids[-1] in self._stops else "length"
-        return Generation(request.index, request.sample, request.token_ids, request.logprobs, reason)
-
     def _remove(self, finished: list[int]) -> None:
-        """The last rows move to where these were."""
+        """Free these rows: the last rows of the batch take their places."""
         left = len(self.requests) - len(finished)
         holes = [row for row in finished if row < left]
         movers = sorted(set(range(left, len(self.requests))) - set(finished))

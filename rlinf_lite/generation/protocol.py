@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from rlinf_lite.models.sampling import noise_keys
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class SamplingError(ValueError):
@@ -20,10 +17,6 @@ class SamplingError(ValueError):
 
 class PromptError(ValueError):
     """A prompt that is empty, too long, or has ids that the model does not know."""
-
-
-class WeightsError(ValueError):
-    """Weights that are not those of the engine's model."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +82,6 @@ class Generation:
 class GenerationEngine(Protocol):
     """Prompts in, responses out. vLLM and SGLang fit behind this."""
 
-    version: int
-    """Of the weights that it generates with; -1 before any were loaded."""
-
     def stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
     ) -> Iterator[Generation]:
@@ -111,14 +101,6 @@ class GenerationEngine(Protocol):
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
     ) -> list[Generation]:
         """All responses of `stream`, sorted by prompt and sample."""
-        ...
-
-    def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Take the weights of a state dict, or part of them, as this version.
-
-        Raises:
-            WeightsError: where names or shapes are not the model's; nothing has changed then.
-        """
         ...
 
 

@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 from typing import Protocol
 
 Interval = tuple[float, float]
-Reported = tuple[bool, bool]
 
 Z_975 = 1.959963984540054
 T_975 = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}  # by degrees of freedom
@@ -68,11 +67,6 @@ class EvalSummary:
     def metrics(self) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
-    @property
-    def has_tasks(self) -> bool:
-        """Whether there is more than one task."""
-        return len(self.tasks) > 1
-
     def task_lines(self, before: EvalSummary | None = None) -> list[str]:
         """One line per task, as in the headline; with an earlier evaluation `before` to after."""
         earlier = {} if before is None or before is self else {task.task_id: task for task in before.tasks}
@@ -92,21 +86,20 @@ def summarize_episodes(records: Iterable[EpisodeLike], mode: str) -> EvalSummary
     if not records:
         raise ValueError("no finished episode to summarise: the evaluation ran none to its end.")
     task_ids = sorted({record.task_id for record in records})
-    reported = _reported(records)
-    rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], reported) for task_id in task_ids]
+    rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], records) for task_id in task_ids]
     names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end")
     episodes = tuple({name.rstrip("_"): getattr(record, name) for name in names} for record in records)
-    return EvalSummary(mode, _summarize("all", records, reported), tuple(rows), episodes)
+    return EvalSummary(mode, _summarize("all", records, records), tuple(rows), episodes)
 
 
-def env_metrics(records: Iterable[EpisodeLike], prefix: str = "env") -> dict[str, float]:
-    """`<prefix>/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
+def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:
+    """`env/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
 
     Only `num_episodes` where none did; no success where the environment has none. `reward` is per env step.
     """
     records = list(records)
-    values = _metrics(_summarize("all", records, _reported(records))) if records else {"num_episodes": 0.0}
-    return {f"{prefix}/{name}": value for name, value in values.items()}
+    values = _metrics(_summarize("all", records, records)) if records else {"num_episodes": 0.0}
+    return {f"env/{name}": value for name, value in values.items()}
 
 
 def wilson_interval(num_successes: int, num_trials: int) -> Interval:
@@ -137,19 +130,13 @@ def student_t_975(dof: int) -> float:
     return z + sum(term / dof**power for power, term in enumerate(terms, start=1))
 
 
-def _reported(records: Sequence[EpisodeLike]) -> Reported:
-    """Whether any episode says if it succeeded: at some step, and at its end."""
-    return (
-        any(record.success_once is not None for record in records),
-        any(record.success_at_end is not None for record in records),
-    )
-
-
-def _summarize(task_id: str, records: Sequence[EpisodeLike], reported: Reported) -> TaskSummary:
-    """An episode that says nothing of a success that others report had none."""
+def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[EpisodeLike]) -> TaskSummary:
+    """An episode that says nothing of a success that any of the `others` reports had none."""
     returns = [float(record.return_) for record in records]
-    once = [bool(record.success_once) for record in records] if reported[0] else []
-    at_end = [bool(record.success_at_end) for record in records] if reported[1] else []
+    has_success = any(record.success_once is not None for record in others)
+    has_success_at_end = any(record.success_at_end is not None for record in others)
+    once = [bool(record.success_once) for record in records] if has_success else []
+    at_end = [bool(record.success_at_end) for record in records] if has_success_at_end else []
     return TaskSummary(
         task_id=task_id,
         num_episodes=len(records),

@@ -115,7 +115,6 @@ class Progress:
         self._started = self._updated = clock()
         self._durations: deque[float] = deque(maxlen=HISTORY)
         self._values: dict[str, deque[float]] = {headline.key: deque(maxlen=HISTORY) for headline in HEADLINES}
-        self._phase = ""
         self._lock = Lock()  # the table is drawn by a thread of its own
 
         console = Console(file=stream)
@@ -138,7 +137,7 @@ class Progress:
             now = self._clock()
             if step > self.step:
                 self._durations.append((now - self._updated) / (step - self.step))
-            self.step, self._updated, self._phase = step, now, ""
+            self.step, self._updated = step, now
             for key, history in self._values.items():
                 if key in metrics:
                     history.append(float(metrics[key]))
@@ -151,11 +150,6 @@ class Progress:
         """What was done until now is no part of a step, nor of the time left."""
         with self._lock:
             self._updated = self._clock()
-
-    def phase(self, name: str) -> None:
-        """What the run is doing now; shown on a terminal only."""
-        with self._lock:
-            self._phase = name
 
     def message(self, text: str) -> None:
         """A line of its own: above the table, or between the plain lines."""
@@ -184,41 +178,36 @@ class Progress:
         return "  ".join(parts)
 
     def _table(self) -> RenderableType:
+        """The panel: steps and times, then the headlines that there are values of, in two columns."""
         with self._lock:
-            rows = [self._row(headline) for headline in HEADLINES if self._values[headline.key]]
-            half = (len(rows) + 1) // 2
-            blocks = [_grid(block) for block in (rows[:half], rows[half:]) if block]
-            parts: list[RenderableType] = [self._head()]
-            if blocks:
-                parts += [Text(""), Columns(blocks, padding=(0, 4))]
-            phase = Text(self._phase, style="dim") if self._phase else None
-        return Panel(
-            Group(*parts),
-            title=Text(self.run_name),
-            title_align="left",
-            subtitle=phase,
-            subtitle_align="right",
-            box=box.ROUNDED,
-            padding=(0, 1),
-        )
+            left, now = self.time_left_s(), self._clock()
+            times = f"{clock_time(now - self._started)} elapsed"
+            if left is not None:
+                times += f", {clock_time(max(0.0, left - (now - self._updated)))} left"
+            head = Table.grid(padding=(0, 2), expand=True)
+            head.add_column(no_wrap=True)
+            head.add_column(ratio=1)
+            head.add_column(no_wrap=True)
+            bar = ProgressBar(total=max(1, self.total_steps), completed=self.step)
+            head.add_row(Text(f"step {self.step}/{self.total_steps}", style="bold"), bar, Text(times))
 
-    def _head(self) -> Table:
-        left = self.time_left_s()
-        times = f"{clock_time(self._clock() - self._started)} elapsed"
-        if left is not None:
-            times += f", {clock_time(max(0.0, left - (self._clock() - self._updated)))} left"
-        head = Table.grid(padding=(0, 2), expand=True)
-        head.add_column(no_wrap=True)
-        head.add_column(ratio=1)
-        head.add_column(no_wrap=True)
-        bar = ProgressBar(total=max(1, self.total_steps), completed=self.step)
-        head.add_row(Text(f"step {self.step}/{self.total_steps}", style="bold"), bar, Text(times))
-        return head
-
-    def _row(self, headline: Headline) -> tuple[Text, Text, Text]:
-        values = self._values[headline.key]
-        last = Text(headline.show(values[-1]), style="bold" if math.isfinite(values[-1]) else "bold red")
-        return Text(headline.label), last, Text(sparkline(values), style="cyan")
+            shown = [headline for headline in HEADLINES if self._values[headline.key]]
+            half = (len(shown) + 1) // 2
+            blocks = []
+            for block in (shown[:half], shown[half:]):
+                grid = Table.grid(padding=(0, 1))
+                grid.add_column(no_wrap=True, min_width=18)
+                grid.add_column(no_wrap=True, justify="right", min_width=9)
+                grid.add_column(no_wrap=True, width=HISTORY)
+                for headline in block:
+                    values = self._values[headline.key]
+                    last = Text(headline.show(values[-1]), style="bold" if math.isfinite(values[-1]) else "bold red")
+                    grid.add_row(Text(headline.label), last, Text(sparkline(values), style="cyan"))
+                blocks += [grid] if block else []
+        parts: list[RenderableType] = [head]
+        if blocks:
+            parts += [Text(""), Columns(blocks, padding=(0, 4))]
+        return Panel(Group(*parts), title=Text(self.run_name), title_align="left", box=box.ROUNDED, padding=(0, 1))
 
 
 def sparkline(values: Iterable[float]) -> str:
@@ -230,13 +219,3 @@ def sparkline(values: Iterable[float]) -> str:
     low, high = min(finite), max(finite)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
-
-
-def _grid(rows: list[tuple[Text, Text, Text]]) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True, min_width=18)
-    grid.add_column(no_wrap=True, justify="right", min_width=9)
-    grid.add_column(no_wrap=True, width=HISTORY)
-    for row in rows:
-        grid.add_row(*row)
-    return grid

@@ -41,7 +41,6 @@ class MetricLogger:
         run_dir: str | Path,
         backends: Sequence[str] = ("tensorboard",),
         *,
-        run_name: str | None = None,
         project_name: str = "rlinf_lite",
         config: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
@@ -58,7 +57,7 @@ class MetricLogger:
         if "tensorboard" in backends:
             self._backends.append(TensorBoardBackend(run_dir / "tensorboard", resume_step))
         if "wandb" in backends:
-            self._backends.append(WandbBackend(run_dir, self.run_id, run_name or run_dir.name, project_name, config))
+            self._backends.append(WandbBackend(run_dir, self.run_id, run_dir.name, project_name, config))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Once per step. Nested mappings are joined with `/`; values are numbers or one-element tensors."""

@@ -18,31 +18,25 @@ WAITING = ("wait", "recv")
 def write_chrome_trace(spans: Iterable[Span], path: str | Path, **about: int) -> None:
     """Write a trace that chrome://tracing and https://ui.perfetto.dev open: components as groups, workers as rows.
 
-    `about` (step=...) goes into the trace's metadata.
+    Times are in microseconds from the first span's start. `about` (step=...) goes into the trace's metadata.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    content = {"traceEvents": chrome_events(spans), "displayTimeUnit": "ms", "otherData": about}
-    unfinished.write_text(json.dumps(content))
-    os.replace(unfinished, path)
-
-
-def chrome_events(spans: Iterable[Span]) -> list[dict[str, object]]:
-    """Trace events; times in microseconds from the first span's start. Rows are sorted by rank."""
-    spans = sorted(spans, key=lambda span: (span.start, -span.end))
+    path, spans = Path(path), sorted(spans, key=lambda span: (span.start, -span.end))
     origin = spans[0].start if spans else 0.0
-    components = {name: pid for pid, name in enumerate(dict.fromkeys(_component(span) for span in spans), start=1)}
-    rows = sorted({span.process for span in spans}, key=lambda process: (_rank(process), process))
-    tids = {row: tid for tid, row in enumerate(rows, start=1)}
+    components = {name: pid for pid, name in enumerate(dict.fromkeys(map(_component, spans)), start=1)}
 
+    def by_rank(process: str) -> tuple[int, str]:
+        last = process.split(" ")[-1]
+        return int(last) if last.isdigit() else 0, process
+
+    rows = sorted({span.process for span in spans}, key=by_rank)
+    tids = {row: tid for tid, row in enumerate(rows, start=1)}
     events: list[dict[str, object]] = []
     for component, pid in components.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": component}})
     for process in rows:
-        about = {"ph": "M", "pid": components[process.split(" ")[0]], "tid": tids[process]}
-        events.append({**about, "name": "thread_name", "args": {"name": process}})
-        events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tids[process]}})
+        row = {"ph": "M", "pid": components[process.split(" ")[0]], "tid": tids[process]}
+        events.append({**row, "name": "thread_name", "args": {"name": process}})
+        events.append({**row, "name": "thread_sort_index", "args": {"sort_index": tids[process]}})
     for span in spans:
         events.append(
             {
@@ -55,7 +49,10 @@ def chrome_events(spans: Iterable[Span]) -> list[dict[str, object]]:
                 "dur": round((span.end - span.start) * 1e6, 1),
             }
         )
-    return events
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
+    os.replace(unfinished, path)
 
 
 def utilization(
@@ -147,11 +144,6 @@ def total_time(intervals: Iterable[Interval]) -> float:
 
 def _component(span: Span) -> str:
     return span.process.split(" ")[0]
-
-
-def _rank(process: str) -> int:
-    last = process.split(" ")[-1]
-    return int(last) if last.isdigit() else 0
 
 
 def _is_waiting(span: Span) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,12 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
+class Tick(NamedTuple):
+    at: float
+    label: str
+    value: float
+
+
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover [low, high]."""
     step = _nice_step((high - low) / count if high > low else abs(high) or 1.0)
@@ -31,6 +38,12 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 def inner_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Those of `nice_ticks` that lie inside [low, high]."""
     return [tick for tick in nice_ticks(low, high, count) if low - 1e-9 <= tick <= high * (1 + 1e-9)]
+
+
+def ticks(values: Sequence[float], scale: Scale, is_percent: bool = False) -> list[Tick]:
+    """Where the values lie, in pixels, with their labels."""
+    labels = tick_labels(values, is_percent)
+    return [Tick(scale(value), label, value) for value, label in zip(values, labels, strict=True)]
 
 
 def _nice_step(rough: float) -> float:

@@ -1,27 +1,31 @@
-"""The report's page: sections put into `page.html`, which holds the layout and the style."""
+"""The report's page: what `templates/page.html` lays out, in numbers and words.
+
+Drawings are made of scales, ticks and lines by Python, and drawn by `templates/drawings.html`. Everything that a
+template is given is escaped.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import time
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from string import Template
+from typing import Any, TypeVar
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from rlinf_lite.report.axes import compact, duration, percent
-from rlinf_lite.report.curves import charts
-from rlinf_lite.report.failures import failure_section
-from rlinf_lite.report.lanes import draw_step, draw_zoom, read_tasks
-from rlinf_lite.report.line_chart import draw_chart
-from rlinf_lite.report.results import headline, measured, task_table
-from rlinf_lite.report.run_files import Line, RunFiles
+from rlinf_lite.report.charts import charts
+from rlinf_lite.report.failures import read_failures
+from rlinf_lite.report.lanes import read_tasks, whole_step, zoomed_in
+from rlinf_lite.report.results import TaskTable, measured
+from rlinf_lite.report.run_files import RunFiles
 
-TEMPLATE = Path(__file__).with_name("page.html")
+T = TypeVar("T")
+
 PHASES = {
     "generate_rollouts": "rollouts",
     "sync_weights": "weight sync",
@@ -30,7 +34,21 @@ PHASES = {
     "advantages": "advantages",
 }
 """Shown in the series' colours, in this order: rollouts in that of env, training in that of actor."""
-NUM_ANSWERS = 8
+UTILIZATION = {
+    "perf/overlap_frac": "overlap_frac",
+    "perf/env_idle_frac": "env idle",
+    "perf/rollout_idle_frac": "rollout idle",
+    "perf/actor_idle_frac": "actor idle",
+}
+FACTS = (
+    ("Env steps / s", "perf/env_steps_per_s", compact),
+    ("Samples / s", "perf/samples_per_s", compact),
+    ("Tokens / s", "perf/tokens_per_s", compact),
+    ("Overlap", "perf/overlap_frac", percent),
+    ("Env idle", "perf/env_idle_frac", percent),
+    ("Rollout idle", "perf/rollout_idle_frac", percent),
+)
+"""Medians over the steps."""
 LANES = {
     "env": "env steps (shades: stages)",
     "rollout": "policy acts",
@@ -40,28 +58,48 @@ LANES = {
     "actor": "actor",
     "driver": "phases of the driver",
 }
+NUM_ANSWERS = 8
 
 
 def render_page(run: RunFiles) -> str:
     """The whole page as HTML: nothing in it is loaded from elsewhere, and it runs no script."""
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(run.run_dir.name),
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"duration": duration, "percent": percent, "measured": measured, "px": "{:.1f}".format}
+    failures = read_failures(run.events)
+    return templates.get_template("page.html").render(
+        run=run,
         about=_about(run),
-        headline=headline(run),
+        evals=_first_and_last(run.evals),
         facts=_facts(run),
-        tasks=task_table(run),
-        curves="".join(draw_chart(chart) for chart in charts(run)) or "<p class=note>No step was completed.</p>",
-        time=_time_bar(run),
+        table=TaskTable(run) if run.evals else None,
+        charts=list(charts(run)),
         pipeline=_pipeline(run),
-        failures=failure_section(run),
-        episodes=_episodes(run),
+        phases=list(_phases(run)),
+        failures=failures,
+        started=min((event["time"] for event in run.events), default=0.0),
+        lost_s=sum(failure.seconds or 0.0 for failure in failures),
+        lost_steps=sum(failure.steps_lost or 0 for failure in failures),
+        answers=_answers(run) if any(run.answers.values()) else None,
+        videos=_first_and_last([_Video(run, step) for step in sorted(run.videos)]),
+        videos_off=run.section("env", "eval").get("num_videos") == 0,
         commands=_commands(run),
-        versions=_pairs(run.versions.items()) or "<p class=note>Not recorded.</p>",
-        config=escape(run.config_text),
     )
 
 
-def _about(run: RunFiles) -> str:
+def _first_and_last(items: Sequence[T]) -> list[tuple[str, T]]:
+    """What is compared, with its name: `Before` and `After`, or what there is of them."""
+    if len(items) > 1:
+        return [("Before", items[0]), ("After", items[-1])]
+    return [("Measured", item) for item in items]
+
+
+def _about(run: RunFiles) -> list[str]:
     env, model, algorithm = run.section("env"), run.section("model"), run.section("algorithm")
     learns = f"{algorithm.get('adv_type')} + {algorithm.get('loss_type')}" if algorithm else ""
     parts = [
@@ -70,153 +108,95 @@ def _about(run: RunFiles) -> str:
         "imitation" if run.section("runner").get("task_type") == "sft" else learns,
         time.strftime("%-d %B %Y, %H:%M", time.localtime(run.lines[-1]["time"])) if run.lines else "",
     ]
-    return " &middot; ".join(escape(part) for part in parts if part)
+    return [part for part in parts if part]
 
 
-def _facts(run: RunFiles) -> str:
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
     limits = [run.section("runner").get(name, -1) for name in ("max_steps", "max_epochs")]
     planned = min((limit for limit in limits if limit > 0), default=0)
-    steps = f"{run.completed_steps:,}" + (f" of {planned:,}" if planned else "")
-    facts = [("Steps", steps), ("Time", duration(run.seconds))]
-    facts[1:1] = [("Env steps", f"{run.env_steps:,}")] if run.env_steps else []
-    for name, metric, shown in (
-        ("Env steps / s", "perf/env_steps_per_s", compact),
-        ("Samples / s", "perf/samples_per_s", compact),
-        ("Tokens / s", "perf/tokens_per_s", compact),
-        ("Overlap", "perf/overlap_frac", percent),
-        ("Env idle", "perf/env_idle_frac", percent),
-        ("Rollout idle", "perf/rollout_idle_frac", percent),
-    ):
+    facts = [("Steps", f"{run.completed_steps:,}" + (f" of {planned:,}" if planned else ""))]
+    if run.env_steps:
+        facts.append(("Env steps", f"{run.env_steps:,}"))
+    facts.append(("Time", duration(run.seconds)))
+    for name, metric, shown in FACTS:
         values = [line[metric] for line in run.steps if line.get(metric) is not None]
         if values:
             facts.append((name, shown(median(values))))
     memory = [line["perf/peak_memory_bytes"] for line in run.steps if line.get("perf/peak_memory_bytes")]
     if memory:
         facts.append(("Actor memory", f"{max(memory) / 2**20:,.0f} MiB"))
-    return "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return facts
 
 
-def _time_bar(run: RunFiles) -> str:
+def _phases(run: RunFiles) -> Iterator[tuple[int, str, float, float]]:
+    """Colour, name, seconds and share of every phase that took any time."""
     totals = [sum(line.get(f"time/{name}") or 0.0 for line in run.lines) for name in PHASES]
-    whole = sum(totals)
-    if not whole:
-        return ""
-    shown = [(i, label, s) for i, (label, s) in enumerate(zip(PHASES.values(), totals, strict=True), 1) if s]
-    bars = "".join(f'<span class=k{i} style="flex:{s / whole:.4f}"></span>' for i, _, s in shown)
-    keys = "".join(
-        f'<span class="key k{i}">{label} {duration(s)} ({percent(s / whole)})</span>' for i, label, s in shown
-    )
-    return f"<h3>Where the time went</h3><div class=bar aria-hidden=true>{bars}</div><p class=legend>{keys}</p>"
+    for colour, (name, seconds) in enumerate(zip(PHASES.values(), totals, strict=True), start=1):
+        if seconds:
+            yield colour, name, seconds, seconds / sum(totals)
 
 
-def _pipeline(run: RunFiles) -> str:
+def _pipeline(run: RunFiles) -> dict[str, Any] | None:
+    """The step of which there is a timeline; None without one."""
     tasks = read_tasks(run.trace) if run.trace else []
     if not tasks:
-        return "<p class=note>No timeline: <code>runner.timeline=true</code> records one step.</p>"
+        return None
     step = (run.trace or {}).get("otherData", {}).get("step")
-    line = next((line for line in run.steps if line["step"] == step), None)
-    what = "One step" if step is None else f"Step {step}"
-    stated = f" {_utilization(line)}" if line else ""
+    line = next((line for line in run.steps if line["step"] == step), {})
     present = {task.component for task in tasks}
-    keys = "".join(
-        f'<span class="key t-{component}">{label}</span>' for component, label in LANES.items() if component in present
-    )
-    zoom = draw_zoom(tasks)
-    closer = f"<h3>A dozen decisions of it</h3>{zoom}" if zoom else ""
-    return (
-        f"<p>{what}: every lane is a process, gaps are waiting.{stated}</p><p class=legend>{keys}</p>"
-        f"{draw_step(tasks)}{closer}"
-    )
-
-
-def _utilization(line: Line) -> str:
-    names = {
-        "perf/overlap_frac": "overlap_frac",
-        "perf/env_idle_frac": "env idle",
-        "perf/rollout_idle_frac": "rollout idle",
-        "perf/actor_idle_frac": "actor idle",
+    return {
+        "step": step,
+        "utilization": [(name, line[key]) for key, name in UTILIZATION.items() if line.get(key) is not None],
+        "keys": [(component, name) for component, name in LANES.items() if component in present],
+        "drawings": [whole_step(tasks), zoomed_in(tasks)],
     }
-    parts = [f"{name} <b>{percent(line[metric])}</b>" for metric, name in names.items() if line.get(metric) is not None]
-    return ", ".join(parts) + "."
 
 
-def _answers(run: RunFiles) -> str:
+def _answers(run: RunFiles) -> dict[str, Any]:
     """The first problems of the evaluation, with the first and the last answers."""
-    first, last = min(run.answers), max(run.answers)
-    steps = [first, last] if last > first else [last]
-    rows = []
-    for answers in zip(*(run.answers[step][:NUM_ANSWERS] for step in steps), strict=True):
-        cells = "".join(
-            f"<td class={'ok' if a['score'] >= 1 else 'ko'}><pre>{escape(a['response'])}</pre></td>" for a in answers
-        )
-        rows.append(f"<tr><td><pre>{escape(answers[0]['prompt'])}</pre></td>{cells}</tr>")
-    head = "".join(f"<th>{name}, step {step:,}</th>" for name, step in zip(("Before", "After"), steps, strict=False))
-    return (
-        "<p>The first problems of the evaluation, the same ones each time.</p>"
-        f"<table class=answers><tr><th>Problem</th>{head}</tr>{''.join(rows)}</table>"
-    )
+    steps = _first_and_last(sorted(run.answers))
+    by_step = [run.answers[step][:NUM_ANSWERS] for _, step in steps]
+    return {"steps": steps, "rows": list(zip(*by_step, strict=True))}
 
 
-def _episodes(run: RunFiles) -> str:
-    if any(run.answers.values()):
-        return _answers(run)
-    if not run.videos:
-        off = run.section("env", "eval").get("num_videos") == 0
-        why = "<code>env.eval.num_videos</code> is 0" if off else "observations have no images"
-        return f"<p class=note>No videos: {why if run.evals else 'no evaluation was run'}.</p>"
-    first, last = min(run.videos), max(run.videos)
-    shown = [("Before", first), ("After", last)] if last > first else [("Measured", first)]
-    totals = {content["step"]: measured(content["total"]) for content in run.evals}
-    figures = [_video(name, step, totals[step].number, run.videos[step]) for name, step in shown]
-    return (
-        "<p>The first episodes of the evaluation as the policy sees them, the same ones each time.</p>"
-        "<p class=legend><span class='key ok'>success</span><span class='key ko'>failure</span></p>"
-        f"<div class=videos>{''.join(figures)}</div>"
-    )
-
-
-def _video(name: str, step: int, number: str, path: Path) -> str:
+class _Video:
     """A GIF; its last frame on paper and for readers who want nothing to move."""
-    with Image.open(path) as gif:
-        width, height = gif.size
-        alt = escape(bytes(gif.info.get("comment", b"")).decode())
-        gif.seek(getattr(gif, "n_frames", 1) - 1)
-        still = io.BytesIO()
-        gif.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(still, "PNG", optimize=True)
-    moving, standing = _data_uri("gif", path.read_bytes()), _data_uri("png", still.getvalue())
-    return (
-        f"<figure><figcaption><b>{name}</b>, step {step:,}: {number} of all episodes</figcaption><picture>"
-        f'<source media="print, (prefers-reduced-motion: reduce)" srcset="{standing}">'
-        f'<img src="{moving}" width={width} height={height} alt="{alt}"></picture></figure>'
-    )
+
+    def __init__(self, run: RunFiles, step: int) -> None:
+        self.step, self._path = step, run.videos[step]
+        self.number = next(measured(content["total"]).number for content in run.evals if content["step"] == step)
+        with Image.open(self._path) as gif:
+            self.width, self.height = gif.size
+            self.alt = bytes(gif.info.get("comment", b"")).decode()
+
+    def moving(self) -> str:
+        return _data_uri("gif", self._path.read_bytes())
+
+    def standing(self) -> str:
+        with Image.open(self._path) as gif:
+            gif.seek(getattr(gif, "n_frames", 1) - 1)
+            still = io.BytesIO()
+            gif.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(still, "PNG", optimize=True)
+        return _data_uri("png", still.getvalue())
 
 
-def _commands(run: RunFiles) -> str:
+def _commands(run: RunFiles) -> dict[str, str]:
     checkpoint = run.checkpoint
-    commands = {"Curves": f"python -m tensorboard.main --logdir {run.run_dir}"}
+    commands = {}
     if checkpoint is not None:
-        is_reasoning = run.section("runner").get("task_type") == "reasoning"
         measure = f"rlinf-lite eval --checkpoint {checkpoint}"
-        if is_reasoning:
+        if run.section("runner").get("task_type") == "reasoning":
             measure = f"the same command with {measure_overrides(checkpoint)}"
-        commands = {
-            "Measure the policy": measure,
-            "Go on": f"the same command with runner.resume={checkpoint} runner.max_steps=<more>",
-            **commands,
-        }
+        commands["Measure the policy"] = measure
+        commands["Go on"] = f"the same command with runner.resume={checkpoint} runner.max_steps=<more>"
+    commands["Curves"] = f"python -m tensorboard.main --logdir {run.run_dir}"
     commands["This page anew"] = f"python -m rlinf_lite.report {run.run_dir}"
-    return _pairs(commands.items(), code=True)
+    return commands
 
 
 def measure_overrides(checkpoint: Path) -> str:
     """What makes a reasoning run evaluate a checkpoint and end."""
     return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 sft.num_steps=0"
-
-
-def _pairs(pairs: Iterable[tuple[str, str]], code: bool = False) -> str:
-    opened, closed = ("<code>", "</code>") if code else ("", "")
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{opened}{escape(value)}{closed}</dd>" for name, value in pairs)
-    return f"<dl class=pairs>{rows}</dl>" if rows else ""
 
 
 def _data_uri(kind: str, content: bytes) -> str:

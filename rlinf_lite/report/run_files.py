@@ -105,7 +105,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
         config_text=config_text,
         versions=json.loads(_text(run_dir / "versions.json") or "{}"),
         trace=json.loads(trace) if trace else None,
-        answers={content["step"]: _answers(run_dir, content["step"]) for content in evals},
+        answers={step: _json_lines(run_dir / "eval" / f"step_{step:06d}.answers.jsonl") for step in videos},
         events=_json_lines(run_dir / "events.jsonl"),
     )
 
@@ -118,10 +118,6 @@ def _with_success(evals: list[Line]) -> list[Line]:
                 interval = wilson_interval(0, summary["num_episodes"])
                 summary.update(num_successes=0, success_once=0.0, success_interval=interval)
     return evals
-
-
-def _answers(run_dir: Path, step: int) -> list[Line]:
-    return _json_lines(run_dir / "eval" / f"step_{step:06d}.answers.jsonl")
 
 
 def _json_lines(path: Path) -> list[Line]:

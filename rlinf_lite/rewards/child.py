@@ -23,7 +23,7 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
         faulthandler.enable(log)
         try:
             function = import_reward(path)
-        except BaseException:
+        except BaseException:  # whatever a user's module raises when it is imported, an exit too
             connection.send(traceback.format_exc())
             return
         connection.send(None)
@@ -39,21 +39,17 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
 
 
 def _call(function: RewardFn, arguments: tuple[Any, ...]) -> float | str:
-    """The score, or a traceback."""
+    """The score, any finite number, numpy's and torch's too (true is 1); or a traceback."""
     try:
-        return as_score(function(*arguments))
+        value: Any = function(*arguments)
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, Real):
+            raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
+        if not math.isfinite(number):
+            raise ValueError(f"a reward function returned {number}; a finite number is needed")
+        return float(number)
     except BaseException:  # a function that exits has failed like any other
         return traceback.format_exc()
-
-
-def as_score(value: Any) -> float:
-    """Any finite number, numpy's and torch's too, as float; true is 1. Raises TypeError or ValueError."""
-    number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, Real):
-        raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
-    if not math.isfinite(number):
-        raise ValueError(f"a reward function returned {number}; a finite number is needed")
-    return float(number)
 
 
 if __name__ == "__main__":

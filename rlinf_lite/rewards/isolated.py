@@ -74,7 +74,7 @@ class IsolatedFunction:
 
     def _ended(self, how: str) -> str:
         """What is known about a process that did not answer, once it is gone."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below
             self._process.wait(_GRACE_S)
         code = self._process.poll()
         self._log.seek(0)
@@ -88,6 +88,6 @@ class IsolatedFunction:
 def _end(process: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]) -> None:
     connection.close()
     log.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended already
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -67,7 +67,7 @@ class RewardScorer:
                 scores[row] = self._function(self._rule(source))(solution, truth, dict(extra_info))
             except CallFailedError as error:
                 tracebacks.append(str(error))
-            except Exception:
+            except Exception:  # a rule of ours that fails on one sample must not end the run either
                 tracebacks.append(traceback.format_exc())
         return RewardResult(scores, len(tracebacks), tracebacks[0] if tracebacks else None)
 

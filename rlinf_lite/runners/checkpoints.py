@@ -16,7 +16,8 @@ import logging
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,46 +44,51 @@ class CheckpointStore:
         self.root = run_dir / "checkpoints"
         self._keep, self._durable = keep, durable
 
+    def write(self, step: int, write: Callable[[Path], object]) -> Path:
+        """The checkpoint of `step`, of what `write` puts into a directory; nothing is left where that fails. Raises
+        CheckpointError, and what `write` raises."""
+        partial = self.begin(step)
+        try:
+            write(partial)
+            return self.commit(step, partial)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
     def begin(self, step: int) -> Path:
         """An empty directory to write the checkpoint of `step` into; leftovers of interrupted writes are removed."""
-        try:
+        with _writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             self.tidy()
             partial = self.root / f".{_name(step)}.partial"
             (partial / "training_state").mkdir(parents=True)
-        except OSError as error:
-            raise _write_error(error, self.root) from error
         return partial
 
     def commit(self, step: int, partial: Path) -> Path:
         """Checksum, make durable, rename, move `last`, and delete what is older than the newest `keep`."""
-        final, replaced = self.root / _name(step), _put_aside(self.root / _name(step))
-        try:
-            follow_umask(path for path in partial.rglob("*") if path.is_file())
-            write_checksums(partial, of_files=self._durable)
+        final, replaced = self.root / _name(step), self.root / f".{_name(step)}.old"
+        with _writing(partial):
+            files = sorted(path for path in partial.rglob("*") if path.is_file())
+            follow_umask(files)
+            sums = {str(f.relative_to(partial)): (f.stat().st_size, _digest(f)) for f in files if self._durable}
+            (partial / CHECKSUMS).write_text(json.dumps(sums, indent=1))
             if self._durable:
-                _sync_tree(partial)
+                for path in (*partial.rglob("*"), partial):
+                    _sync(path)
             if final.exists():
                 final.rename(replaced)
             partial.rename(final)
             self._point_last_to(final)
             if self._durable:
-                _sync_directory(self.root)
-        except OSError as error:
-            raise _write_error(error, partial) from error
+                _sync(self.root)
         for old in (replaced, *self.steps()[: -self._keep]):
             if old != final and old.exists():
                 with suppress(OSError):  # the new one is there, and the next `begin` tries again
                     _remove(old)
         return final
 
-    def discard(self, partial: Path) -> None:
-        """Remove what a failed write left."""
-        shutil.rmtree(partial, ignore_errors=True)
-
     def tidy(self) -> None:
         """Remove what interrupted writes left; a step that was put aside comes back where its successor never came."""
-        try:
+        with _writing(self.root):
             for replaced in _named(self.root, _PUT_ASIDE):
                 final = self.root / replaced.name.removeprefix(".").removesuffix(".old")
                 if not _is_whole(replaced) or _is_whole(final):
@@ -93,20 +99,16 @@ class CheckpointStore:
                 replaced.rename(final)
             for leftover in (*self.root.glob(".step_*.partial"), *self.root.glob(".step_*.trash")):
                 shutil.rmtree(leftover)
-        except OSError as error:
-            raise _write_error(error, self.root) from error
 
     def go_on_from(self, step: int, resumed: Path | None = None) -> list[Path]:
         """Move the checkpoints of later steps into `superseded/` before these steps are done again, or they would be
         taken for the newest; also one of this step that is not the `resumed` one. Returns where they are now."""
         moved = []
-        try:
-            later = [
-                path
-                for path in self.steps()
-                if step_number(path) > step
-                or (resumed is not None and step_number(path) == step and path.resolve() != resumed.resolve())
-            ]
+        with _writing(self.root):
+            later = [path for path in self.steps() if step_number(path) > step]
+            if resumed is not None:
+                same = (path for path in self.steps() if step_number(path) == step)
+                later = [*(path for path in same if path.resolve() != resumed.resolve()), *later]
             if later:
                 kept = [path for path in self.steps() if path not in later]
                 self._point_last_to(kept[-1] if kept else None)
@@ -118,8 +120,6 @@ class CheckpointStore:
                 if target.exists():
                     _remove(target)
                 moved.append(path.rename(target))
-        except OSError as error:
-            raise _write_error(error, self.root) from error
         return moved
 
     def steps(self) -> list[Path]:
@@ -221,23 +221,12 @@ def _damaged(problem: str, checkpoint: Path) -> str:
     return f"{problem}: this checkpoint is damaged. {advice}"
 
 
-def write_checksums(directory: Path, of_files: bool = True) -> None:
-    """Write `checksums.json`: size and SHA-256 of every file below `directory`, or of none."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file()) if of_files else []
-    sums = {str(path.relative_to(directory)): (path.stat().st_size, _digest(path)) for path in files}
-    (directory / CHECKSUMS).write_text(json.dumps(sums, indent=1))
-
-
 def _is_whole(checkpoint: Path) -> bool:
     return (checkpoint / CHECKSUMS).is_file()
 
 
 def _named(root: Path, pattern: re.Pattern[str]) -> list[Path]:
     return [path for path in root.glob("*step_*") if pattern.fullmatch(path.name)]
-
-
-def _put_aside(checkpoint: Path) -> Path:
-    return checkpoint.with_name(f".{checkpoint.name}.old")
 
 
 def _remove(directory: Path) -> None:
@@ -258,24 +247,20 @@ def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-def _sync_tree(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            _sync_directory(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _sync_directory(directory)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a directory's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write_error(error: OSError, path: Path) -> CheckpointError:
-    reason = error.strerror or error
-    return CheckpointError(f"cannot write the checkpoint {path}: {reason}. Earlier ones are untouched.")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What the system refuses inside is a CheckpointError of `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot write the checkpoint {path}: {reason}. Earlier ones are untouched.") from error

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
-from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes, utilization, write_chrome_trace
+from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
@@ -100,7 +101,7 @@ class ReasoningRunner(Runner):
         limit = cfg.runner.max_epochs * per_epoch
         self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
         self._supervised_updates = 0  # of those before the first step, how many are done
-        self._resumable: dict[str, Any] = self._position()
+        self._resumable = self._position()  # as it was after the last completed step, or supervised update
         self._spans: list[Span] = []
         self._failed_rewards, self._warned_of_rewards = 0, False
         self._others_exist = False  # reference and critic, which start from where supervised training ends
@@ -133,7 +134,7 @@ class ReasoningRunner(Runner):
 
     def run_step(self, step: int) -> None:
         started = time.time()
-        self._times, self._driver_spans, self._spans = {}, [], []
+        self._spans = []
         self.update_rollout_weights()
         with self._phase("generate_rollouts"):
             batch, metrics = self.collect(step)
@@ -147,17 +148,32 @@ class ReasoningRunner(Runner):
             with self._phase("training"):
                 trained = self._train(*self.updates(batch, step), self.actor.complete_step(step + 1))
         self._times["step"] = time.time() - started
-        self._log_step(started, metrics, trained)
+
+        results = [result for ranks in trained for result in ranks if result is not None]
+        metrics |= _over_updates([ranks[0]["metrics"] for ranks in trained if ranks[0] is not None])
+        metrics["rollout/failed_rewards"] = float(self._failed_rewards)
+        metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["step"]
+        metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["generate_rollouts"]
+        if results:
+            metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
+        self._failed_rewards = 0
+        spans = self._spans + [span for result in results for span in result["spans"]]
+        self._log_step(started, metrics, spans, pair=("actor", "rollout"))
 
     def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
-        """Scored responses to `data.num_prompts` prompts, in order, with everything that training needs.
+        """Scored responses to `data.num_prompts` prompts, in order, with everything that training needs; `rollout/*`
+        metrics. None where every group was filtered.
 
         Where groups without a signal are filtered, more prompts take their place, `algorithm.max_refills` times.
         """
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
+        noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
         found = _Collected()
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
-            self._answer(self._next_prompts(step, refill), found, wanted)
+            prompts = self.problems.train.batch(next(self.sampler))
+            prompts.batch["group"] = torch.arange(refill * wanted, refill * wanted + len(prompts))
+            prompts.meta_info = {"seed": int(noise[0] >> 1)}
+            self._answer(prompts, found, wanted)
             if found.num_kept >= wanted:
                 break
         metrics = {
@@ -168,6 +184,41 @@ class ReasoningRunner(Runner):
         if algorithm.filter_groups:
             metrics["rollout/filtered_groups_frac"] = 1 - found.num_kept / found.num_groups
         return (experience.in_order(DataProto.concat(found.parts)) if found.parts else None), metrics
+
+    def _answer(self, prompts: DataProto, found: _Collected, wanted: int) -> None:
+        """Add responses that train until there are `wanted` groups: part by part scored by policy, reference and
+        critic, while the rollout workers generate the next."""
+        algorithm = self.cfg.algorithm
+        started = self.rollout.start_generation(prompts)
+        parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
+        rewarded = [(part, self.reward.compute_rewards(part)) for part in parts]
+        pending: list[tuple[DataProto, list[Handle]]] = []
+        for part, rewarding in rewarded:
+            sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
+            self._take_metrics(sequences, rewards)
+            batch = sequences.union(rewards)
+            found.num_tokens += int(batch.batch["response_mask"].sum())
+            found.num_responses += len(batch)
+            found.num_groups += experience.num_groups(batch)
+            batch = experience.split_baselines(batch, algorithm.group_size)
+            found.scores.append(batch.batch["scores"])
+            if algorithm.filter_groups:
+                batch = experience.first_groups(experience.with_signal(batch), wanted - found.num_kept)
+            found.num_kept += experience.num_groups(batch)
+            if not len(batch):
+                continue
+            rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
+            scoring = [self.actor.compute_log_prob(rows)]
+            if self.reference is not None:
+                scoring.append(self.reference.compute_ref_log_prob(rows))
+            if self.critic is not None:
+                scoring.append(self.critic.compute_values(rows))
+            pending.append((batch, scoring))
+        for batch, scoring in pending:
+            for columns in self._wait(*scoring, what="log-probabilities and values"):
+                self._take_metrics(columns)
+                batch = batch.union(columns)
+            found.parts.append(batch)
 
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
@@ -183,8 +234,8 @@ class ReasoningRunner(Runner):
                 yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self.actor.world_size))
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Answer the problems to evaluate on, greedily, with the actor's present weights; the answers are written
-        beside where `videos` would go."""
+        """Answer the problems to evaluate on, greedily, with the actor's present weights; problems, answers and scores
+        are written beside where `videos` would go, a JSON object per line."""
         val = self.problems.val
         assert val is not None, "a run that evaluates has data.val_files"
         with self._phase("eval"):
@@ -196,113 +247,57 @@ class ReasoningRunner(Runner):
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
         self._take_metrics(batch, rewards)
+        scores = rewards.batch["scores"].tolist()
         if videos is not None:
-            self._write_answers(prompts, rewards, videos.with_suffix(".answers.jsonl"))
+            texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
+            truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
+            with videos.with_suffix(".answers.jsonl").open("w") as file:
+                for row in zip(texts, responses, truths, scores, strict=True):
+                    names = ("prompt", "response", "ground_truth", "score")
+                    file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
-        sources, scores = batch.non_tensor_batch["data_source"].tolist(), rewards.batch["scores"].tolist()
-        numbers = zip(rows.tolist(), sources, lengths, scores, strict=True)
-        answers = [Answer(row, source or "problems", row, n, score) for row, source, n, score in numbers]
+        columns = (rows.tolist(), batch.non_tensor_batch["data_source"].tolist(), lengths, scores)
+        answers = [
+            Answer(row, source or "problems", row, n, score) for row, source, n, score in zip(*columns, strict=True)
+        ]
         return summarize_episodes(answers, "greedy")
-
-    def _write_answers(self, prompts: DataProto, rewards: DataProto, path: Path) -> None:
-        """Every problem, answer and score, a JSON object per line."""
-        texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
-        truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
-        with path.open("w") as file:
-            for row in zip(texts, responses, truths, rewards.batch["scores"].tolist(), strict=True):
-                names = ("prompt", "response", "ground_truth", "score")
-                file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
 
     def _how_to_measure(self, checkpoint: Path | None) -> str:
         return f"the same command with {measure_overrides(checkpoint)}" if checkpoint else "no checkpoint"
-
-    def _answer(self, prompts: DataProto, found: _Collected, wanted: int) -> None:
-        """Add responses that train until there are `wanted` groups: part by part scored by policy, reference and
-        critic, while the rollout workers generate the next."""
-        algorithm = self.cfg.algorithm
-        started = self.rollout.start_generation(prompts)
-        parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
-        scored = [(part, self.reward.compute_rewards(part)) for part in parts]
-        pending: list[tuple[DataProto, list[Handle]]] = []
-        for part, rewarding in scored:
-            sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
-            self._take_metrics(sequences, rewards)
-            batch = sequences.union(rewards)
-            found.num_tokens += int(batch.batch["response_mask"].sum())
-            found.num_responses += len(batch)
-            found.num_groups += experience.num_groups(batch)
-            batch = experience.split_baselines(batch, algorithm.group_size)
-            found.scores.append(batch.batch["scores"])
-            if algorithm.filter_groups:
-                batch = experience.first_groups(experience.with_signal(batch), wanted - found.num_kept)
-            found.num_kept += experience.num_groups(batch)
-            if len(batch):
-                pending.append((batch, self._scoring(batch)))
-        for batch, handles in pending:
-            for columns in self._wait(*handles, what="log-probabilities and values"):
-                self._take_metrics(columns)
-                batch = batch.union(columns)
-            found.parts.append(batch)
-
-    def _scoring(self, batch: DataProto) -> list[Handle]:
-        rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
-        handles = [self.actor.compute_log_prob(rows)]
-        if self.reference is not None:
-            handles.append(self.reference.compute_ref_log_prob(rows))
-        if self.critic is not None:
-            handles.append(self.critic.compute_values(rows))
-        return handles
-
-    def _next_prompts(self, step: int, refill: int) -> DataProto:
-        prompts = self.problems.train.batch(next(self.sampler))
-        first = refill * self.cfg.data.num_prompts
-        prompts.batch["group"] = torch.arange(first, first + len(prompts))
-        noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
-        prompts.meta_info = {"seed": int(noise[0] >> 1)}
-        return prompts
 
     def _supervise(self) -> None:
         """Train on the solutions of the problems, from the update on that a resumed run has come to."""
         sft, train, first = self.cfg.sft, self.problems.train, self._supervised_updates
         resumed = f", {first} of them done" if first else ""
-        self.progress.message(
-            f"supervised training: {sft.num_steps} updates on {sft.batch_size} solutions each{resumed}"
-        )
-        started = time.time()
+        what = f"{sft.num_steps} updates on {sft.batch_size} solutions each{resumed}"
+        self.progress.message(f"supervised training: {what}")
+        began = time.time()
         if first == 0:
             self._wait(self.actor.start_supervised(), what="the actor")
         trained: list[Any] = []
-        ahead: list[Handle] = []
-        for step, rows in enumerate(supervised_batches(train, self.cfg)):
-            if step < first:
-                continue
+        under_way: list[Handle] = []
+        for step, rows in islice(enumerate(supervised_batches(train, self.cfg)), first, None):
             batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
-            self._is_settled = False
-            ahead.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
-            # the next batch is made while one trains
-            is_last, is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
-            pausing = self._stop.requested or is_due or is_last
-            while len(ahead) > (0 if pausing else 1):
-                trained = self._train_supervised(ahead.pop(0))
+            self._in_update = True
+            under_way.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
+            is_last, snapshot_is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
+            pausing = self._stop.requested or snapshot_is_due or is_last
+            while len(under_way) > (0 if pausing else 1):  # the next batch is made while one trains
+                started = time.monotonic()
+                trained = self._wait(under_way.pop(0), what="supervised training", grace_s=STOP_TIMEOUT_S)[0]
+                self._update_s = time.monotonic() - started
+                self._supervised_updates += 1
+                self._resumable = self._position()
             if pausing:
-                self._is_settled = True
+                self._in_update = False
                 self._stop.check()
-                if is_due and not is_last:
+                if snapshot_is_due and not is_last:
                     self._take_snapshot(anyway=True)
         self._wait(self.actor.finish_supervised(), what="the actor")
-        if self._snapshots is not None:
-            self._snapshots.remove()  # from here on a state in the middle of this stage is none to go back to
+        self._snapshots.remove()  # from here on a state in the middle of this stage is none to go back to
         loss = f"; loss {trained[0]['metrics']['train/actor/sft_loss']:.3f}" if trained else ""
-        self.progress.message(f"supervised training took {time.time() - started:.0f} s{loss}")
-
-    def _train_supervised(self, update: Handle) -> list[Any]:
-        started = time.monotonic()
-        trained: list[Any] = self._wait(update, what="supervised training", grace_s=STOP_TIMEOUT_S)[0]
-        self._update_s = time.monotonic() - started
-        self._supervised_updates += 1
-        self._resumable = self._position()
-        return trained
+        self.progress.message(f"supervised training took {time.time() - began:.0f} s{loss}")
 
     def _num_updates_done(self) -> int:
         return self.completed_steps + self._supervised_updates
@@ -337,6 +332,7 @@ class ReasoningRunner(Runner):
             self._load_critic(self._resume_from)
 
     def _position(self) -> dict[str, Any]:
+        """What the next step depends on in this process."""
         return {
             "sampler": self.sampler.state_dict(),
             "kl": self.kl.state_dict(),
@@ -352,13 +348,20 @@ class ReasoningRunner(Runner):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
+        self._go_back_to(state)
+
+    def _forget_unfinished_step(self) -> None:
+        self._go_back_to(self._resumable)
+
+    def _go_back_to(self, position: dict[str, Any]) -> None:
+        """Draw the prompts, and weigh the KL, as they come after `position`, which `_position` gave."""
         try:
-            self.sampler.load_state_dict(state["sampler"])
+            self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
-        self.kl.load_state_dict(state["kl"])
+        self.kl.load_state_dict(position["kl"])
         # a checkpoint from before this was kept is one from behind that stage
-        self._supervised_updates = state.get("supervised_updates", self.cfg.sft.num_steps)
+        self._supervised_updates = position.get("supervised_updates", self.cfg.sft.num_steps)
         self._resumable = self._position()
 
     def _save_state(self, directory: Path) -> None:
@@ -387,35 +390,6 @@ class ReasoningRunner(Runner):
                     log.warning("a reward could not be computed and is 0; the first of them:\n%s", metrics["traceback"])
                     self._warned_of_rewards = True
 
-    def _log_step(self, started: float, metrics: dict[str, float], trained: list[Any]) -> None:
-        results = [result for ranks in trained for result in ranks if result is not None]
-        by_update = [ranks[0]["metrics"] for ranks in trained if ranks[0] is not None]
-        spans = self._spans + [span for result in results for span in result["spans"]]
-        ended = started + self._times["step"]
-        phase = next(span for span in self._driver_spans if span.name == "generate_rollouts")
-        tokens = metrics["rollout/generated_tokens"]
-        metrics = {
-            **metrics,
-            **_over_updates(by_update),
-            **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            **utilization(spans, (phase.start, phase.end), (started, ended), pair=("actor", "rollout")),
-            "rollout/failed_rewards": float(self._failed_rewards),
-            "perf/tokens_per_s": tokens / self._times["step"],
-            "perf/generated_tokens_per_s": tokens / self._times["generate_rollouts"],
-            **self._control_metrics(),
-        }
-        self._failed_rewards = 0
-        if results:
-            metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-        step = self.completed_steps
-        self.logger.log(step, metrics)
-        self.progress.update(step, metrics)
-        timeline = self.run_dir / "timeline.json"
-        if self.cfg.runner.timeline and step in (3, self.total_steps) and not timeline.exists():
-            of_step = (span for span in spans + self._driver_spans if span.start >= started)
-            write_chrome_trace(of_step, timeline, step=step)
-            self.progress.message(f"timeline of step {step}: {timeline}")
-
 
 def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
     """Raise RewardError where responses could not be scored; for before anything is started."""
@@ -428,14 +402,11 @@ def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
 
 def _over_updates(by_update: list[dict[str, float]]) -> dict[str, float]:
     """Means over a step's updates; maxima where a name ends in `_max`, sums of skipped updates."""
-    merged: dict[str, list[float]] = {}
-    for metrics in by_update:
-        for name, value in metrics.items():
-            merged.setdefault(name, []).append(value)
-
-    def merge(name: str, values: list[float]) -> float:
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for metrics in by_update for name in metrics):
+        values = [metrics[name] for metrics in by_update if name in metrics]
         if name.endswith("_max"):
-            return max(values)
-        return sum(values) / (1 if name.endswith("skipped_updates") else len(values))
-
-    return {name: merge(name, values) for name, values in merged.items()}
+            merged[name] = max(values)
+        else:
+            merged[name] = sum(values) / (1 if name.endswith("skipped_updates") else len(values))
+    return merged

@@ -73,11 +73,8 @@ class Snapshots:
         """Have the state written. One that finds no room is done without, as are all after it (`why_none`); an earlier
         one stays."""
         self._began = time.monotonic()
-        partial: Path | None = None
         try:
-            partial = self.store.begin(step)
-            write(partial)
-            self.store.commit(step, partial)
+            self.store.write(step, write)
         except (CheckpointError, OSError) as error:
             self.why_none = str(error)
             if shutil.disk_usage(self.store.root.parent.parent).free < self._num_bytes:
@@ -85,9 +82,6 @@ class Snapshots:
                     no_room(str(self.store.root.parent), "a snapshot of the training state", self._num_bytes)
                 )
             log.warning("no more snapshots: %s", self.why_none)
-        finally:
-            if partial is not None:
-                self.store.discard(partial)
         self.took_s = time.monotonic() - self._began
 
     def newest(self) -> Path | None:
@@ -96,15 +90,11 @@ class Snapshots:
 
     def keep_newest(self, store: CheckpointStore, step: int) -> Path:
         """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""
-        partial = store.begin(step)
+        kept, sums = self.store.steps()[-1], shutil.ignore_patterns(CHECKSUMS)
         try:
-            kept = self.store.steps()[-1]
-            shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(CHECKSUMS))
-            return store.commit(step, partial)
+            return store.write(step, lambda partial: shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=sums))
         except OSError as error:
-            raise CheckpointError(f"cannot write the checkpoint {partial}: {error}") from error
-        finally:
-            store.discard(partial)
+            raise CheckpointError(f"cannot copy the snapshot {kept} to {store.root}: {error}") from error
 
     def remove(self) -> None:
         shutil.rmtree(self.store.root.parent, ignore_errors=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +29,8 @@ from rlinf_lite.runners.run_lock import LOCK, RunInUseError, RunLock
 
 _MAX_NAMES = 20
 _MAX_PART = 80  # a file name has at most 255 characters
+_PACKAGES = ("rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "peft")
+"""Those that results depend on."""
 
 
 class RunClaim:
@@ -56,14 +62,13 @@ class RunClaim:
                 directory.mkdir(parents=True, exist_ok=not self._to_create)
                 self._created += created
                 self._locks.append(RunLock(directory))
-        except FileExistsError as error:
+        except (OSError, CheckpointError) as error:
             self.release()
-            raise RunInUseError(f"{error.filename} is there already: a new run takes a name of its own") from error
-        except OSError as error:
-            self.release()
-            raise CheckpointError(f"{error.filename or self.log_dir} cannot be written: {error.strerror}") from error
-        except CheckpointError:
-            self.release()
+            if isinstance(error, FileExistsError):
+                raise RunInUseError(f"{error.filename} is there already: a new run takes a name of its own") from error
+            if isinstance(error, OSError):
+                where = error.filename or self.log_dir
+                raise CheckpointError(f"{where} cannot be written: {error.strerror}") from error
             raise
         self._to_create = False
 
@@ -121,7 +126,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         check_changes(changes, cfg, checkpoint)
         verify(checkpoint)
         steps = read_state(checkpoint)["completed_steps"]
-    except BaseException:
+    except BaseException:  # Ctrl-C too: nobody would release it
         claim.release()
         raise
     lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes)]
@@ -133,8 +138,9 @@ def find_run(cfg: BaseConfig) -> RunClaim:
 def begin_run(
     cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
 ) -> None:
-    """Write the config into a run's directory, which is held. Where steps are done again, what is there of them already
-    is moved out of the way; so is the config of the steps before, where it was another."""
+    """Write the config, and the versions of what results depend on, into a run's directory, which is held. Where steps
+    are done again, what is there of them already is moved out of the way; so is the config of the steps before, where
+    it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
     kept = write_run_config(cfg, run_dir, completed_steps)
@@ -142,6 +148,11 @@ def begin_run(
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
+    found = {"python": platform.python_version(), "machine": f"{platform.platform()}, {os.cpu_count()} CPU cores"}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
+            found[package] = metadata.version(package)
+    (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:

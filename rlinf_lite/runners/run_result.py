@@ -39,7 +39,7 @@ class RunResult:
         if first is not None and last is not None:
             lines += [f"  before: {first.headline()}"] if first is not last else []
             lines.append(f"  reached: {last.headline()}")
-            lines += [f"    {row}" for row in last.task_lines(first)] if last.has_tasks else []
+            lines += [f"    {row}" for row in last.task_lines(first)] if len(last.tasks) > 1 else []
         lines += [f"  report: {self.report}"] if self.report is not None else []
         lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
         lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")

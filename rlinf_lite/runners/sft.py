@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_meta, recipe, remove_shards, write_meta
@@ -28,24 +27,37 @@ class SFTRunner(SimulationRunner):
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, and open them in the actors."""
-        directory = demonstrations_dir(self.cfg.data.demos_dir, self.run_dir)
+        demos_dir = self.cfg.data.demos_dir
+        directory = self.run_dir / "demos" if demos_dir is None else Path(demos_dir)
         if not (directory / "meta.json").exists():
             self._collect(directory)
         meta = check_meta(directory, recipe(self.cfg), self.spec)
-        self.env_steps = meta["counts"]["num_env_steps"]
-        counts = {f"demos/{name}": value for name, value in meta["counts"].items()}
+        had = meta["counts"]
+        self.env_steps = had["num_env_steps"]
         if self.completed_steps == 0:
-            self.logger.log(0, counts)
-        self.progress.message(f"demonstrations: {describe_counts(meta['counts'])}, in {directory}")
+            self.logger.log(0, {f"demos/{name}": value for name, value in had.items()})
+        success = f" (success {100 * had['success_once']:.1f}%)" if "success_once" in had else ""
+        self.progress.message(
+            f"demonstrations: {had['num_episodes']} of {had['num_played']} episodes{success}, "
+            f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
+        )
         self._wait(self.actor.open_demonstrations(str(directory)), what="demonstrations to be opened")
 
     def run_step(self, step: int) -> None:
         started = time.time()
-        self._times, self._driver_spans = {}, []
         with self._phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
         self._times["step"] = time.time() - started
-        self._log_step(trained)
+        metrics = {
+            **trained[0]["metrics"],
+            **{f"time/{name}": seconds for name, seconds in self._times.items()},
+            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
+            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
+        }
+        self.logger.log(self.completed_steps, metrics)
+        if time.monotonic() - self._shown >= PRINT_INTERVAL_S or self.completed_steps == self.total_steps:
+            self._shown = time.monotonic()
+            self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
         data, started = self.cfg.data, time.time()
@@ -72,35 +84,8 @@ class SFTRunner(SimulationRunner):
         counts = {name: value for name, value in counts.items() if value is not None}
         write_meta(directory, recipe(self.cfg), self.spec, shards, counts)
 
-    def _log_step(self, trained: list[dict[str, Any]]) -> None:
-        step = self.completed_steps
-        metrics = {
-            **trained[0]["metrics"],
-            **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
-            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
-        }
-        self.logger.log(step, metrics)
-        if time.monotonic() - self._shown >= PRINT_INTERVAL_S or step == self.total_steps:
-            self._shown = time.monotonic()
-            self.progress.update(step, metrics)
-
 
 def check_demonstrations(cfg: Config) -> None:
     """Raise DemonstrationError where `data.demos_dir` holds other demonstrations; for before anything is started."""
     if cfg.data.demos_dir is not None and (Path(cfg.data.demos_dir) / "meta.json").exists():
         check_meta(Path(cfg.data.demos_dir), recipe(cfg))
-
-
-def demonstrations_dir(demos_dir: str | None, run_dir: Path) -> Path:
-    """Where a run's demonstrations are; `demos/` in the run's directory unless the config says otherwise."""
-    return run_dir / "demos" if demos_dir is None else Path(demos_dir)
-
-
-def describe_counts(counts: dict[str, float]) -> str:
-    """`395 of 400 episodes (success 98.8%), 5,512 chunks, 21,840 env steps`."""
-    success = f" (success {100 * counts['success_once']:.1f}%)" if "success_once" in counts else ""
-    return (
-        f"{counts['num_episodes']} of {counts['num_played']} episodes{success}, "
-        f"{counts['num_chunks']:,} chunks, {counts['num_env_steps']:,} env steps"
-    )

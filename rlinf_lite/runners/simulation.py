@@ -1,17 +1,23 @@
-"""What runs with simulators share: environments to build, and episodes to evaluate on."""
+"""What runs with simulators share: environments to build, episodes to evaluate on, and environment states as files."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from rlinf_lite.config import Config
+from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.recovery import RunSupervisor
+from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
 from rlinf_lite.workers.layout import Layout
@@ -38,7 +44,10 @@ class SimulationRunner(Runner):
     ) -> None:
         super().__init__(cfg, actor, rollout, env, supervisor=supervisor, claim=claim)
         self.env, self.env_steps = env, 0
-        self.total_steps = training_steps(cfg)
+        limit, epochs = cfg.runner.max_steps, cfg.runner.max_epochs
+        self.total_steps = epochs if limit < 0 else min(limit, epochs)  # an epoch is one step
+        if cfg.runner.task_type == "sft":
+            self.total_steps = limit
 
     def init_workers(self) -> None:
         """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
@@ -83,9 +92,26 @@ class SimulationRunner(Runner):
         return {"env_steps": self.env_steps}
 
 
-def training_steps(cfg: Config) -> int:
-    """Steps of a whole run; in an embodied run an epoch is one step, in an sft run max_steps is all that counts."""
-    limit = cfg.runner.max_steps
-    if cfg.runner.task_type == "sft":
-        return limit
-    return cfg.runner.max_epochs if limit < 0 else min(limit, cfg.runner.max_epochs)
+def save_env_states(rows: list[dict[str, Any]], directory: Path) -> None:
+    """Write one entry per environment: numbers to `envs.json`, arrays (action histories) to `envs.safetensors`, under
+    `<env_id>.<key>`."""
+    arrays: dict[str, np.ndarray] = {}
+    numbers: list[dict[str, Any]] = []
+    for row in rows:
+        arrays |= {f"{row['env_id']}.{key}": value for key, value in row.items() if isinstance(value, np.ndarray)}
+        numbers.append({key: value for key, value in row.items() if not isinstance(value, np.ndarray)})
+    save_file(arrays, directory / "envs.safetensors")
+    (directory / "envs.json").write_text(json.dumps(numbers))
+
+
+def load_env_states(directory: Path, cfg: BaseConfig) -> list[dict[str, Any]]:
+    """Read what `save_env_states` wrote; nothing, with a warning, where the config beside it is of other episodes."""
+    changes = changes_episodes(read_config(directory / CONFIG) or {}, cfg)
+    if changes:
+        log.warning("unfinished episodes start anew: %s", "; ".join(map(str, changes)))
+        return []
+    rows = {row["env_id"]: row for row in json.loads((directory / "envs.json").read_text())}
+    for name, array in load_file(directory / "envs.safetensors").items():
+        env_id, _, key = name.partition(".")
+        rows[int(env_id)][key] = array
+    return list(rows.values())

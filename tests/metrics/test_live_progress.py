@@ -33,7 +33,6 @@ def test_one_plain_line_per_step_off_a_terminal() -> None:
     stream, clock = io.StringIO(), Clock()
     with Progress(244, "run", stream=stream, clock=clock) as progress:
         clock.now = 3.0
-        progress.phase("generate_rollouts")
         progress.update(1, METRICS)
         progress.message("saved [step] 1")
         clock.now = 8.0

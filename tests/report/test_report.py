@@ -110,7 +110,7 @@ def test_text_from_files_is_escaped(tmp_path):
     run = write_run(tmp_path / "run")
     write_videos(run, 0, success=False)
     text = page(run)
-    assert "<script" not in text and "&lt;script&gt;alert(&quot;pick up&quot;)" in text
+    assert "<script" not in text and "&lt;script&gt;alert(&#34;pick up&#34;)" in text
     assert "<Reach>" not in text and "&lt;Reach&gt;" in text
 
 

@@ -16,7 +16,7 @@ from rlinf_lite.models import MLPGaussianPolicy, load_policy
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, find_checkpoint, verify
-from rlinf_lite.runners.env_state import save_env_states
+from rlinf_lite.runners.simulation import save_env_states
 from rlinf_lite.shipped import shipped
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.runners.env_state import load_env_states, save_env_states
 from rlinf_lite.runners.run_config import write_config
+from rlinf_lite.runners.simulation import load_env_states, save_env_states
 from rlinf_lite.scheduler import AbortedError
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.layout import Layout

@@ -23,26 +23,9 @@ WORDINGS = {
         "move the {a} block to the {side} of the {b} block",
     ),
 }
-NUM_WORDINGS = 4
 
 
 def sentence(family: int, wording: int, colour: int, other: int, side: int) -> str:
     """An instruction; `other` is the colour of the square or block that it refers to, `side` -1 (left) or 1 (right)."""
     template = WORDINGS[FAMILIES[family]][wording]
     return template.format(a=COLOURS[colour], b=COLOURS[other], side=SIDES.get(side, ""))
-
-
-def all_sentences() -> list[str]:
-    """Every instruction that there is."""
-    sixes = range(len(COLOURS))
-    return sorted(
-        {
-            sentence(family, wording, colour, other, side)
-            for family in range(len(FAMILIES))
-            for wording in range(NUM_WORDINGS)
-            for colour in sixes
-            for other in sixes
-            for side in SIDES
-            if colour != other
-        }
-    )

@@ -1,0 +1,187 @@
+"""The learning curves: which metrics make a chart, its scales, ticks and lines. `templates/drawings.html` draws it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_lite.report.axes import Scale, Tick, compact, inner_ticks, nice_ticks, percent, ticks
+from rlinf_lite.report.run_files import RunFiles
+
+Point = tuple[float, float]
+
+MAX_POINTS, MAX_HOVERS = 400, 120
+SMOOTH_FROM = 40
+"""From this many points on a line is drawn as its moving average, over the points themselves in a faint line."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A chart that is shown where the run logged one of its metrics."""
+
+    title: str
+    metrics: Mapping[str, str]
+    """Name in the legend by metric."""
+    unit: str = ""
+    is_percent: bool = False
+    bounds: tuple[float | None, float | None] = (None, None)
+    """y never reaches beyond these."""
+    evaluated: tuple[str, str] | None = None
+    """The evaluations' value and interval, drawn over the training curve."""
+
+
+CHARTS = (
+    Spec(
+        "Success", {"env/success_once": "training"}, "of episodes", True, (0, 1), ("success_once", "success_interval")
+    ),
+    Spec("Reward", {"rollout/all_rewards": "training"}, "per response"),
+    Spec("Response length", {"rollout/response_length": "training"}, "tokens", bounds=(0, None)),
+    Spec("Distance to the reference", {"rollout/ref_kl": "KL", "train/actor/ref_kl": "KL"}, "nats per token"),
+    Spec("Return", {"env/return": "training"}, "per episode", evaluated=("return_mean", "return_interval")),
+    Spec("Imitation loss", {"train/actor/sft_loss": "imitation loss"}),
+    Spec("Policy loss", {"train/actor/policy_loss": "policy loss"}),
+    Spec("KL divergence", {"train/actor/approx_kl_k3": "KL"}, "nats, old to new policy"),
+    Spec("Clipped positions", {"train/actor/clip_fraction": "clipped"}, "of all", True, (0, 1)),
+    Spec("Entropy", {"train/actor/entropy": "entropy"}, "nats per position"),
+    Spec("Value loss", {"train/critic/value_loss": "value loss"}),
+    Spec("Explained variance", {"train/critic/explained_variance": "explained"}, "of returns", bounds=(-1, 1)),
+    Spec("Gradient norm", {"train/actor/grad_norm": "gradient norm"}, "before clipping"),
+    Spec("Learning rate", {"train/actor/lr": "learning rate"}, bounds=(0, None)),
+    Spec("Throughput", {"perf/env_steps_per_s": "throughput"}, "env steps / s", bounds=(0, None)),
+    Spec("Throughput", {"perf/samples_per_s": "throughput"}, "samples / s", bounds=(0, None)),
+    Spec("Throughput", {"perf/tokens_per_s": "throughput"}, "tokens / s", bounds=(0, None)),
+    Spec(
+        "Pipeline",
+        {
+            "perf/env_idle_frac": "env idle",
+            "perf/rollout_idle_frac": "rollout idle",
+            "perf/actor_idle_frac": "actor idle",
+            "perf/overlap_frac": "overlap",
+        },
+        is_percent=True,
+        bounds=(0, 1),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    points: Sequence[Point]
+    colour: int
+    """Of the page's series colours, from 1."""
+    intervals: Sequence[tuple[float, float]] = ()
+    """95% interval of each point; a series that has them is drawn as points with whiskers."""
+
+    def lines(self) -> list[tuple[str, Sequence[Point]]]:
+        """What to draw, with its CSS class: of a long series the points, faint, and their moving average."""
+        if self.intervals:
+            return [("", self.points)]
+        points = _thinned(self.points, MAX_POINTS)
+        return [("", points)] if len(points) < SMOOTH_FROM else [("faint", points), ("", _smoothed(points))]
+
+
+class Chart:
+    """Where everything lies in a drawing of `width` x `height` pixels."""
+
+    width, height = 380, 206
+    left, right, top, bottom = 46, 366, 10, 178
+    """The edges of the plot, inside the labels."""
+
+    def __init__(self, spec: Spec, series: Sequence[Series], marks: Sequence[float], x_name: str) -> None:
+        """`marks`: where evaluations took place, on the x axis, which is in `x_name`."""
+        self.title, self.unit, self.series, self.marks, self.x_name = spec.title, spec.unit, series, marks, x_name
+        self.format: Callable[[float], str] = percent if spec.is_percent else compact
+        xs = [x for one in series for x, _ in one.points]
+        y_ticks = nice_ticks(*_range(series, spec.bounds))
+        self.x = Scale(min(0.0, *xs), max(xs) or 1.0, self.left, self.right)
+        self.y = Scale(y_ticks[0], y_ticks[-1], self.bottom, self.top)
+        self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
+        self.y_ticks: list[Tick] = ticks(y_ticks, self.y, spec.is_percent)
+
+    def path(self, points: Sequence[Point]) -> str:
+        """A polyline, kept inside the chart where a value lies outside the bounds."""
+        inside = ((x, min(max(y, self.y.low), self.y.high)) for x, y in points)
+        return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in inside)
+
+    def hovers(self) -> Iterator[tuple[float, float, str]]:
+        """Columns (start, end, text), one per x, that show its values when pointed at."""
+        values: dict[float, list[str]] = {}
+        for series in self.series:
+            for i, (at, value) in enumerate(series.points):
+                text = f"{series.name} {self.format(value)}"
+                if series.intervals:
+                    low, high = series.intervals[i]
+                    text += f" [{self.format(low)}, {self.format(high)}]"
+                values.setdefault(at, []).append(text)
+        every = -(-len(values) // MAX_HOVERS)
+        kept = [at for i, at in enumerate(sorted(values)) if i % every == 0 or at in self.marks]
+        edges = [self.x.low, *((a + b) / 2 for a, b in itertools.pairwise(kept)), self.x.high]
+        for at, (start, end) in zip(kept, itertools.pairwise(edges), strict=True):
+            yield self.x(start), self.x(end), "\n".join([f"{at:,.0f} {self.x_name}", *values[at]])
+
+    def describe(self) -> str:
+        """First and last values, for those who do not see it."""
+        parts = []
+        for series in self.series:
+            (first_x, first), (last_x, last) = series.points[0], series.points[-1]
+            first_text, last_text = self.format(first), self.format(last)
+            parts.append(f"{series.name}: {first_text} at {first_x:,.0f} {self.x_name}, {last_text} at {last_x:,.0f}")
+        return f"{self.title}. {'; '.join(parts)}"
+
+
+def charts(run: RunFiles) -> Iterator[Chart]:
+    """The charts of those metrics that the run logged, over env steps (over steps, where training takes none)."""
+    played = not run.steps or "env/num_steps" in run.steps[-1]
+    x_key, x_name = ("env/num_steps", "env steps") if played else ("step", "steps")
+    eval_x = "env_steps" if played else "step"
+    marks = [float(content[eval_x]) for content in run.evals]
+    for spec in CHARTS:
+        series = []
+        for colour, (metric, name) in enumerate(spec.metrics.items(), start=1):
+            # of a step logged more than once, the last
+            found = {line[x_key]: line[metric] for line in run.lines if x_key in line and line.get(metric) is not None}
+            if found:
+                series.append(Series(name, sorted(found.items()), colour))
+        if spec.evaluated is not None:
+            value, interval = spec.evaluated
+            totals = [(x, content["total"]) for x, content in zip(marks, run.evals, strict=True)]
+            totals = [(x, total) for x, total in totals if total[value] is not None]
+            if totals:
+                points = [(x, float(total[value])) for x, total in totals]
+                intervals = [tuple(total[interval] or (total[value], total[value])) for _, total in totals]
+                series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
+        if series:
+            yield Chart(spec, series, marks, x_name)
+
+
+def _range(series: Sequence[Series], bounds: tuple[float | None, float | None]) -> tuple[float, float]:
+    values = [y for one in series for _, y in one.points]
+    values += [end for one in series for interval in one.intervals for end in interval]
+    low, high = min(values), max(values)
+    lowest, highest = bounds
+    low = low if lowest is None else max(low, lowest)
+    high = high if highest is None else min(high, highest)
+    if low > 0 and low < 0.5 * high:
+        low = 0.0  # a scale that nearly reaches zero had better show it
+    return low, max(high, low)
+
+
+def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
+    """Means of equal runs of points where there are more than `limit`."""
+    size = math.ceil(len(points) / limit)
+    runs = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
+
+
+def _smoothed(points: Sequence[Point]) -> list[Point]:
+    """Centred moving average over a tenth of the points; the window shrinks at the ends."""
+    half = max(1, len(points) // 20)
+    smooth = []
+    for i, (x, _) in enumerate(points):
+        reach = min(half, i, len(points) - 1 - i)
+        window = [y for _, y in points[i - reach : i + reach + 1]]
+        smooth.append((x, sum(window) / len(window)))
+    return smooth
