@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -23,8 +23,7 @@ from rlinf_lite.control.backends import load_context, open_backend
 from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
-from rlinf_lite.control.link import Attachment, master_name
-from rlinf_lite.jobs.manager import JobManager
+from rlinf_lite.control.link import Attachment, Outcome, master_name
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, run_on, set_context
 from rlinf_lite.scheduler.nodes import beside_this_process, tail_logs
 from rlinf_lite.scheduler.processes import end_process, exit_reason, is_ray_process, process_exists
@@ -39,8 +38,22 @@ _LEAVE_S = 0.5
 """Between the end of a job and that of its master, for the answer to whoever ended it."""
 
 
-def create_master(job: str, control: ControlConfig, manager: JobManager | None = None) -> Any:
-    """Start a job's master on this node; Ray restarts it for as long as the job lasts. `manager`: of a built job."""
+class TrainerProcess(Protocol):
+    """The process of a built job's trainer, as its master handles it. A training run's trainer is its driver."""
+
+    directory: str
+    """Where events go."""
+
+    def find_or_start(self) -> None: ...
+    def start(self, restarts: int, failure: str | None) -> None: ...
+    def lost(self) -> str | None: ...
+    def outcome(self) -> Outcome | None: ...
+    def log_paths(self) -> list[str]: ...
+    def end(self) -> None: ...
+
+
+def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | None = None) -> Any:
+    """Start a job's master on this node; Ray restarts it for as long as the job lasts. `trainer`: of a built job."""
     return (
         ray.remote(JobMaster)
         .options(
@@ -53,14 +66,14 @@ def create_master(job: str, control: ControlConfig, manager: JobManager | None =
             **beside_this_process(),
             enable_task_events=False,
         )
-        .remote(job, control, manager)
+        .remote(job, control, trainer)
     )
 
 
 class JobMaster:
     """Owns the job's context. Its public methods are called by the trainer's process, by workers (`beat`) and users."""
 
-    def __init__(self, job: str, control: ControlConfig, manager: JobManager | None) -> None:
+    def __init__(self, job: str, control: ControlConfig, trainer: TrainerProcess | None) -> None:
         self._lock = threading.RLock()
         self._backend = open_backend(control.backend)
         self._diagnosis = DiagnosisManager(control.hang_timeout_s, control.slow_factor)
@@ -70,13 +83,13 @@ class JobMaster:
         self._replacing: set[str] = set()
         self._trainer_heard, self._saved = time.monotonic(), 0.0
         self._stop_asked = False
-        self._recover_context(job, "" if manager is None else manager.directory)
+        self._recover_context(job, "" if trainer is None else trainer.directory)
         self._failover = FailoverCoordinator(self._context, control, self._save)
-        self._manager = manager
+        self._trainer = trainer
         self._trainer_due: tuple[float, str] | None = None
         self._save()
-        if manager is not None:
-            manager.find_or_start()
+        if trainer is not None:
+            trainer.find_or_start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -211,8 +224,8 @@ class JobMaster:
         with self._lock:
             records = list(self._context.workers.values())
             found = {}
-            if self._manager is not None and group in (None, "trainer"):
-                found["trainer"] = tail_logs(self._manager.log_paths(), num_lines)
+            if self._trainer is not None and group in (None, "trainer"):
+                found["trainer"] = tail_logs(self._trainer.log_paths(), num_lines)
         for record in records:
             if group in (None, record.group) and rank in (None, record.rank):
                 try:
@@ -230,10 +243,10 @@ class JobMaster:
             self._context.move_to(Stage.STOPPING, reason)
             self._event("stopping", reason=reason)
             self._save()
-            if self._manager is None:
+            if self._trainer is None:
                 return
             self._replacing = set(self._handles)
-        self._manager.end()
+        self._trainer.end()
         self._end_workers()
         self.finish(Stage.STOPPED, reason)
 
@@ -343,7 +356,7 @@ class JobMaster:
     def _look_at_trainer(self) -> None:
         """Where the trainer's process is gone, start it again, or end the job."""
         context = self._context
-        if self._manager is None:
+        if self._trainer is None:
             silent = context.trainer_pid and time.monotonic() - self._trainer_heard > SILENT_S
             here = ray.get_runtime_context().get_node_id() == context.trainer_node_id
             if silent and here and not process_exists(context.trainer_pid):
@@ -352,10 +365,10 @@ class JobMaster:
             due, failure = self._trainer_due
             if time.monotonic() >= due:
                 self._trainer_due = None
-                self._manager.start(context.trainer_restarts, failure)
-        elif (outcome := self._manager.outcome()) is not None:
+                self._trainer.start(context.trainer_restarts, failure)
+        elif (outcome := self._trainer.outcome()) is not None:
             self.finish(*outcome)
-        elif (lost := self._manager.lost()) is not None:
+        elif (lost := self._trainer.lost()) is not None:
             self._replacing = set(self._handles)
             self._end_workers()
             failure = f"trainer-{context.trainer_restarts}-{int(time.time())}"
@@ -372,8 +385,8 @@ class JobMaster:
     def _leave(self) -> None:
         """The job is over: end its trainer's process, and this one, which Ray must not start again."""
         time.sleep(_LEAVE_S)
-        if self._manager is not None:
-            self._manager.end()
+        if self._trainer is not None:
+            self._trainer.end()
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _end_workers(self) -> None:

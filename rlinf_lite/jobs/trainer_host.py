@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import os
 import threading
 import traceback
@@ -11,10 +14,10 @@ from rlinf_lite.control.failover import Decision
 from rlinf_lite.control.link import Outcome, master_name
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
 from rlinf_lite.jobs.placing import place_roles
-from rlinf_lite.jobs.spec import JobSpec
+from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
-from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerGroup
+from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
 from rlinf_lite.scheduler.host import process_and_logs
 
 
@@ -43,7 +46,7 @@ class TrainerHost:
         try:
             with Cluster(self._spec.num_nodes, self._spec.devices_per_node, kind) as cluster:
                 self._supervisor = Supervisor(self._job, cluster, timeout_s)
-                classes = self._spec.load_classes()
+                classes = load_classes(self._spec)
                 job = JobInfo.of(self._spec, self._job, master_name(self._job))
                 groups = self._launch(cluster, classes, job)
                 self._supervisor.begin(directory, 0, 0, self._restarts)
@@ -105,3 +108,33 @@ class TrainerHost:
         while not self._supervisor.has_ended(0.5):
             if self._trainer is not None and self._trainer.step:
                 self._supervisor.progress(self._trainer.step)
+
+
+def load_classes(job: JobSpec) -> dict[str, type]:
+    """The classes of the trainer (under "trainer") and of all roles. Raises one JobSpecError for all that fail."""
+    wanted: list[tuple[RoleSpec, type]] = [(job.trainer, BaseTrainer), *((role, Worker) for role in job.roles)]
+    loaded = {spec.role: _load(spec, base) for spec, base in wanted}
+    problems = [problem for problem in loaded.values() if isinstance(problem, str)]
+    if problems:
+        raise JobSpecError(problems)
+    return {name: cls for name, cls in loaded.items() if isinstance(cls, type)}
+
+
+def _load(spec: RoleSpec, base: type) -> type | str:
+    """The class, or what is wrong with it."""
+    try:
+        module = importlib.import_module(spec.module)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
+    found = getattr(module, spec.cls, None)
+    if found is None:
+        close = difflib.get_close_matches(spec.cls, dir(module), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else "Name a class that is there."
+        return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {hint}"
+    where = f"{spec.call}: {spec.module}.{spec.cls}"
+    if not isinstance(found, type) or not issubclass(found, base):
+        return f"{where} is not a subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
+    if inspect.isabstract(found):
+        return f"{where} is abstract. Define {', '.join(sorted(found.__abstractmethods__))}."  # type: ignore[attr-defined]
+    return found

@@ -30,10 +30,13 @@ from rlinf_lite.scheduler.nodes import (
     reserve,
 )
 from rlinf_lite.scheduler.placement import (
+    ClusterSettings,
     ClusterShape,
     ComponentPlacement,
     HybridComponentPlacement,
+    NodeGroup,
     ProcessPlacement,
+    check_nodes,
     detect_slots,
     parse_node_ranks,
     place_component,
@@ -42,7 +45,6 @@ from rlinf_lite.scheduler.post import close_sockets
 from rlinf_lite.scheduler.scratch import ScratchDirs
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import ClusterConfig, NodeGroup
     from rlinf_lite.scheduler.group import WorkerGroup
     from rlinf_lite.scheduler.processes import ExplainDeath, Processes
 
@@ -77,7 +79,7 @@ class Cluster:
     _current: Cluster | None = None
 
     @classmethod
-    def from_config(cls, cfg: ClusterConfig) -> Cluster:
+    def from_config(cls, cfg: ClusterSettings) -> Cluster:
         """The cluster that a config's `cluster` section describes."""
         return cls(cfg.num_nodes, cfg.num_gpus_per_node, cfg.accelerator, cfg.node_groups, cfg.start_timeout_s)
 
@@ -202,6 +204,7 @@ class Cluster:
                 f"{strategy.component}: {strategy.spec} was planned for at least {highest + 1} slots, this cluster has "
                 f"{self.shape.describe()}. Set cluster.num_nodes and cluster.num_gpus_per_node to what the cluster has."
             )
+        check_nodes(strategy.processes, self.shape, f"{strategy.component}: {strategy.spec}")
         return strategy
 
     def claim(self, group: WorkerGroup, placed: ComponentPlacement) -> None:

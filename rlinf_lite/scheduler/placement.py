@@ -18,15 +18,47 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlinf_lite.scheduler.errors import PlacementError
 
-if TYPE_CHECKING:
-    from rlinf_lite.config.schema import BaseConfig, ClusterConfig, NodeGroup
-
 _PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
+
+
+class NodeGroup(Protocol):
+    """Some nodes under a label: an entry of `cluster.node_groups`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def nodes(self) -> str | int: ...
+    @property
+    def env_vars(self) -> Mapping[str, str]: ...
+
+
+class ClusterSettings(Protocol):
+    """The `cluster` section of a config, as far as it is read here."""
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_gpus_per_node(self) -> int | None: ...
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def component_placement(self) -> Mapping[str, Any]: ...
+    @property
+    def node_groups(self) -> Sequence[NodeGroup]: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+
+
+class HasCluster(Protocol):
+    """A config of any kind of run."""
+
+    @property
+    def cluster(self) -> ClusterSettings: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +138,7 @@ def parse_placement(
     _check_range(parts, shape, prefix, where)
     processes = _number(parts, prefix)
     if slots_per_node is not None:
-        _check_nodes(processes, shape, prefix)
+        check_nodes(processes, shape, prefix)
     return processes
 
 
@@ -173,12 +205,14 @@ def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
     return processes
 
 
-def _check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
+def check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
+    """Raises PlacementError for a process whose slots lie on several nodes."""
     for process in processes:
-        if shape.node_of(process.slots[0]) != shape.node_of(process.slots[-1]):
+        low, high = min(process.slots), max(process.slots)
+        if shape.node_of(low) != shape.node_of(high):
             raise PlacementError(
-                f"{prefix}: rank {process.rank} would own slots {process.slots[0]}..{process.slots[-1]}, which lie on "
-                f"two nodes of {shape.slots_per_node} slots. Use more processes, so that each stays on one node."
+                f"{prefix}: rank {process.rank} would own slots {low}..{high}, which lie on two nodes of "
+                f"{shape.slots_per_node} slots. Use more processes, so that each stays on one node."
             )
 
 
@@ -219,14 +253,14 @@ def parse_node_ranks(nodes: str | int, num_nodes: int, label: str) -> list[int]:
 
 
 def resolve_placements(
-    cluster: ClusterConfig, num_slots_per_node: int, accelerator: str
+    cluster: ClusterSettings, num_slots_per_node: int, accelerator: str
 ) -> dict[str, tuple[ProcessPlacement, ...]]:
     """Every component's processes, in slots numbered over the whole cluster. Raises PlacementError."""
     shape = ClusterShape(cluster.num_nodes, num_slots_per_node, accelerator)
     return {name: placed.processes for name, placed in _place_all(cluster, shape).items()}
 
 
-def _place_all(cluster: ClusterConfig, shape: ClusterShape) -> dict[str, ComponentPlacement]:
+def _place_all(cluster: ClusterSettings, shape: ClusterShape) -> dict[str, ComponentPlacement]:
     lines = cluster.component_placement
     if not isinstance(lines, Mapping):
         raise PlacementError(
@@ -286,7 +320,7 @@ class HybridComponentPlacement:
     `cluster.num_gpus_per_node` says, else the GPUs of this machine. Raises PlacementError.
     """
 
-    def __init__(self, cfg: BaseConfig) -> None:
+    def __init__(self, cfg: HasCluster) -> None:
         self.shape = _running_shape() or _planned_shape(cfg.cluster)
         self._components = _place_all(cfg.cluster, self.shape)
 
@@ -318,7 +352,7 @@ class HybridComponentPlacement:
         return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
 
 
-def _planned_shape(cluster: ClusterConfig) -> ClusterShape:
+def _planned_shape(cluster: ClusterSettings) -> ClusterShape:
     kind, slots = detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
     return ClusterShape(cluster.num_nodes, slots, kind)
 
