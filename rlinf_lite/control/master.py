@@ -24,10 +24,11 @@ from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
 from rlinf_lite.control.link import Attachment, Outcome, master_name
-from rlinf_lite.scheduler.context import RAY_NAMESPACE, run_on, set_context
-from rlinf_lite.scheduler.nodes import beside_this_process, tail_logs
-from rlinf_lite.scheduler.processes import end_process, exit_reason, is_ray_process, process_exists
-from rlinf_lite.scheduler.pulse import Beat, num_oom_kills
+from rlinf_lite.scheduler.context import run_on, set_context
+from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
+from rlinf_lite.scheduler.member import exit_reason
+from rlinf_lite.scheduler.nodes import detached_actor, tail_logs
+from rlinf_lite.scheduler.processes import end_process, is_ray_process, process_exists
 
 log = logging.getLogger(__name__)
 
@@ -43,30 +44,20 @@ class TrainerProcess(Protocol):
 
     directory: str
     """Where events go."""
+    outcome: Outcome | None
+    """How the trainer ended, as far as `lost` has heard: should its own word not have reached the master."""
 
     def find_or_start(self) -> None: ...
     def start(self, restarts: int, failure: str | None) -> None: ...
     def lost(self) -> str | None: ...
-    def outcome(self) -> Outcome | None: ...
     def log_paths(self) -> list[str]: ...
     def end(self) -> None: ...
 
 
 def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | None = None) -> Any:
     """Start a job's master on this node; Ray restarts it for as long as the job lasts. `trainer`: of a built job."""
-    return (
-        ray.remote(JobMaster)
-        .options(
-            name=master_name(job),
-            namespace=RAY_NAMESPACE,
-            lifetime="detached",
-            max_restarts=-1,
-            max_concurrency=16,
-            num_cpus=0,
-            **beside_this_process(),
-            enable_task_events=False,
-        )
-        .remote(job, control, trainer)
+    return detached_actor(JobMaster, master_name(job), max_restarts=-1, max_concurrency=16).remote(
+        job, control, trainer
     )
 
 
@@ -100,18 +91,16 @@ class JobMaster:
     def attach(self, attachment: Attachment) -> None:
         """Know the workers of a trainer, those that were started again among them."""
         with self._lock:
-            context, known = self._context, self._context.workers
+            context, told = self._context, attachment.job
             set_context(attachment.context)
-            context.trainer_pid, context.trainer_node = attachment.trainer_pid, attachment.trainer_node
-            context.trainer_node_id = attachment.context.node_id
-            context.directory, context.total_steps = attachment.directory, attachment.total_steps
-            context.trainer_restarts = attachment.trainer_restarts
-            self._hear_news(attachment.step, attachment.edges)
-            if len(attachment.failovers) > len(context.failovers):
-                context.failovers[:] = attachment.failovers
-            workers, self._handles = {}, {}
-            for record, handle in attachment.workers:
-                before = known.get(record.name)
+            context.trainer_pid, context.trainer_restarts = told.trainer_pid, told.trainer_restarts
+            context.trainer_node, context.trainer_node_id = told.trainer_node, told.trainer_node_id
+            context.directory, context.total_steps = told.directory, told.total_steps
+            self._hear_trainer(told.step, told.edges)
+            if len(told.failovers) > len(context.failovers):
+                context.failovers[:] = told.failovers
+            for record in told.workers.values():
+                before = context.workers.get(record.name)
                 if before is not None:
                     record.restarts = before.restarts + (before.pid != record.pid)
                     record.started = before.started if before.pid == record.pid else record.started
@@ -119,19 +108,18 @@ class JobMaster:
                     self._diagnosis.forget(record)
                     self._findings.pop(record.name, None)
                     self._pings.pop(record.name, None)
-                workers[record.name], self._handles[record.name] = record, handle
-            context.workers = workers
+            context.workers, self._handles = told.workers, attachment.handles
             self._replacing.clear()
             if context.stage == Stage.STARTING:
                 context.move_to(Stage.RUNNING)
-                self._event("running", workers=len(workers))
+                self._event("running", workers=len(context.workers))
             self._save()
 
-    def news(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
-        """The trainer lives, is so far, and has given results of groups to others (`edges`). Says whether its workers
-        are known here, whether it has been asked to stop, and what has failed so far."""
+    def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
+        """A heartbeat of the trainer: it is so far, and has given results of groups to others (`edges`). Says whether
+        its workers are known here, whether it has been asked to stop, and what has failed so far."""
         with self._lock:
-            if self._hear_news(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
+            if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
             return {
                 "known": bool(self._handles),
@@ -184,7 +172,7 @@ class JobMaster:
             if known is not None:
                 if not self._handles:
                     self.attach(known)
-                self._hear_news(known.step, known.edges)
+                self._hear_trainer(known.job.step, known.job.edges)
             self._replacing = set(self._handles)
             self._context.move_to(stage, reason or self._context.reason)
             self._event(str(stage), reason=self._context.reason, step=self._context.step)
@@ -213,7 +201,7 @@ class JobMaster:
         with self._lock:
             doing = {}
             for name in self._context.workers:
-                beat = self._diagnosis.last_beat(name)
+                beat = self._diagnosis.last_beats.get(name)
                 if beat is not None:
                     idle = f"idle for {beat.stuck_s:.0f} s" if beat.doing is None else beat.doing
                     doing[name] = idle if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
@@ -266,22 +254,19 @@ class JobMaster:
             about = {} if found is not None else {"problem": f"{problem}: the trainer tells what it knows"}
             self._event("master_restarted", stage=str(self._context.stage), **about)
 
-    def _hear_news(self, step: int, edges: list[tuple[str, str]]) -> bool:
+    def _hear_trainer(self, step: int, edges: list[tuple[str, str]]) -> bool:
         """Returns whether a group was seen to feed another for the first time."""
         self._trainer_heard = time.monotonic()
         before = self._context.edges
         self._context.edges = sorted({*before, *edges, *self._diagnosis.sent_to()})
-        self._set_step(step)
+        if step > self._context.step:
+            self._context.last_progress = time.time()
+        self._context.step = step
         return self._context.edges != before
 
     def _save(self) -> None:
         self._saved = time.monotonic()
         self._backend.save(self._context.name, self._context.to_json())
-
-    def _set_step(self, step: int) -> None:
-        if step > self._context.step:
-            self._context.last_progress = time.time()
-        self._context.step = step
 
     def _event(self, event: str, **what: Any) -> None:
         entry = {"time": round(time.time(), 3), "event": event, **what}
@@ -302,7 +287,7 @@ class JobMaster:
                         if self._context.stage.is_final:
                             continue
                         look()
-                except Exception:
+                except Exception:  # a node that goes meanwhile must not end the watch
                     log.exception("the master could not %s", look.__name__.strip("_").replace("_", " "))
 
     def _look_for_dead(self) -> None:
@@ -320,7 +305,7 @@ class JobMaster:
                 ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 self._find_death(name, str(error))
-            except ray.exceptions.RayError:
+            except ray.exceptions.RayError:  # it lives, and something else is the matter
                 continue
 
     def _find_death(self, name: str, reason: str) -> Finding:
@@ -337,9 +322,9 @@ class JobMaster:
         return self._findings[name]
 
     def _look_for_hung(self) -> None:
-        self._diagnosis.look()
+        self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
-            self._diagnosis.calm()
+            self._diagnosis.excuse()
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:
                 continue
@@ -366,7 +351,7 @@ class JobMaster:
             if time.monotonic() >= due:
                 self._trainer_due = None
                 self._trainer.start(context.trainer_restarts, failure)
-        elif (outcome := self._trainer.outcome()) is not None:
+        elif (outcome := self._trainer.outcome) is not None:
             self.finish(*outcome)
         elif (lost := self._trainer.lost()) is not None:
             self._replacing = set(self._handles)
@@ -394,5 +379,5 @@ class JobMaster:
         for name, record in self._context.workers.items():
             with suppress(Exception):  # gone already, or its node is
                 ray.kill(self._handles[name])
-            with suppress(Exception):
+            with suppress(Exception):  # likewise
                 run_on(record.node_id, end_process, record.pid, 1.0)

@@ -18,9 +18,8 @@ from rlinf_lite.control.context import JobContext
 from rlinf_lite.control.link import ask_master, master_name
 from rlinf_lite.control.master import create_master
 from rlinf_lite.control.supervisor import job_failed
-from rlinf_lite.jobs.manager import JobManager
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError
-from rlinf_lite.jobs.trainer_host import load_classes
+from rlinf_lite.jobs.trainer_host import JobManager, load_classes
 from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.local_ray import local_ray

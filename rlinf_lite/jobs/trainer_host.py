@@ -1,4 +1,5 @@
-"""The process of a built job's trainer: launches the workers, runs the trainer, starts it again where it can."""
+"""The process of a built job's trainer: launches the workers, owns them, runs the trainer, starts it again where it
+can; and how the job's master starts that process and hears of its end."""
 
 from __future__ import annotations
 
@@ -8,17 +9,23 @@ import inspect
 import os
 import threading
 import traceback
+from contextlib import suppress
+from typing import Any
+
+import ray
 
 from rlinf_lite.control.context import Stage
 from rlinf_lite.control.failover import Decision
 from rlinf_lite.control.link import Outcome, master_name
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
-from rlinf_lite.jobs.placing import place_roles
+from rlinf_lite.jobs.placement import place_roles
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
 from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
+from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.host import process_and_logs
+from rlinf_lite.scheduler.nodes import detached_actor
 
 
 class TrainerHost:
@@ -88,7 +95,7 @@ class TrainerHost:
                 return
             except JobFailedError:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever a user's trainer raises
                 if not self._start_trainer_again:
                     if not trainer.is_recoverable():
                         raise
@@ -108,6 +115,58 @@ class TrainerHost:
         while not self._supervisor.has_ended(0.5):
             if self._trainer is not None and self._trainer.step:
                 self._supervisor.progress(self._trainer.step)
+
+
+class JobManager:
+    """Creates, finds and ends the process of a job's trainer, which outlives the master that made it.
+
+    `directory`: where events go. `start_timeout_s`: for `init` of a new worker.
+    """
+
+    def __init__(self, job: str, spec: JobSpec, directory: str, start_timeout_s: float) -> None:
+        self.directory = directory
+        self.outcome: Outcome | None = None
+        self._job, self._spec, self._start_timeout_s = job, spec, start_timeout_s
+        self._name = f"job.{job}.trainer"
+        self._ping: Any = None
+        self._host: Any = None
+
+    def find_or_start(self) -> None:
+        """Take up the trainer's process that an earlier master has started, or start the first."""
+        with suppress(ValueError):  # the job is new
+            self._host = ray.get_actor(self._name, namespace=RAY_NAMESPACE)
+        if self._host is None:
+            self.start(0, None)
+
+    def start(self, restarts: int, failure: str | None) -> None:
+        """Start the trainer's process; `failure`: which it recovers from."""
+        self._ping = None
+        host = detached_actor(TrainerHost, self._name, max_concurrency=2)
+        self._host = host.remote(self._job, self._spec, restarts, failure)
+        self._host.run.remote(self.directory, self._start_timeout_s)
+
+    def lost(self) -> str | None:
+        """Why the trainer's process is gone; None where it is not."""
+        if self._ping is None or ray.wait([self._ping], timeout=0)[0]:
+            before, self._ping = self._ping, self._host.outcome.remote()
+            if before is not None:
+                try:
+                    self.outcome = ray.get(before)
+                except ray.exceptions.RayActorError as error:
+                    return str(error).strip().split("\n")[0]
+        return None
+
+    def log_paths(self) -> list[str]:
+        """Files that the trainer prints to."""
+        with suppress(ray.exceptions.RayError):  # it is gone
+            paths: list[str] = ray.get(self._host.log_paths.remote(), timeout=5)
+            return paths
+        return []
+
+    def end(self) -> None:
+        """Kill the trainer's process."""
+        with suppress(Exception):  # it is gone already
+            ray.kill(self._host)
 
 
 def load_classes(job: JobSpec) -> dict[str, type]:

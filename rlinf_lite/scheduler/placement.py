@@ -288,7 +288,11 @@ def place_component(
     if not isinstance(spec, str | int):
         label, spec = spec.node_group, spec.placement
         if label is not None:
-            nodes, where = _group_nodes(name, label, shape, node_groups), f"node group {label} has"
+            groups = {group.label: group for group in node_groups}
+            if label not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise PlacementError(f"{name}: node_group {label} is not in cluster.node_groups (known: {known}).")
+            nodes, where = parse_node_ranks(groups[label].nodes, shape.num_nodes, label), f"node group {label} has"
     per_node = shape.slots_per_node
     local = parse_placement(
         spec,
@@ -305,14 +309,6 @@ def place_component(
     return ComponentPlacement(name, str(spec), tuple(placed))
 
 
-def _group_nodes(component: str, label: str, shape: ClusterShape, node_groups: Sequence[NodeGroup]) -> list[int]:
-    for group in node_groups:
-        if group.label == label:
-            return parse_node_ranks(group.nodes, shape.num_nodes, label)
-    known = ", ".join(sorted(group.label for group in node_groups)) or "none"
-    raise PlacementError(f"{component}: node_group {label} is not in cluster.node_groups (known: {known}).")
-
-
 class HybridComponentPlacement:
     """Where every component of a config runs: collocated, disaggregated, or any mix.
 
@@ -321,12 +317,14 @@ class HybridComponentPlacement:
     """
 
     def __init__(self, cfg: HasCluster) -> None:
-        self.shape = _running_shape() or _planned_shape(cfg.cluster)
+        module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
+        running = module.Cluster.current() if module else None
+        if running is not None:
+            self.shape: ClusterShape = running.shape
+        else:
+            kind, slots = detect_slots(cfg.cluster.accelerator, cfg.cluster.num_gpus_per_node)
+            self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
         self._components = _place_all(cfg.cluster, self.shape)
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        return tuple(self._components)
 
     def get_strategy(self, name: str) -> ComponentPlacement:
         """What `launch(placement_strategy=...)` takes. Raises PlacementError for a component without a line."""
@@ -336,9 +334,6 @@ class HybridComponentPlacement:
                 f"{name} has no line in cluster.component_placement (placed: {known}). Add one, e.g. `{name}: all`."
             )
         return self._components[name]
-
-    def world_size(self, name: str) -> int:
-        return self.get_strategy(name).world_size
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """A table of slots against components (None: all): the ranks that run on each."""
@@ -350,17 +345,6 @@ class HybridComponentPlacement:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
-
-
-def _planned_shape(cluster: ClusterSettings) -> ClusterShape:
-    kind, slots = detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
-    return ClusterShape(cluster.num_nodes, slots, kind)
-
-
-def _running_shape() -> ClusterShape | None:
-    module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
-    cluster = module.Cluster.current() if module else None
-    return cluster.shape if cluster else None
 
 
 def _compact(ranks: Sequence[str]) -> str:

@@ -13,10 +13,6 @@ class Piece:
     start: int
     stop: int
 
-    @property
-    def num_rows(self) -> int:
-        return self.stop - self.start
-
 
 def split_rows(world: int, batch: int) -> list[range]:
     """The contiguous block of each rank; sizes differ by at most 1, larger ones first."""

@@ -174,7 +174,7 @@ def test_a_worker_that_hangs_is_replaced(submit, tmp_path):
     reach(handle, 9)
     before, began = pids(handle), time.time()
     context = finish(handle, 1, ["rollout[1]"], before)
-    assert context.failovers[0].kind == "hung" and "work has not come on for" in context.failovers[0].evidence
+    assert context.failovers[0].kind == "hung" and "work has made no progress for" in context.failovers[0].evidence
     assert events(handle.home, "detected")[0]["time"] - began < 3 + 5
 
 

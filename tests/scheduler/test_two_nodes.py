@@ -74,15 +74,6 @@ def group(cluster: Cluster) -> Iterator[WorkerGroup]:
     yield Remote.create_group().launch(cluster, "1-2", name="remote")
 
 
-def test_slots_are_numbered_across_nodes(cluster: Cluster, group: WorkerGroup) -> None:
-    assert cluster.shape.describe() == "0..3 (2 nodes x 2, accelerator=cpu)"
-    first, second = group.where().wait()
-    assert first[:3] == (0, 0, 1) and second[:3] == (1, 0, 1)
-    assert first[3] == cluster.nodes[0].node_id == ray.get_runtime_context().get_node_id()
-    assert second[3] == cluster.nodes[1].node_id != first[3]
-    assert (first[4], second[4]) == ("", "physx")
-
-
 def test_no_process_spans_two_nodes(cluster: Cluster) -> None:
     both = "rank 0 would own slots 1..2, which lie on two nodes of 2 slots. Use more processes, so that each stays"
     with pytest.raises(PlacementError, match=f"wide: processes: {re.escape(both)}"):
@@ -92,6 +83,15 @@ def test_no_process_spans_two_nodes(cluster: Cluster) -> None:
         pool.get_strategy("wide", "0-1:0")
     assert [process.slots for process in pool.get_strategy("narrow", "all").processes] == [(1,), (2,)]
     pool.release()
+
+
+def test_slots_are_numbered_across_nodes(cluster: Cluster, group: WorkerGroup) -> None:
+    assert cluster.shape.describe() == "0..3 (2 nodes x 2, accelerator=cpu)"
+    first, second = group.where().wait()
+    assert first[:3] == (0, 0, 1) and second[:3] == (1, 0, 1)
+    assert first[3] == cluster.nodes[0].node_id == ray.get_runtime_context().get_node_id()
+    assert second[3] == cluster.nodes[1].node_id != first[3]
+    assert (first[4], second[4]) == ("", "physx")
 
 
 def test_messages_cross_nodes_in_order(group: WorkerGroup) -> None:

@@ -284,7 +284,7 @@ def test_every_row_is_routed_to_one_place() -> None:
                     rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
                     assert rows == list(range(len(rows)))
                     for piece in pieces:
-                        arrived += [(piece.dst_rank, first + piece.start + i) for i in range(piece.num_rows)]
+                        arrived += [(piece.dst_rank, first + row) for row in range(piece.start, piece.stop)]
                     first += len(rows)
                 assert [row for _, row in sorted(arrived)] == list(range(batch)), (sources, destinations, batch)
 
