@@ -4,7 +4,7 @@
 
 Steps of the same run differ by 20% and more from one start of its processes to the next, so that two runs cannot be
 compared to within 2%. Here one supervised run is watched for some steps, and then for some not, in turn (on, off, off,
-on): its workers do not beat, the trainer's process tells no news and takes no snapshots, and the master is stopped.
+on): its workers and the trainer's process send no heartbeats, it takes no snapshots, and the master is stopped.
 What is left then is what a run without `control.enabled` does. Every step counts, from the end of the one before it,
 so that snapshots count as well, which are taken between steps. The target: 2%.
 """
@@ -42,9 +42,9 @@ class Hushable:
     """A worker that can be told to be silent."""
 
     def hush(self, silent: bool) -> None:
-        from rlinf_lite.scheduler.pulse import Pulse
+        from rlinf_lite.scheduler.heartbeat import Heartbeat
 
-        gate(Pulse, "beats", silent)
+        gate(Heartbeat, "beats", silent)
 
 
 class Actor(Hushable, EmbodiedFSDPActor):
@@ -143,7 +143,7 @@ class SwitchingRunner(EmbodiedRunner):
             return
         self._now, silent = to, to == "bare"
         self._wait(*(group.hush(silent) for group in self._groups), what="silence")
-        gate(self._supervisor, "_tell_news", silent)
+        gate(self._supervisor, "_send_heartbeat", silent)
         if silent:
             time.sleep(0.1)  # for what is on its way
             os.kill(self._master, signal.SIGSTOP)

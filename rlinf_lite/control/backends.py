@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 from ray.experimental import internal_kv
 
 from rlinf_lite.control.context import ContextError, JobContext
 
 _PREFIX = "rlinf_lite/jobs/"
-
-
-class ContextBackend(Protocol):
-    """Texts by job; a save replaces what was there, whole or not at all."""
-
-    def save(self, job: str, text: str) -> None: ...
-    def load(self, job: str) -> str | None: ...
-    def jobs(self) -> list[str]: ...
 
 
 class KVBackend:
@@ -53,6 +44,10 @@ class DirectoryBackend:
 
     def jobs(self) -> list[str]:
         return sorted(path.stem for path in self._directory.glob("*.json"))
+
+
+ContextBackend = KVBackend | DirectoryBackend
+"""Texts by job; a save replaces what was there, whole or not at all."""
 
 
 def open_backend(where: str) -> ContextBackend:

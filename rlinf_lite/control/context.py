@@ -137,9 +137,7 @@ class JobContext:
         touched, everyone = set(groups), {record.group for record in self.workers.values()}
         connected = {name for edge in self.edges for name in edge}
         touched |= everyone - connected if touched <= connected else everyone
-        while more := {b for a, b in self._both_ways() if a in touched} - touched:
+        both_ways = self.edges + [(b, a) for a, b in self.edges]
+        while more := {b for a, b in both_ways if a in touched} - touched:
             touched |= more
         return sorted(touched & (everyone | set(groups)))
-
-    def _both_ways(self) -> list[tuple[str, str]]:
-        return self.edges + [(b, a) for a, b in self.edges]

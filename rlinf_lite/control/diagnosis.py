@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rlinf_lite.control.context import WorkerRecord
-from rlinf_lite.scheduler.pulse import BEAT_S, Beat
+from rlinf_lite.scheduler.heartbeat import BEAT_S, Beat
 
 SILENT_S = 5.0
 """A worker that has not been heard of for so long is said to be silent, and after the hang limit, hung."""
@@ -39,20 +39,21 @@ class DiagnosisManager:
 
     def __init__(self, hang_timeout_s: float, slow_factor: float) -> None:
         self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
-        self._beats: dict[str, Beat] = {}
+        self.last_beats: dict[str, Beat] = {}
+        """By worker."""
         self._heard: dict[str, float] = {}
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
-        self._calm_since, self._looked = -math.inf, math.inf
+        self._excused_since, self._looked = -math.inf, math.inf
 
     def hear(self, beats: list[Beat], now: float | None = None) -> None:
         """Take what a process says of its workers."""
         now = time.monotonic() if now is None else now
         for beat in beats:
             name = f"{beat.group}[{beat.rank}]"
-            if name in self._beats and self._beats[name].pid != beat.pid:
+            if name in self.last_beats and self.last_beats[name].pid != beat.pid:
                 self._busy.pop(name, None)  # it has been replaced
-            self._beats[name], self._heard[name] = beat, now
+            self.last_beats[name], self._heard[name] = beat, now
             busy = self._busy.setdefault(name, deque())
             busy.append((now, beat.busy_s))
             while busy[0][0] < now - _SLOW_WINDOW_S:
@@ -60,36 +61,35 @@ class DiagnosisManager:
 
     def forget(self, record: WorkerRecord) -> None:
         """A worker has been replaced; its successor is heard from now on."""
-        for known in (self._beats, self._busy, self._said_slow):
+        for known in (self.last_beats, self._busy, self._said_slow):
             known.pop(record.name, None)
         self._heard[record.name] = time.monotonic()
 
-    def last_beat(self, worker: str) -> Beat | None:
-        return self._beats.get(worker)
-
     def sent_to(self) -> set[tuple[str, str]]:
         """(a, b) where workers of group a have sent messages to group b."""
-        return {(beat.group, other) for beat in self._beats.values() for other in beat.sent_to}
+        return {(beat.group, other) for beat in self.last_beats.values() for other in beat.sent_to}
 
-    def look(self, now: float | None = None) -> None:
-        """Comes before every look at workers, of which there is one a second. After a pause, who watches was stopped
-        itself, and who is watched most likely too: as when a machine or a container is suspended."""
+    def notice_pause(self, now: float | None = None) -> None:
+        """To be called before every look for hung workers, of which there is one a second. After a longer pause, who
+        watches was stopped itself, and who is watched most likely too: as when a machine or a container is suspended.
+        """
         now = time.monotonic() if now is None else now
         if now - self._looked >= SILENT_S:
             self._heard = dict.fromkeys(self._heard, now)
-            self.calm(now)
+            self.excuse(now)
         self._looked = now
 
-    def calm(self, now: float | None = None) -> None:
-        """A failure is being dealt with, or was until now: who has not come on was held up by it, maybe."""
-        self._calm_since = time.monotonic() if now is None else now
+    def excuse(self, now: float | None = None) -> None:
+        """Take nobody for hung until the hang limit has passed again: a failure is being dealt with, or was until now,
+        which may have held up all who made no progress."""
+        self._excused_since = time.monotonic() if now is None else now
 
     def find_hung(self, record: WorkerRecord, now: float | None = None) -> Finding | None:
-        """Whether a living worker has not come on, or has not been heard of, for too long."""
+        """Whether a living worker has made no progress, or has not been heard of, for too long."""
         now = time.monotonic() if now is None else now
-        if now - self._calm_since < self._hang_timeout_s:
+        if now - self._excused_since < self._hang_timeout_s:
             return None
-        beat, silent = self._beats.get(record.name), now - self._heard.setdefault(record.name, now)
+        beat, silent = self.last_beats.get(record.name), now - self._heard.setdefault(record.name, now)
         if silent >= max(self._hang_timeout_s, SILENT_S):
             evidence = f"not heard of for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
         elif (
@@ -100,7 +100,7 @@ class DiagnosisManager:
             and beat.stuck_s + silent >= self._hang_timeout_s
             and not self._held_up(record)
         ):
-            evidence = f"{beat.doing} has not come on for {beat.stuck_s + silent:.1f} s, and waits for no message"
+            evidence = f"{beat.doing} has made no progress for {beat.stuck_s + silent:.1f} s, and waits for no message"
             if silent > _LATE_S:
                 evidence += f"; not heard of for {silent:.1f} s: its process {_process_state(record.pid)}"
         else:
@@ -110,7 +110,7 @@ class DiagnosisManager:
 
     def _held_up(self, record: WorkerRecord) -> bool:
         """Whether another rank of its group waits for a message: the group may be in a collective operation."""
-        others = (beat for name, beat in self._beats.items() if beat.group == record.group and name != record.name)
+        others = (beat for name, beat in self.last_beats.items() if beat.group == record.group and name != record.name)
         return any(beat.waiting_for is not None for beat in others)
 
     def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
@@ -138,20 +138,20 @@ class DiagnosisManager:
 
     def explain_death(self, record: WorkerRecord, reason: str, node_alive: bool, oom_kills: int | None) -> Finding:
         """Why a worker's process is gone. `oom_kills`: of its node, now; None where that cannot be read."""
-        beat = self._beats.get(record.name)
+
+        def found(kind: str, evidence: str) -> Finding:
+            return Finding(kind, record.group, record.rank, evidence)
+
+        beat = self.last_beats.get(record.name)
         doing = f"; last seen in {beat.doing}" if beat is not None and beat.doing else ""
         memory = f"; it had {beat.memory_bytes / 2**20:.0f} MiB" if beat is not None else ""
         if not node_alive:
-            return self._found("node_lost", record, f"Ray has lost its node {record.node}{doing}")
+            return found("node_lost", f"Ray has lost its node {record.node}{doing}")
         if "OutOfMemory" in reason or "low memory" in reason or "running low on memory" in reason:
-            return self._found("out_of_memory", record, f"Ray killed it for want of memory{memory}: {reason}")
+            return found("out_of_memory", f"Ray killed it for want of memory{memory}: {reason}")
         if beat is not None and oom_kills is not None and oom_kills > beat.oom_kills:
-            return self._found("out_of_memory", record, f"the kernel's out-of-memory killer struck its node{memory}")
-        return self._found("crashed", record, f"{reason}{doing}{memory}")
-
-    @staticmethod
-    def _found(kind: str, record: WorkerRecord, evidence: str) -> Finding:
-        return Finding(kind, record.group, record.rank, evidence)
+            return found("out_of_memory", f"the kernel's out-of-memory killer struck its node{memory}")
+        return found("crashed", f"{reason}{doing}{memory}")
 
 
 def explain_error(group: str, rank: int, summary: str, origin: str = "") -> Finding:

@@ -83,12 +83,14 @@ class FailoverCoordinator:
             for failover in self._context.failovers
         ]
 
-    def _recent(self) -> list[Failover]:
-        return [f for f in self._context.failovers if f.time >= time.time() - self._control.restart_window_s]
+    def _recent(self, who: str = "") -> list[Failover]:
+        """What has failed lately, of a worker (`env[1]`) or a role (`env`); of all where none is named."""
+        recent = [f for f in self._context.failovers if f.time >= time.time() - self._control.restart_window_s]
+        return [f for f in recent if any(who in ("", worker, worker.partition("[")[0]) for worker in f.failed)]
 
-    def _count(self, matches: Callable[[str], bool]) -> int:
-        """Failures so far, tries included, of workers that match."""
-        return sum(max(f.attempts, 1) for f in self._recent() if any(map(matches, f.failed)))
+    def _count(self, who: str) -> int:
+        """Failures lately of a worker or a role, tries to recover included."""
+        return sum(max(failover.attempts, 1) for failover in self._recent(who))
 
     def _limit(self, failover: Failover) -> str:
         """The limit that this failure breaks, or nothing."""
@@ -96,10 +98,8 @@ class FailoverCoordinator:
         counts = [(len(self._recent()), control.max_job_restarts, "the job", "control.max_job_restarts")]
         for worker in failover.failed:
             role = worker.partition("[")[0]
-            of_role = self._count(lambda other, role=role: other.partition("[")[0] == role)  # type: ignore[misc]
-            of_worker = self._count(lambda other, worker=worker: other == worker)  # type: ignore[misc]
-            counts.append((of_role, control.max_role_restarts, role, "control.max_role_restarts"))
-            counts.append((of_worker, control.max_restarts, worker, "control.max_restarts"))
+            counts.append((self._count(role), control.max_role_restarts, role, "control.max_role_restarts"))
+            counts.append((self._count(worker), control.max_restarts, worker, "control.max_restarts"))
         for count, limit, what, key in counts:
             if count > limit:
                 return (
@@ -130,7 +130,7 @@ class FailoverCoordinator:
 
     def _wait_s(self, failover: Failover) -> float:
         """How long to put it off: not at all the first time, then twice as long every time."""
-        times = max(self._count(lambda other, worker=worker: other == worker) for worker in failover.failed)  # type: ignore[misc]
+        times = max(map(self._count, failover.failed))
         if times < 2 or failover.level == "fail":
             return 0.0
         return float(min(self._control.backoff_s * 2 ** (times - 2), self._control.max_backoff_s))

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rlinf_lite.control.context import Failover, Stage, WorkerRecord
+from rlinf_lite.control.context import JobContext, Stage
 from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext
 
@@ -19,21 +19,13 @@ _ASK_AGAIN_S = 0.3
 
 @dataclass(frozen=True)
 class Attachment:
-    """What a trainer's process tells the master of its workers, after every start of some."""
+    """What a trainer's process tells the master after every start of workers; enough for one that has lost it."""
 
-    trainer_pid: int
-    trainer_node: str
+    job: JobContext
+    """As the trainer knows it."""
     context: ProcessContext
-    workers: list[tuple[WorkerRecord, Any]]
-    """With their Ray actors."""
-    directory: str
-    step: int
-    total_steps: int
-    failovers: list[Failover]
-    """The history as far as the trainer knows it, for a master that has lost it."""
-    edges: list[tuple[str, str]]
-    """Whose results it has given to whom."""
-    trainer_restarts: int = 0
+    handles: dict[str, Any]
+    """Ray actors of the workers, by name."""
 
 
 Outcome = tuple[Stage, str, Attachment | None]

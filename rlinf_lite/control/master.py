@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -23,12 +23,12 @@ from rlinf_lite.control.backends import load_context, open_backend
 from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
-from rlinf_lite.control.link import Attachment, master_name
-from rlinf_lite.jobs.manager import JobManager
-from rlinf_lite.scheduler.context import RAY_NAMESPACE, run_on, set_context
-from rlinf_lite.scheduler.nodes import beside_this_process, tail_logs
-from rlinf_lite.scheduler.processes import end_process, exit_reason, is_ray_process, process_exists
-from rlinf_lite.scheduler.pulse import Beat, num_oom_kills
+from rlinf_lite.control.link import Attachment, Outcome, master_name
+from rlinf_lite.scheduler.context import run_on, set_context
+from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
+from rlinf_lite.scheduler.member import exit_reason
+from rlinf_lite.scheduler.nodes import detached_actor, tail_logs
+from rlinf_lite.scheduler.processes import end_process, is_ray_process, process_exists
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +39,32 @@ _LEAVE_S = 0.5
 """Between the end of a job and that of its master, for the answer to whoever ended it."""
 
 
-def create_master(job: str, control: ControlConfig, manager: JobManager | None = None) -> Any:
-    """Start a job's master on this node; Ray restarts it for as long as the job lasts. `manager`: of a built job."""
-    return (
-        ray.remote(JobMaster)
-        .options(
-            name=master_name(job),
-            namespace=RAY_NAMESPACE,
-            lifetime="detached",
-            max_restarts=-1,
-            max_concurrency=16,
-            num_cpus=0,
-            **beside_this_process(),
-            enable_task_events=False,
-        )
-        .remote(job, control, manager)
+class TrainerProcess(Protocol):
+    """The process of a built job's trainer, as its master handles it. A training run's trainer is its driver."""
+
+    directory: str
+    """Where events go."""
+    outcome: Outcome | None
+    """How the trainer ended, as far as `lost` has heard: should its own word not have reached the master."""
+
+    def find_or_start(self) -> None: ...
+    def start(self, restarts: int, failure: str | None) -> None: ...
+    def lost(self) -> str | None: ...
+    def log_paths(self) -> list[str]: ...
+    def end(self) -> None: ...
+
+
+def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | None = None) -> Any:
+    """Start a job's master on this node; Ray restarts it for as long as the job lasts. `trainer`: of a built job."""
+    return detached_actor(JobMaster, master_name(job), max_restarts=-1, max_concurrency=16).remote(
+        job, control, trainer
     )
 
 
 class JobMaster:
     """Owns the job's context. Its public methods are called by the trainer's process, by workers (`beat`) and users."""
 
-    def __init__(self, job: str, control: ControlConfig, manager: JobManager | None) -> None:
+    def __init__(self, job: str, control: ControlConfig, trainer: TrainerProcess | None) -> None:
         self._lock = threading.RLock()
         self._backend = open_backend(control.backend)
         self._diagnosis = DiagnosisManager(control.hang_timeout_s, control.slow_factor)
@@ -70,13 +74,13 @@ class JobMaster:
         self._replacing: set[str] = set()
         self._trainer_heard, self._saved = time.monotonic(), 0.0
         self._stop_asked = False
-        self._recover_context(job, "" if manager is None else manager.directory)
+        self._recover_context(job, "" if trainer is None else trainer.directory)
         self._failover = FailoverCoordinator(self._context, control, self._save)
-        self._manager = manager
+        self._trainer = trainer
         self._trainer_due: tuple[float, str] | None = None
         self._save()
-        if manager is not None:
-            manager.find_or_start()
+        if trainer is not None:
+            trainer.find_or_start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -87,18 +91,16 @@ class JobMaster:
     def attach(self, attachment: Attachment) -> None:
         """Know the workers of a trainer, those that were started again among them."""
         with self._lock:
-            context, known = self._context, self._context.workers
+            context, told = self._context, attachment.job
             set_context(attachment.context)
-            context.trainer_pid, context.trainer_node = attachment.trainer_pid, attachment.trainer_node
-            context.trainer_node_id = attachment.context.node_id
-            context.directory, context.total_steps = attachment.directory, attachment.total_steps
-            context.trainer_restarts = attachment.trainer_restarts
-            self._hear_news(attachment.step, attachment.edges)
-            if len(attachment.failovers) > len(context.failovers):
-                context.failovers[:] = attachment.failovers
-            workers, self._handles = {}, {}
-            for record, handle in attachment.workers:
-                before = known.get(record.name)
+            context.trainer_pid, context.trainer_restarts = told.trainer_pid, told.trainer_restarts
+            context.trainer_node, context.trainer_node_id = told.trainer_node, told.trainer_node_id
+            context.directory, context.total_steps = told.directory, told.total_steps
+            self._hear_trainer(told.step, told.edges)
+            if len(told.failovers) > len(context.failovers):
+                context.failovers[:] = told.failovers
+            for record in told.workers.values():
+                before = context.workers.get(record.name)
                 if before is not None:
                     record.restarts = before.restarts + (before.pid != record.pid)
                     record.started = before.started if before.pid == record.pid else record.started
@@ -106,19 +108,18 @@ class JobMaster:
                     self._diagnosis.forget(record)
                     self._findings.pop(record.name, None)
                     self._pings.pop(record.name, None)
-                workers[record.name], self._handles[record.name] = record, handle
-            context.workers = workers
+            context.workers, self._handles = told.workers, attachment.handles
             self._replacing.clear()
             if context.stage == Stage.STARTING:
                 context.move_to(Stage.RUNNING)
-                self._event("running", workers=len(workers))
+                self._event("running", workers=len(context.workers))
             self._save()
 
-    def news(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
-        """The trainer lives, is so far, and has given results of groups to others (`edges`). Says whether its workers
-        are known here, whether it has been asked to stop, and what has failed so far."""
+    def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
+        """A heartbeat of the trainer: it is so far, and has given results of groups to others (`edges`). Says whether
+        its workers are known here, whether it has been asked to stop, and what has failed so far."""
         with self._lock:
-            if self._hear_news(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
+            if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
             return {
                 "known": bool(self._handles),
@@ -171,7 +172,7 @@ class JobMaster:
             if known is not None:
                 if not self._handles:
                     self.attach(known)
-                self._hear_news(known.step, known.edges)
+                self._hear_trainer(known.job.step, known.job.edges)
             self._replacing = set(self._handles)
             self._context.move_to(stage, reason or self._context.reason)
             self._event(str(stage), reason=self._context.reason, step=self._context.step)
@@ -200,7 +201,7 @@ class JobMaster:
         with self._lock:
             doing = {}
             for name in self._context.workers:
-                beat = self._diagnosis.last_beat(name)
+                beat = self._diagnosis.last_beats.get(name)
                 if beat is not None:
                     idle = f"idle for {beat.stuck_s:.0f} s" if beat.doing is None else beat.doing
                     doing[name] = idle if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
@@ -211,8 +212,8 @@ class JobMaster:
         with self._lock:
             records = list(self._context.workers.values())
             found = {}
-            if self._manager is not None and group in (None, "trainer"):
-                found["trainer"] = tail_logs(self._manager.log_paths(), num_lines)
+            if self._trainer is not None and group in (None, "trainer"):
+                found["trainer"] = tail_logs(self._trainer.log_paths(), num_lines)
         for record in records:
             if group in (None, record.group) and rank in (None, record.rank):
                 try:
@@ -230,10 +231,10 @@ class JobMaster:
             self._context.move_to(Stage.STOPPING, reason)
             self._event("stopping", reason=reason)
             self._save()
-            if self._manager is None:
+            if self._trainer is None:
                 return
             self._replacing = set(self._handles)
-        self._manager.end()
+        self._trainer.end()
         self._end_workers()
         self.finish(Stage.STOPPED, reason)
 
@@ -253,22 +254,19 @@ class JobMaster:
             about = {} if found is not None else {"problem": f"{problem}: the trainer tells what it knows"}
             self._event("master_restarted", stage=str(self._context.stage), **about)
 
-    def _hear_news(self, step: int, edges: list[tuple[str, str]]) -> bool:
+    def _hear_trainer(self, step: int, edges: list[tuple[str, str]]) -> bool:
         """Returns whether a group was seen to feed another for the first time."""
         self._trainer_heard = time.monotonic()
         before = self._context.edges
         self._context.edges = sorted({*before, *edges, *self._diagnosis.sent_to()})
-        self._set_step(step)
+        if step > self._context.step:
+            self._context.last_progress = time.time()
+        self._context.step = step
         return self._context.edges != before
 
     def _save(self) -> None:
         self._saved = time.monotonic()
         self._backend.save(self._context.name, self._context.to_json())
-
-    def _set_step(self, step: int) -> None:
-        if step > self._context.step:
-            self._context.last_progress = time.time()
-        self._context.step = step
 
     def _event(self, event: str, **what: Any) -> None:
         entry = {"time": round(time.time(), 3), "event": event, **what}
@@ -289,7 +287,7 @@ class JobMaster:
                         if self._context.stage.is_final:
                             continue
                         look()
-                except Exception:
+                except Exception:  # a node that goes meanwhile must not end the watch
                     log.exception("the master could not %s", look.__name__.strip("_").replace("_", " "))
 
     def _look_for_dead(self) -> None:
@@ -307,7 +305,7 @@ class JobMaster:
                 ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 self._find_death(name, str(error))
-            except ray.exceptions.RayError:
+            except ray.exceptions.RayError:  # it lives, and something else is the matter
                 continue
 
     def _find_death(self, name: str, reason: str) -> Finding:
@@ -324,9 +322,9 @@ class JobMaster:
         return self._findings[name]
 
     def _look_for_hung(self) -> None:
-        self._diagnosis.look()
+        self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
-            self._diagnosis.calm()
+            self._diagnosis.excuse()
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:
                 continue
@@ -343,7 +341,7 @@ class JobMaster:
     def _look_at_trainer(self) -> None:
         """Where the trainer's process is gone, start it again, or end the job."""
         context = self._context
-        if self._manager is None:
+        if self._trainer is None:
             silent = context.trainer_pid and time.monotonic() - self._trainer_heard > SILENT_S
             here = ray.get_runtime_context().get_node_id() == context.trainer_node_id
             if silent and here and not process_exists(context.trainer_pid):
@@ -352,10 +350,10 @@ class JobMaster:
             due, failure = self._trainer_due
             if time.monotonic() >= due:
                 self._trainer_due = None
-                self._manager.start(context.trainer_restarts, failure)
-        elif (outcome := self._manager.outcome()) is not None:
+                self._trainer.start(context.trainer_restarts, failure)
+        elif (outcome := self._trainer.outcome) is not None:
             self.finish(*outcome)
-        elif (lost := self._manager.lost()) is not None:
+        elif (lost := self._trainer.lost()) is not None:
             self._replacing = set(self._handles)
             self._end_workers()
             failure = f"trainer-{context.trainer_restarts}-{int(time.time())}"
@@ -372,8 +370,8 @@ class JobMaster:
     def _leave(self) -> None:
         """The job is over: end its trainer's process, and this one, which Ray must not start again."""
         time.sleep(_LEAVE_S)
-        if self._manager is not None:
-            self._manager.end()
+        if self._trainer is not None:
+            self._trainer.end()
         ray.kill(ray.get_runtime_context().current_actor)
 
     def _end_workers(self) -> None:
@@ -381,5 +379,5 @@ class JobMaster:
         for name, record in self._context.workers.items():
             with suppress(Exception):  # gone already, or its node is
                 ray.kill(self._handles[name])
-            with suppress(Exception):
+            with suppress(Exception):  # likewise
                 run_on(record.node_id, end_process, record.pid, 1.0)

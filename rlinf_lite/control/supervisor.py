@@ -1,4 +1,4 @@
-"""The trainer's side of failover: tells the master who works here, and does what it decides."""
+"""The trainer's side of failover: tells the master who works here and how far the job is, and does what it decides."""
 
 from __future__ import annotations
 
@@ -10,31 +10,23 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 import ray
 
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.control.context import Failover, JobContext, Stage, WorkerRecord
+from rlinf_lite.control.context import JobContext, Stage, WorkerRecord
 from rlinf_lite.control.diagnosis import Finding, explain_error
 from rlinf_lite.control.failover import LEVELS, Decision
 from rlinf_lite.control.link import ASK_LIMIT_S, Attachment, Outcome, ask_master, master_name
 from rlinf_lite.control.master import create_master
-from rlinf_lite.scheduler import (
-    AbortedError,
-    Cluster,
-    ClusterError,
-    SchedulerError,
-    WorkerError,
-    WorkerGroup,
-)
+from rlinf_lite.scheduler import AbortedError, Cluster, ClusterError, SchedulerError, WorkerError
 from rlinf_lite.scheduler.context import get_context
-from rlinf_lite.scheduler.group import restart
 
 log = logging.getLogger(__name__)
 
-NEWS_S = 2.0
+HEARTBEAT_S = 2.0
+"""Between two heartbeats of the trainer's process."""
 _FINISH_S = 20.0
 """How long the word that the job has ended waits for a master that is away."""
 _MAX_GIVEN_UP = 3
@@ -58,13 +50,14 @@ class Supervisor:
     def __init__(self, job: str, cluster: Cluster, timeout_s: float) -> None:
         """`timeout_s`: for a new worker's `init`."""
         self.job, self._cluster, self._timeout_s = job, cluster, timeout_s
-        self._directory, self._step, self._total_steps, self._trainer_restarts = "", 0, 0, 0
-        self._begun, self._ended, self._num_given_up = False, threading.Event(), 0
-        self._failovers: list[Failover] = []
+        self._known = JobContext(job)
+        """What the master is to know of the job."""
+        self._attachment: Attachment | None = None
+        """The same with the workers; None before `begin`."""
+        self._ended, self._num_given_up = threading.Event(), 0
         self._raised_before: set[tuple[str, str]] = set()
         """Group and origin of the exceptions that workers have raised in this step."""
         self._outcome = Stage.FINISHED
-        self._told: Attachment | None = None
         cluster.watch(master_name(job))
 
     def __enter__(self) -> Supervisor:
@@ -78,20 +71,20 @@ class Supervisor:
 
     def begin(self, directory: str, step: int, total_steps: int, trainer_restarts: int = 0) -> None:
         """All groups are launched: from now on they are watched. `directory` is where events are written."""
-        self._directory, self._step, self._total_steps = directory, step, total_steps
-        self._trainer_restarts = trainer_restarts
+        self._known.directory, self._known.step, self._known.total_steps = directory, step, total_steps
+        self._known.trainer_restarts = trainer_restarts
+        has_begun = self._attachment is not None
         self._attach()
-        self._cluster.explain_death = self._explain_death
-        if not self._begun:
-            self._begun = True
-            threading.Thread(target=self._keep_telling, name="supervisor", daemon=True).start()
+        self._cluster.calls.explain_death = self._explain_death
+        if not has_begun:
+            threading.Thread(target=self._send_heartbeats, name="supervisor", daemon=True).start()
 
     def progress(self, step: int) -> None:
         """A step has been completed."""
-        if step > self._step:
+        if step > self._known.step:
             self._num_given_up = 0
             self._raised_before.clear()
-        self._step = step
+        self._known.step = step
 
     def recover(self, error: SchedulerError, restore: Restore, same_step: bool = True) -> Decision:
         """Bring the job back after `error`. Raises it where nobody is to blame, and JobFailedError at a limit.
@@ -111,21 +104,20 @@ class Supervisor:
                 self._give_up((), "this step is done again")
                 restore(gave_up)
                 return gave_up
-            except SchedulerError as another:
+            except SchedulerError as another:  # while they gave it up, somebody has died
                 error = another
         dead, raised = self._blame(error)
         if not dead and not raised:
             raise error
         while True:
-            if raised and same_step and self._comes_again(error):
+            if raised and same_step and self._was_raised_before(error):
                 raise error
-            decision: Decision = self._ask("failed", failure, dead, raised, None)
-            if decision.level == "fail":
-                raise self._job_failed(decision, error) from error
+            decision = self._decide(failure, error, dead, raised)
             log.warning("%s", _describe(decision, dead, raised))
             time.sleep(decision.wait_s)
             try:
-                self._start_again(decision)
+                self._cluster.restart(decision.ranks, self._timeout_s)
+                self._give_up(decision.touched, f"{', '.join(decision.ranks)} started again")
                 steps_lost = restore(decision)
             except SchedulerError as again:
                 log.warning("the recovery failed: %s", again)
@@ -134,19 +126,17 @@ class Supervisor:
                 dead, raised = self._blame(error)
                 continue
             self._attach()
-            self._failovers = self._ask("recovered", failure, True, steps_lost)
+            self._known.failovers = self._ask("recovered", failure, True, steps_lost)
             return decision
 
     def trainer_raised(self, error: Exception) -> Decision:
         """A trainer that can start again has raised. Raises JobFailedError at a limit."""
         failure = uuid.uuid4().hex[:12]
-        decision: Decision = self._ask("failed", failure, [], [], f"{type(error).__name__}: {error}")
-        if decision.level == "fail":
-            raise self._job_failed(decision, error) from error
+        decision = self._decide(failure, error, trainer=f"{type(error).__name__}: {error}")
         time.sleep(decision.wait_s)
-        self._trainer_restarts += 1
+        self._known.trainer_restarts += 1
         self._attach()
-        self._failovers = self._ask("recovered", failure, True, 0)
+        self._known.failovers = self._ask("recovered", failure, True, 0)
         return decision
 
     def recovered(self, failure: str) -> None:
@@ -156,17 +146,18 @@ class Supervisor:
     def finish(self, stage: Stage, reason: str = "") -> None:
         """The job has ended; its master goes too."""
         self._ended.set()
-        self._cluster.explain_death = None
+        self._cluster.calls.explain_death = None
         with suppress(Exception):  # that the master is gone, and maybe Ray, must not hide how the job ended
             self._ask("finish", *self.outcome(stage, reason), limit_s=_FINISH_S)
 
     def outcome(self, stage: Stage, reason: str) -> Outcome:
         """How the job has ended, with all that its master may have lost."""
-        return stage, reason, self._known()
+        self._known.edges = sorted(self._cluster.calls.data_flow)
+        return stage, reason, self._attachment
 
     def interrupted(self, step: int) -> None:
         """The user has stopped the run, after so many steps."""
-        self._step, self._outcome = step, Stage.STOPPED
+        self._known.step, self._outcome = step, Stage.STOPPED
 
     def has_ended(self, wait_s: float) -> bool:
         """Whether `finish` was called, within `wait_s`."""
@@ -174,56 +165,56 @@ class Supervisor:
 
     def metrics(self) -> dict[str, float]:
         """`control/*`: what has failed in this job so far, and what that cost."""
-        done = [failover for failover in self._failovers if failover.outcome == "done"]
+        failovers = self._known.failovers
+        done = [failover for failover in failovers if failover.outcome == "done"]
         return {
-            "control/failures": float(len(self._failovers)),
+            "control/failures": float(len(failovers)),
             "control/recovery_s": sum(failover.seconds or 0.0 for failover in done),
             "control/steps_lost": float(sum(failover.steps_lost or 0 for failover in done)),
         }
 
     def _attach(self) -> None:
         """Workers were started: tell the master who works here now."""
-        workers = []
-        for group in self._cluster.groups.values():
-            for member in group.members:
-                where = f"node {member.node.rank} ({member.node.ip})"
-                record = WorkerRecord(
-                    group.name, member.rank, member.pid, where, member.node.node_id, _failover(group), member.log_paths
+        workers, handles = {}, {}
+        for group, failover in self._levels().items():
+            for member in self._cluster.groups[group].members:
+                node = member.node
+                where = f"node {node.rank} ({node.ip})"
+                workers[str(member)] = WorkerRecord(
+                    group, member.rank, member.pid, where, node.node_id, failover, member.log_paths
                 )
-                workers.append((record, member.actor))
-        context = get_context()
-        self._told = Attachment(
-            os.getpid(),
-            f"node {context.node_id[:8]}",
-            context,
-            workers,
-            self._directory,
-            self._step,
-            self._total_steps,
-            self._failovers,
-            sorted(self._cluster.feeders),
-            self._trainer_restarts,
-        )
-        self._ask("attach", self._told)
-
-    def _known(self) -> Attachment | None:
-        """What the master was told last, brought up to date, for one that has lost it; groups may be gone by now."""
-        edges = sorted(self._cluster.feeders)
-        return self._told and replace(self._told, step=self._step, failovers=self._failovers, edges=edges)
-
-    def _start_again(self, decision: Decision) -> None:
-        """New workers in the place of those that failed; what works with them gives up what it was doing."""
-        restart({self._cluster.groups[name]: ranks for name, ranks in decision.ranks.items()}, self._timeout_s)
-        self._give_up(decision.touched, f"{', '.join(decision.ranks)} started again")
+                handles[str(member)] = member.actor
+        known, context = self._known, get_context()
+        known.trainer_pid, known.trainer_node_id = os.getpid(), context.node_id
+        known.trainer_node = f"node {context.node_id[:8]}"
+        known.workers, known.edges = workers, sorted(self._cluster.calls.data_flow)
+        self._attachment = Attachment(known, context, handles)
+        self._ask("attach", self._attachment)
 
     def _give_up(self, names: Sequence[str], reason: str) -> None:
         """Have these groups forget what they are doing, and those that a failed wait has aborted; then they serve
         again."""
-        groups = [group for name, group in self._cluster.groups.items() if name in names or group._aborted]
+        groups = [group for name, group in self._cluster.groups.items() if name in names or group.aborted]
         for group in groups:
             group.abort(reason)
         for group in groups:
             group.clear_abort()
+
+    def _decide(
+        self,
+        failure: str,
+        error: Exception,
+        dead: Sequence[tuple[str, str]] = (),
+        raised: Sequence[Finding] = (),
+        trainer: str | None = None,
+    ) -> Decision:
+        """What the master wants done. Raises JobFailedError where that is nothing any more."""
+        decision: Decision = self._ask("failed", failure, dead, raised, trainer)
+        if decision.level == "fail":
+            lines = "\n".join(f"  {line}" for line in self._ask("history"))
+            message = f"{decision.reason}\n\nWhat failed:\n{lines}\n\nThe last time:\n{error}"
+            raise JobFailedError(message) from error
+        return decision
 
     def _blame(self, error: SchedulerError) -> tuple[list[tuple[str, str]], list[Finding]]:
         """Who is behind an error: workers that Ray calls dead, else the one that raised; maybe nobody."""
@@ -232,13 +223,20 @@ class Supervisor:
             time.sleep(0.2)
         if dead:
             return dead, []
-        if isinstance(error, WorkerError) and error.group in self._cluster.groups:
-            group = self._cluster.groups[error.group]
-            if _failover(group) == "worker" and not isinstance(error.__cause__, AbortedError):
-                return [], [explain_error(error.group, error.rank, error.summary, error.origin)]
+        gave_up = isinstance(error.__cause__, AbortedError)
+        if isinstance(error, WorkerError) and not gave_up and self._levels().get(error.group) == "worker":
+            return [], [explain_error(error.group, error.rank, error.summary, error.origin)]
         return [], []
 
-    def _comes_again(self, error: SchedulerError) -> bool:
+    def _levels(self) -> dict[str, str]:
+        """What starts again where a worker fails, by group: the widest of what those want that share processes."""
+        return {
+            group.name: max((fused.cls.failover for fused in processes.groups), key=LEVELS.index)
+            for processes in self._cluster.processes
+            for group in processes.groups
+        }
+
+    def _was_raised_before(self, error: SchedulerError) -> bool:
         """Whether a worker has raised the same, whatever its text, at the same place in this step before."""
         if not isinstance(error, WorkerError) or isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError):
             return False  # of messages and processes: others are to blame for that
@@ -264,8 +262,8 @@ class Supervisor:
                 if ping in answered:
                     ray.get(ping)
             except ray.exceptions.RayActorError as error:
-                dead.append((f"{member.group}[{member.rank}]", str(error)))
-            except ray.exceptions.RayError:
+                dead.append((str(member), str(error)))
+            except ray.exceptions.RayError:  # it lives, and something else is the matter
                 continue
         return dead
 
@@ -274,11 +272,11 @@ class Supervisor:
             raise ClusterError(f"the master of the job {self.job!r} has ended with Ray")
         return ask_master(self.job, method, *args, limit_s=limit_s)
 
-    def _keep_telling(self) -> None:
-        while not self._ended.wait(NEWS_S):
+    def _send_heartbeats(self) -> None:
+        while not self._ended.wait(HEARTBEAT_S):
             try:
-                stop = self._tell_news()
-            except Exception as error:
+                stop = self._send_heartbeat()
+            except Exception as error:  # the master is away, or Ray is gone: training goes on, unwatched
                 if not self._ended.is_set():
                     log.warning("the job is not watched at the moment: %s", error)
                 continue
@@ -286,25 +284,15 @@ class Supervisor:
                 _thread.interrupt_main()
                 return
 
-    def _tell_news(self) -> bool:
+    def _send_heartbeat(self) -> bool:
         """Tell the master how far the job is; returns whether it is to stop."""
-        reply = self._ask("news", self._step, sorted(self._cluster.feeders), limit_s=10.0)
-        if not reply["known"]:
-            self._ask("attach", self._known())
+        self._known.edges = sorted(self._cluster.calls.data_flow)
+        reply = self._ask("trainer_beat", self._known.step, self._known.edges, limit_s=10.0)
+        if reply["known"]:
+            self._known.failovers = reply["failovers"]
         else:
-            self._failovers = reply["failovers"]
+            self._ask("attach", self._attachment)
         return bool(reply["stop"])
-
-    def _job_failed(self, decision: Decision, error: Exception) -> JobFailedError:
-        lines = "\n".join(f"  {line}" for line in self._ask("history"))
-        return JobFailedError(f"{decision.reason}\n\nWhat failed:\n{lines}\n\nThe last time:\n{error}")
-
-
-def _failover(group: WorkerGroup) -> str:
-    """The widest of what those want that share its processes."""
-    processes = group._processes
-    fused: Sequence[WorkerGroup] = [group] if processes is None else processes.groups
-    return max((other._cls.failover for other in fused), key=LEVELS.index)
 
 
 def _describe(decision: Decision, dead: list[tuple[str, str]], raised: list[Finding]) -> str:

@@ -23,7 +23,7 @@ from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, EnvError, N
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
-from rlinf_lite.scheduler.pulse import report_progress
+from rlinf_lite.scheduler.heartbeat import report_progress
 
 log = logging.getLogger(__name__)
 

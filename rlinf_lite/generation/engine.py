@@ -23,7 +23,7 @@ from rlinf_lite.generation.sampling import sample
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
 from rlinf_lite.models.text.supported import check_equal, own_logits, probe_tokens, refusing
-from rlinf_lite.scheduler.pulse import report_progress
+from rlinf_lite.scheduler.heartbeat import report_progress
 
 _REFILL = 8
 """Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""

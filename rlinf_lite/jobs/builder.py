@@ -6,10 +6,10 @@ import copy
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_lite.jobs.placing import place_roles
+from rlinf_lite.jobs.placement import place_roles
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, builder_call
 
 
@@ -26,26 +26,6 @@ class RLJob:
         return submit(self.spec, name, blocking, **options)
 
 
-@dataclass
-class _Draft:
-    """A role as it was called, not yet checked."""
-
-    role: Any
-    module: Any
-    cls: Any
-    total: Any = 1
-    per_node: Any = 1
-    share: Any = 1
-    env: Any = field(default_factory=dict)
-
-    @property
-    def call(self) -> str:
-        return builder_call(self.role)
-
-    def spec(self) -> RoleSpec:
-        return RoleSpec(self.role, self.module, self.cls, self.total, self.per_node, float(self.share), self.env)
-
-
 class RLJobBuilder:
     """A job, described in any order; `total`, `per_node`, `share` and `env` belong to the role named last.
 
@@ -58,7 +38,7 @@ class RLJobBuilder:
         self._device_type: Any = "GPU"
         self._config: Any = {}
         self._env: Any = {}
-        self._drafts: list[_Draft] = []
+        self._drafts: list[RoleSpec] = []
         self._collocations: list[tuple[str, ...] | None] = []
         self._misplaced: list[str] = []
 
@@ -105,7 +85,7 @@ class RLJobBuilder:
 
     def role(self, name: str, module: str, cls: str) -> RLJobBuilder:
         """A role of any name, such as a simulator's."""
-        self._drafts.append(_Draft(name, module, cls))
+        self._drafts.append(RoleSpec(name, module, cls))
         return self
 
     def total(self, count: int) -> RLJobBuilder:
@@ -155,15 +135,15 @@ class RLJobBuilder:
                 f".trainer(...).{option}({value!r}): a job has one trainer, on no device. Put it behind a role."
             )
         else:
-            setattr(self._drafts[-1], option, value)
+            self._drafts[-1] = replace(self._drafts[-1], **{option: value})
         return self
 
     @property
-    def _roles(self) -> list[_Draft]:
+    def _roles(self) -> list[RoleSpec]:
         return [draft for draft in self._drafts if draft.role != "trainer"]
 
     def _spec(self) -> JobSpec:
-        trainers = [draft.spec() for draft in self._drafts if draft.role == "trainer"]
+        trainers = [draft for draft in self._drafts if draft.role == "trainer"]
         return JobSpec(
             num_nodes=self._num_nodes,
             devices_per_node=self._devices_per_node,
@@ -171,7 +151,7 @@ class RLJobBuilder:
             config=self._config,
             env=self._env,
             trainer=trainers[0] if trainers else RoleSpec("trainer", "", ""),
-            roles=tuple(draft.spec() for draft in self._roles),
+            roles=tuple(replace(draft, share=float(draft.share)) for draft in self._roles),
             collocations=self._collocated(),
         )
 
@@ -235,7 +215,7 @@ def _count_problems(call: str, value: Any) -> list[str]:
     return [] if _is_count(value) else [f"{call}({value!r}): not an integer of at least 1. Give a count, such as 1."]
 
 
-def _role_problems(draft: _Draft, num_nodes: Any) -> list[str]:
+def _role_problems(draft: RoleSpec, num_nodes: Any) -> list[str]:
     problems = []
     for what, value in (("role name", draft.role), ("module", draft.module), ("class", draft.cls)):
         if not isinstance(value, str) or not value.strip():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,38 +64,6 @@ class JobSpec:
         """All roles on a role's devices, itself included."""
         return next((roles for roles in self.collocations if name in roles), (name,))
 
-    def load_classes(self) -> dict[str, type]:
-        """The classes of the trainer (under "trainer") and of all roles. Raises one JobSpecError for all that fail."""
-        from rlinf_lite.jobs.trainer import BaseTrainer
-        from rlinf_lite.scheduler.worker import Worker
-
-        wanted: list[tuple[RoleSpec, type]] = [(self.trainer, BaseTrainer), *((role, Worker) for role in self.roles)]
-        loaded = {spec.role: _load(spec, base) for spec, base in wanted}
-        problems = [problem for problem in loaded.values() if isinstance(problem, str)]
-        if problems:
-            raise JobSpecError(problems)
-        return {name: cls for name, cls in loaded.items() if isinstance(cls, type)}
-
 
 def builder_call(role: str) -> str:
     return f".{role}(...)" if role in NAMED_ROLES else f".role({role!r}, ...)"
-
-
-def _load(spec: RoleSpec, base: type) -> type | str:
-    """The class, or what is wrong with it."""
-    try:
-        module = importlib.import_module(spec.module)
-    except Exception as error:  # whatever a user's module raises while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
-    found = getattr(module, spec.cls, None)
-    if found is None:
-        close = difflib.get_close_matches(spec.cls, dir(module), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else "Name a class that is there."
-        return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {hint}"
-    where = f"{spec.call}: {spec.module}.{spec.cls}"
-    if not isinstance(found, type) or not issubclass(found, base):
-        return f"{where} is not a subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
-    if inspect.isabstract(found):
-        return f"{where} is abstract. Define {', '.join(sorted(found.__abstractmethods__))}."  # type: ignore[attr-defined]
-    return found

@@ -18,8 +18,8 @@ from rlinf_lite.control.context import JobContext
 from rlinf_lite.control.link import ask_master, master_name
 from rlinf_lite.control.master import create_master
 from rlinf_lite.control.supervisor import job_failed
-from rlinf_lite.jobs.manager import JobManager
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError
+from rlinf_lite.jobs.trainer_host import JobManager, load_classes
 from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.local_ray import local_ray
@@ -126,7 +126,7 @@ def submit(
     """
     if not re.fullmatch(r"[\w.-]{1,80}", name):
         raise JobSpecError([f"submit({name!r}): not a name. Use letters, digits, '.', '_' and '-', 80 at most."])
-    spec.load_classes()
+    load_classes(spec)
     _connect(spec)
     control = control or ControlConfig()
     handle = JobHandle(name, open_backend(control.backend))

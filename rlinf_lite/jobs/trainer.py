@@ -14,9 +14,9 @@ from rlinf_lite.jobs.spec import builder_call
 from rlinf_lite.jobs.workload import JobInfo
 from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Execute
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError, WorkerError
-from rlinf_lite.scheduler.group import WorkerGroup, payload_bytes
-from rlinf_lite.scheduler.handle import Handle, _Wait
-from rlinf_lite.scheduler.processes import SHARED_BYTES
+from rlinf_lite.scheduler.group import WorkerGroup
+from rlinf_lite.scheduler.handle import Handle, wait_alone
+from rlinf_lite.scheduler.running import SHARED_BYTES, payload_bytes
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 PreFunc = Callable[..., Arguments]
@@ -128,8 +128,7 @@ class RoleGroup:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):  # also while this object is being copied, before it has a group
             raise AttributeError(name)
-        self._group._caller(name, ())  # raises, with a hint, where there is no such method
-        invocation: Invocation = getattr(getattr(self._group._cls, name), _INVOCATION, Invocation())
+        invocation: Invocation = getattr(self._group.worker_method(name), _INVOCATION, Invocation())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._invoke(name, invocation, args, kwargs)
@@ -143,9 +142,10 @@ class RoleGroup:
     def _invoke(self, method: str, how: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if how.pre_func is not None:
             args, kwargs = how.pre_func(*args, **kwargs)
-        self._group._running()
         rank_zero = how.target == "RANK0"
         ranks = self._ranks()[:1] if rank_zero else self._ranks()
+        if not ranks:
+            self._group.call(method)  # raises: the group is not running
         shards = dict(zip(ranks, _shards(len(ranks), how.auto_shard and not rank_zero, args, kwargs), strict=True))
         handles = {rank: self._start(method, rank, arguments) for rank, arguments in shards.items()}
         if not how.blocking:
@@ -157,7 +157,7 @@ class RoleGroup:
 
     def _start(self, method: str, rank: int, arguments: Arguments) -> Handle:
         rule = CallRule(execute_mode=Execute.RANK_ZERO)  # a group of one, whose result is not a list
-        return self._group._call(method, rule, [self._group.members[rank]], *arguments)
+        return self._group.call(method, *arguments, ranks=[rank], rule=rule)
 
     def _finish(
         self, method: str, handles: dict[int, Handle], shards: dict[int, Arguments], timeout: float | None
@@ -181,7 +181,7 @@ class RoleGroup:
                     try:
                         results[rank] = handles[rank].wait(0)
                     except SchedulerError:  # it runs, or failed; or its worker was replaced with the one that did
-                        if rank in again or handles[rank]._members[0] is not self._group.members[rank]:
+                        if rank in again or handles[rank].members[0] is not self._group.members[rank]:
                             handles[rank] = self._start(method, rank, shards[rank])
 
 
@@ -189,7 +189,7 @@ def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | 
     """Add to `results` what is not there."""
     waiting = {rank: handle for rank, handle in handles.items() if rank not in results}
     try:
-        results.update(zip(waiting, _Wait(list(waiting.values()), timeout, "", alone=True).run(), strict=True))
+        results.update(zip(waiting, wait_alone(list(waiting.values()), timeout), strict=True))
     except CallTimeoutError as error:
         missing = [rank for rank, handle in waiting.items() if not handle.done()]
         results.update((rank, handle.wait()) for rank, handle in waiting.items() if rank not in missing)

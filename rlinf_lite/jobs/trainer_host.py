@@ -1,21 +1,31 @@
-"""The process of a built job's trainer: launches the workers, runs the trainer, starts it again where it can."""
+"""The process of a built job's trainer: launches the workers, owns them, runs the trainer, starts it again where it
+can; and how the job's master starts that process and hears of its end."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import os
 import threading
 import traceback
+from contextlib import suppress
+from typing import Any
+
+import ray
 
 from rlinf_lite.control.context import Stage
 from rlinf_lite.control.failover import Decision
 from rlinf_lite.control.link import Outcome, master_name
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
-from rlinf_lite.jobs.placing import place_roles
-from rlinf_lite.jobs.spec import JobSpec
+from rlinf_lite.jobs.placement import place_roles
+from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
-from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerGroup
+from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
+from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.host import process_and_logs
+from rlinf_lite.scheduler.nodes import detached_actor
 
 
 class TrainerHost:
@@ -43,7 +53,7 @@ class TrainerHost:
         try:
             with Cluster(self._spec.num_nodes, self._spec.devices_per_node, kind) as cluster:
                 self._supervisor = Supervisor(self._job, cluster, timeout_s)
-                classes = self._spec.load_classes()
+                classes = load_classes(self._spec)
                 job = JobInfo.of(self._spec, self._job, master_name(self._job))
                 groups = self._launch(cluster, classes, job)
                 self._supervisor.begin(directory, 0, 0, self._restarts)
@@ -85,7 +95,7 @@ class TrainerHost:
                 return
             except JobFailedError:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever a user's trainer raises
                 if not self._start_trainer_again:
                     if not trainer.is_recoverable():
                         raise
@@ -105,3 +115,85 @@ class TrainerHost:
         while not self._supervisor.has_ended(0.5):
             if self._trainer is not None and self._trainer.step:
                 self._supervisor.progress(self._trainer.step)
+
+
+class JobManager:
+    """Creates, finds and ends the process of a job's trainer, which outlives the master that made it.
+
+    `directory`: where events go. `start_timeout_s`: for `init` of a new worker.
+    """
+
+    def __init__(self, job: str, spec: JobSpec, directory: str, start_timeout_s: float) -> None:
+        self.directory = directory
+        self.outcome: Outcome | None = None
+        self._job, self._spec, self._start_timeout_s = job, spec, start_timeout_s
+        self._name = f"job.{job}.trainer"
+        self._ping: Any = None
+        self._host: Any = None
+
+    def find_or_start(self) -> None:
+        """Take up the trainer's process that an earlier master has started, or start the first."""
+        with suppress(ValueError):  # the job is new
+            self._host = ray.get_actor(self._name, namespace=RAY_NAMESPACE)
+        if self._host is None:
+            self.start(0, None)
+
+    def start(self, restarts: int, failure: str | None) -> None:
+        """Start the trainer's process; `failure`: which it recovers from."""
+        self._ping = None
+        host = detached_actor(TrainerHost, self._name, max_concurrency=2)
+        self._host = host.remote(self._job, self._spec, restarts, failure)
+        self._host.run.remote(self.directory, self._start_timeout_s)
+
+    def lost(self) -> str | None:
+        """Why the trainer's process is gone; None where it is not."""
+        if self._ping is None or ray.wait([self._ping], timeout=0)[0]:
+            before, self._ping = self._ping, self._host.outcome.remote()
+            if before is not None:
+                try:
+                    self.outcome = ray.get(before)
+                except ray.exceptions.RayActorError as error:
+                    return str(error).strip().split("\n")[0]
+        return None
+
+    def log_paths(self) -> list[str]:
+        """Files that the trainer prints to."""
+        with suppress(ray.exceptions.RayError):  # it is gone
+            paths: list[str] = ray.get(self._host.log_paths.remote(), timeout=5)
+            return paths
+        return []
+
+    def end(self) -> None:
+        """Kill the trainer's process."""
+        with suppress(Exception):  # it is gone already
+            ray.kill(self._host)
+
+
+def load_classes(job: JobSpec) -> dict[str, type]:
+    """The classes of the trainer (under "trainer") and of all roles. Raises one JobSpecError for all that fail."""
+    wanted: list[tuple[RoleSpec, type]] = [(job.trainer, BaseTrainer), *((role, Worker) for role in job.roles)]
+    loaded = {spec.role: _load(spec, base) for spec, base in wanted}
+    problems = [problem for problem in loaded.values() if isinstance(problem, str)]
+    if problems:
+        raise JobSpecError(problems)
+    return {name: cls for name, cls in loaded.items() if isinstance(cls, type)}
+
+
+def _load(spec: RoleSpec, base: type) -> type | str:
+    """The class, or what is wrong with it."""
+    try:
+        module = importlib.import_module(spec.module)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
+    found = getattr(module, spec.cls, None)
+    if found is None:
+        close = difflib.get_close_matches(spec.cls, dir(module), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else "Name a class that is there."
+        return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {hint}"
+    where = f"{spec.call}: {spec.module}.{spec.cls}"
+    if not isinstance(found, type) or not issubclass(found, base):
+        return f"{where} is not a subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
+    if inspect.isabstract(found):
+        return f"{where} is abstract. Define {', '.join(sorted(found.__abstractmethods__))}."  # type: ignore[attr-defined]
+    return found

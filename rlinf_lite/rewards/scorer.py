@@ -14,7 +14,7 @@ from rlinf_lite.config.resources import install_command
 from rlinf_lite.rewards.errors import RewardError
 from rlinf_lite.rewards.isolated import CallFailedError, IsolatedFunction
 from rlinf_lite.rewards.registry import Rule, import_reward, rule_of
-from rlinf_lite.scheduler.pulse import report_progress
+from rlinf_lite.scheduler.heartbeat import report_progress
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rlinf_lite.scheduler.dispatch import Deferred as Deferred
 from rlinf_lite.scheduler.dispatch import Dispatch as Dispatch
 from rlinf_lite.scheduler.dispatch import Execute as Execute
 from rlinf_lite.scheduler.dispatch import Scatter as Scatter
+from rlinf_lite.scheduler.dispatch import nd_compute as nd_compute
 from rlinf_lite.scheduler.dispatch import register as register
 from rlinf_lite.scheduler.dispatch import register_dispatch_mode as register_dispatch_mode
 from rlinf_lite.scheduler.errors import AbortedError as AbortedError
@@ -24,16 +25,15 @@ from rlinf_lite.scheduler.errors import RecvTimeoutError as RecvTimeoutError
 from rlinf_lite.scheduler.errors import SchedulerError as SchedulerError
 from rlinf_lite.scheduler.errors import WorkerDiedError as WorkerDiedError
 from rlinf_lite.scheduler.errors import WorkerError as WorkerError
+from rlinf_lite.scheduler.heartbeat import report_progress as report_progress
 from rlinf_lite.scheduler.placement import ComponentPlacement as ComponentPlacement
 from rlinf_lite.scheduler.placement import HybridComponentPlacement as HybridComponentPlacement
 from rlinf_lite.scheduler.placement import ProcessPlacement as ProcessPlacement
 from rlinf_lite.scheduler.placement import parse_placement as parse_placement
 from rlinf_lite.scheduler.placement import resolve_placements as resolve_placements
 from rlinf_lite.scheduler.pool import ResourcePool as ResourcePool
-from rlinf_lite.scheduler.pulse import report_progress as report_progress
 from rlinf_lite.scheduler.routing import Piece as Piece
 from rlinf_lite.scheduler.routing import route as route
-from rlinf_lite.scheduler.rows import nd_compute as nd_compute
 from rlinf_lite.scheduler.worker import Span as Span
 from rlinf_lite.scheduler.worker import Worker as Worker
 

@@ -164,7 +164,7 @@ async def _in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     def run() -> None:
         try:
             future.set_result(function(*args, **kwargs))
-        except BaseException as error:
+        except BaseException as error:  # which belongs to whoever awaits it
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

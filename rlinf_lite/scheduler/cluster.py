@@ -1,14 +1,15 @@
-"""The machines and slots of a run, and everything that groups need from them."""
+"""The machines and slots of a run, and the groups that run there."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address_or_die
@@ -18,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
-from rlinf_lite.scheduler.handle import Calls, Handle
+from rlinf_lite.scheduler.handle import Calls
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import (
     Node,
@@ -30,21 +31,21 @@ from rlinf_lite.scheduler.nodes import (
     reserve,
 )
 from rlinf_lite.scheduler.placement import (
+    ClusterSettings,
     ClusterShape,
     ComponentPlacement,
     HybridComponentPlacement,
+    NodeGroup,
     ProcessPlacement,
+    check_nodes,
     detect_slots,
     parse_node_ranks,
     place_component,
 )
 from rlinf_lite.scheduler.post import close_sockets
+from rlinf_lite.scheduler.processes import Processes, restart
+from rlinf_lite.scheduler.running import RunningGroup
 from rlinf_lite.scheduler.scratch import ScratchDirs
-
-if TYPE_CHECKING:
-    from rlinf_lite.config.schema import ClusterConfig, NodeGroup
-    from rlinf_lite.scheduler.group import WorkerGroup
-    from rlinf_lite.scheduler.processes import ExplainDeath, Processes
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,17 @@ LOST_NODE_S = 5.0
 
 _TINY_SHARE = 0.001
 """Of a slot: enough for Ray to show who is on it, however many share it."""
+
+
+class Launchable(Protocol):
+    """A WorkerGroup that is not running yet."""
+
+    def launch(
+        self, cluster: Cluster, placement_strategy: ComponentPlacement = ..., name: str | None = ...
+    ) -> object: ...
+
+
+Group = TypeVar("Group", bound=Launchable)
 
 
 class Cluster:
@@ -65,19 +77,13 @@ class Cluster:
     num_nodes: int
     shape: ClusterShape
     nodes: list[Node]
-    epoch: int
-    oldest_epochs: dict[str, int]
-    groups: dict[str, WorkerGroup]
-    feeders: set[tuple[str, str]]
-    """Of which group's results another has been given some."""
+    processes: list[Processes]
     calls: Calls
-    explain_death: ExplainDeath | None = None
-    """Asks whoever watches the workers."""
 
     _current: Cluster | None = None
 
     @classmethod
-    def from_config(cls, cfg: ClusterConfig) -> Cluster:
+    def from_config(cls, cfg: ClusterSettings) -> Cluster:
         """The cluster that a config's `cluster` section describes."""
         return cls(cfg.num_nodes, cfg.num_gpus_per_node, cfg.accelerator, cfg.node_groups, cfg.start_timeout_s)
 
@@ -93,10 +99,8 @@ class Cluster:
         if Cluster._current is not None:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
         self.num_nodes, self.start_timeout_s = num_nodes, start_timeout_s
-        self.epoch, self.oldest_epochs, self.groups, self.feeders = 0, {}, {}, set()
-        self.calls = Calls()
+        self.processes, self.calls = [], Calls()
         self._pools: dict[str, frozenset[int]] = {}
-        self._used: dict[str, frozenset[int]] = {}
         self._launching: list[Processes] | None = None
         self._undo = ExitStack()
         Cluster._current = self
@@ -139,8 +143,9 @@ class Cluster:
         return self.shape.accelerator
 
     @property
-    def num_slots(self) -> int:
-        return self.shape.num_slots
+    def groups(self) -> dict[str, RunningGroup]:
+        """Those that run, by name."""
+        return {group.name: group for processes in self.processes for group in processes.groups}
 
     def __enter__(self) -> Cluster:
         return self
@@ -154,9 +159,9 @@ class Cluster:
             return
         Cluster._current = None
         atexit.unregister(self.shutdown)
-        for group in list(self.groups.values()):
+        for processes in list(self.processes):
             with suppress(Exception):  # Ray itself may be gone; what follows must run all the same
-                group.shutdown()
+                self.end(processes)
         self._undo.close()
 
     @contextmanager
@@ -173,22 +178,66 @@ class Cluster:
                 processes.wait()
         except BaseException:
             for processes in begun:
-                processes.groups[0].shutdown()
+                self.end(processes)
             raise
         finally:
             self._launching = None
 
-    def launch(self, placement: HybridComponentPlacement, **groups: WorkerGroup) -> dict[str, WorkerGroup]:
+    def launch(self, placement: HybridComponentPlacement, **groups: Group) -> dict[str, Group]:
         """Start groups side by side, each where the component of its name is placed."""
         with self.launching():
-            return {name: group.launch(self, placement.get_strategy(name), name=name) for name, group in groups.items()}
+            for name, group in groups.items():
+                group.launch(self, placement.get_strategy(name), name=name)
+        return groups
 
-    def wait_for(self, processes: Processes) -> None:
-        """Wait until processes that have begun are there; inside `launching`, leave that to its end."""
-        if self._launching is None:
-            processes.wait()
-        else:
-            self._launching.append(processes)
+    def start(
+        self,
+        groups: Sequence[RunningGroup],
+        placed: ComponentPlacement,
+        env_vars: Mapping[str, str] = MappingProxyType({}),
+    ) -> Processes:
+        """Start processes with a worker of every group in each, and wait until they are there; inside `launching`, its
+        end does. Raises ClusterError for a name that is taken, PlacementError for slots of another pool."""
+        processes = Processes(groups, self, placed, env_vars)
+        for name in {group.name for group in groups} & self.groups.keys():
+            raise ClusterError(f"a group named {name!r} is running: shut it down, or launch with another name")
+        for pool, slots in self._pools.items():
+            if pool != placed.pool and placed.slots & slots:
+                raise PlacementError(
+                    f"{processes.name} needs slots {_listed(placed.slots & slots)}, which belong to the resource pool "
+                    f"{pool!r}."
+                )
+        self.processes.append(processes)
+        try:
+            processes.begin()
+            if self._launching is None:
+                processes.wait()
+            else:
+                self._launching.append(processes)
+        except BaseException:
+            self.end(processes)
+            raise
+        return processes
+
+    def restart(self, ranks: Mapping[str, Sequence[int]], timeout_s: float | None = None) -> None:
+        """Start new workers in the place of some (by group; of all, where none are named) and of those fused with
+        them, side by side, and wait for their `init`. Goes on where some do not start, and then raises the first
+        error."""
+        again: dict[Processes, set[int]] = {}
+        for name, some in ranks.items():
+            if name not in self.groups:
+                raise ClusterError(f"no group named {name!r} is running: it cannot start again")
+            processes = next(found for found in self.processes if self.groups[name] in found.groups)
+            again.setdefault(processes, set()).update(some or range(len(self.groups[name].members)))
+        restart({processes: sorted(some) for processes, some in again.items()}, timeout_s)
+
+    def end(self, processes: Processes) -> None:
+        """Kill processes, and wait until they are gone. A second call does nothing."""
+        if processes in self.processes:
+            try:
+                processes.end()
+            finally:
+                self.processes.remove(processes)
 
     def place(self, strategy: ComponentPlacement | Sequence[ProcessPlacement] | str, name: str) -> ComponentPlacement:
         """A placement of this cluster's slots from whatever `launch` was given. Raises PlacementError."""
@@ -197,28 +246,13 @@ class Cluster:
         if not isinstance(strategy, ComponentPlacement):
             strategy = ComponentPlacement(name, "processes", tuple(strategy))
         highest = max(strategy.slots)
-        if highest >= self.num_slots:
+        if highest >= self.shape.num_slots:
             raise PlacementError(
                 f"{strategy.component}: {strategy.spec} was planned for at least {highest + 1} slots, this cluster has "
                 f"{self.shape.describe()}. Set cluster.num_nodes and cluster.num_gpus_per_node to what the cluster has."
             )
+        check_nodes(strategy.processes, self.shape, f"{strategy.component}: {strategy.spec}")
         return strategy
-
-    def claim(self, group: WorkerGroup, placed: ComponentPlacement) -> None:
-        """Register a group that is about to start. Raises PlacementError for slots of another pool."""
-        if group.name in self.groups:
-            raise ClusterError(f"a group named {group.name!r} is running: shut it down, or launch with another name")
-        for pool, slots in self._pools.items():
-            if pool != placed.pool and placed.slots & slots:
-                raise PlacementError(
-                    f"{group.name} needs slots {_listed(placed.slots & slots)}, which belong to the resource pool "
-                    f"{pool!r}."
-                )
-        self.groups[group.name] = group
-        self._used[group.name] = placed.slots
-
-    def release(self, group: WorkerGroup) -> None:
-        del self.groups[group.name], self._used[group.name]
 
     def add_pool(self, name: str, slots: frozenset[int]) -> None:
         """Reserve slots for a pool. Raises PlacementError where another pool or a group uses them."""
@@ -226,19 +260,13 @@ class Cluster:
         for other, taken in self._pools.items():
             if other == name or taken & slots:
                 raise PlacementError(f"{needs}; {other!r} has {_listed(taken)}.")
-        for group, used in self._used.items():
-            if used & slots:
-                raise PlacementError(f"{needs}; {group} runs on {_listed(used)}.")
+        for processes in self.processes:
+            if processes.placed.slots & slots:
+                raise PlacementError(f"{needs}; {processes.name} runs on {_listed(processes.placed.slots)}.")
         self._pools[name] = slots
 
     def remove_pool(self, name: str) -> None:
         self._pools.pop(name, None)
-
-    def start_epoch(self, group: str) -> int:
-        """Number an abort; what the group sent before it is stale from then on."""
-        self.epoch += 1
-        self.oldest_epochs[group] = self.epoch
-        return self.epoch
 
     def actor_options(self, node: Node) -> dict[str, Any]:
         """How to start a Ray actor on a node's reserved slots."""
@@ -311,10 +339,6 @@ class Cluster:
     def watch(self, monitor: str) -> None:
         """Have the workers of groups that are launched from now on tell a Ray actor every other second what they do."""
         self._contexts = {node: replace(context, monitor=monitor) for node, context in self._contexts.items()}
-
-    def record_feeders(self, group: str, arguments: Iterable[Any]) -> None:
-        """Note whose results a group is given."""
-        self.feeders |= {(value.group.name, group) for value in arguments if isinstance(value, Handle)}
 
     def replace_lost_nodes(self) -> None:
         """Give the place of nodes that are gone to others, for what is started from now on. Raises ClusterError."""

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import ray
 from ray import cloudpickle
 
-from rlinf_lite.scheduler.dispatch import CollectFn, Deferred
+from rlinf_lite.scheduler.dispatch import CollectFn, ConcatRows, Deferred, Pending, take_rows
 from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerError
-from rlinf_lite.scheduler.rows import ConcatRows, take_rows
-
-if TYPE_CHECKING:
-    from rlinf_lite.scheduler.group import WorkerGroup
-    from rlinf_lite.scheduler.processes import Member
+from rlinf_lite.scheduler.local_ray import local_ray_has_ended
+from rlinf_lite.scheduler.member import ExplainDeath, Member
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
 
 
 class Calls:
-    """The calls of a cluster whose outcome nobody has seen. One whose handle is dropped leaves by itself."""
+    """What the groups of a cluster have been asked, as far as it concerns later calls and waits.
+
+    It holds the calls whose outcome nobody has seen; one whose handle is dropped leaves by itself.
+    """
+
+    epoch: int
+    """The number of the last abort."""
+    oldest_epochs: dict[str, int]
+    """The last abort of each group; what it sent before is stale."""
+    data_flow: set[tuple[str, str]]
+    """(a, b) where results of group a were given to group b."""
+    explain_death: ExplainDeath | None
+    """Asks whoever watches the workers."""
 
     def __init__(self) -> None:
+        self.epoch, self.oldest_epochs, self.data_flow, self.explain_death = 0, {}, set(), None
         self._lock = threading.Lock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -47,30 +58,40 @@ class Calls:
 
     def give_up(self, ended: Callable[[Member], bool]) -> None:
         """Forget the calls of workers that have been told to stop, or were ended: how those fail says nothing new."""
-        self.forget([handle for handle in self.under_way() if any(map(ended, handle._members))])
+        self.forget([handle for handle in self.under_way() if any(map(ended, handle.members))])
 
 
-class Handle:
-    """The result of a group call, which may still be running."""
+class Called(Protocol):
+    """What a wait knows of the group that was called."""
+
+    name: str
+    members: list[Member]
+    calls: Calls
+
+    def abort(self, reason: str) -> None: ...
+
+
+class Handle(Pending):
+    """The result of a group call, which may still be running. `members`: the workers that run it."""
 
     def __init__(
         self,
-        group: WorkerGroup,
+        group: Called,
         method: str,
         members: Sequence[Member],
         refs: Sequence[Any],
         collect: CollectFn = list,
         timeout_s: float | None = None,
         with_peers: bool = True,
-        calls: Calls | None = None,
+        of_user: bool = True,
     ) -> None:
-        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain. `calls`:
-        the other calls of a user's, whose failure ends a wait for this one, and the other way round."""
-        self.group, self.method, self.with_peers, self._calls = group, method, with_peers, calls
-        self._members, self._refs, self._collect = list(members), list(refs), collect
+        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain.
+        `of_user`: the failure of his other calls ends a wait for this one, and the other way round."""
+        self.group, self.method, self.with_peers, self.of_user = group, method, with_peers, of_user
+        self.members, self._refs, self._collect = list(members), list(refs), collect
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if calls is not None:
-            calls.add(self)
+        if of_user:
+            group.calls.add(self)
 
     def __repr__(self) -> str:
         return f"Handle({self.group.name}.{self.method}, {'done' if self.done() else 'running'})"
@@ -93,7 +114,7 @@ class Handle:
     def durations(self) -> list[float]:
         """Seconds that the method took in each worker, by rank; waits for the call to end."""
         self.wait()
-        calls = zip(self._members, self._refs, strict=True)
+        calls = zip(self.members, self._refs, strict=True)
         seconds: list[float] = ray.get([member.actor._duration.remote(ref.task_id().hex()) for member, ref in calls])
         return seconds
 
@@ -106,7 +127,7 @@ class Handle:
         return Deferred(tuple(self._refs), lambda values: resolve(collect(values)))
 
     def element(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE call gets: output i, fetched alone, of a call that collects outputs by rank."""
+        """Output i alone is fetched where the call collects outputs by rank."""
         if self._collect is not list:
             return self.map(same).element(rank, world_size)
         if len(self._refs) != world_size:
@@ -114,7 +135,7 @@ class Handle:
         return Deferred((self._refs[rank],), only)
 
     def rows(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE_PROTO call gets: its rows of the outputs, without putting all together."""
+        """Rows are taken from the outputs without putting all together."""
         if not isinstance(self._collect, ConcatRows):
             return self.map(same).rows(rank, world_size)
         return Deferred(tuple(self._collect.chosen(self._refs)), lambda parts: take_rows(parts, rank, world_size))
@@ -137,16 +158,20 @@ def wait_all(
         running = [handle for handle in handles if not handle.done()]
         for group in {handle.group for handle in running}:
             group.abort(reason)  # which forgets their calls
-        # what these calls raise now says nothing new; Ray would print it as unhandled
         refs = [ref for handle in running for ref in handle._refs]
-        threading.Thread(target=_swallow, args=(refs,), daemon=True).start()
+
+        def swallow() -> None:  # what these calls raise now says nothing new; Ray would print it as unhandled
+            for ref in refs:
+                with suppress(Exception):
+                    ray.get(ref)
+
+        threading.Thread(target=swallow, daemon=True).start()
         raise
 
 
-def _swallow(refs: Sequence[Any]) -> None:
-    for ref in refs:
-        with suppress(Exception):
-            ray.get(ref)
+def wait_alone(handles: Sequence[Handle], timeout_s: float | None) -> list[Any]:
+    """Wait for these calls, whatever becomes of others, and abort nothing; returns their collected results."""
+    return _Wait(handles, timeout_s, "", alone=True).run()
 
 
 class _Wait:
@@ -173,8 +198,9 @@ class _Wait:
         while True:
             if self._check is not None:
                 self._check()
+            left = math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
             try:
-                values = iter(ray.get(self._refs, timeout=self._seconds_to_patrol()))
+                values = iter(ray.get(self._refs, timeout=min(_PATROL_S, left)))
                 break
             except ray.exceptions.GetTimeoutError:
                 self._patrol()
@@ -183,16 +209,13 @@ class _Wait:
         self._forget(self._handles)
         return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
-    def _seconds_to_patrol(self) -> float:
-        return _PATROL_S if self._deadline is None else min(_PATROL_S, max(0.0, self._deadline - time.monotonic()))
-
     def _patrol(self) -> None:
         """Look for errors among the finished calls and those of others, for dead workers among the idle, and at the
         clock."""
-        cluster = self._handles[0].group._cluster
-        if cluster is not None and cluster.ray_has_ended():
-            calls = self._what or ", ".join(f"{handle.group.name}.{handle.method}" for handle in self._handles)
-            raise ClusterError(f"{calls}: Ray's own processes on this machine have ended. Were they killed?")
+        if local_ray_has_ended():
+            raise ClusterError(
+                f"{self._what or self._calls()}: Ray's own processes on this machine have ended. Were they killed?"
+            )
         finished, running = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
         others = self._others()
         members = self._members([*self._handles, *others])
@@ -212,25 +235,26 @@ class _Wait:
 
     def _others(self) -> list[Handle]:
         """Calls of the same cluster that are not waited for here."""
-        calls = None if self._alone else self._handles[0]._calls
-        return [] if calls is None else [other for other in calls.under_way() if other not in self._handles]
+        first = self._handles[0]
+        if self._alone or not first.of_user:
+            return []
+        return [other for other in first.group.calls.under_way() if other not in self._handles]
 
-    def _forget(self, handles: Iterable[Handle]) -> None:
-        for handle in handles:
-            if handle._calls is not None:
-                handle._calls.forget([handle])
+    def _forget(self, handles: Sequence[Handle]) -> None:
+        if handles:
+            handles[0].group.calls.forget(handles)  # all are of one cluster
 
     def _members(self, handles: Sequence[Handle]) -> list[Member]:
-        called = [member for handle in handles for member in handle._members]
+        called = [member for handle in handles for member in handle.members]
         groups = {handle.group for handle in handles if handle.with_peers}
         peers = [member for group in groups for member in group.members]
         return list(dict.fromkeys([*called, *peers]))
 
     def _late(self, running: set[Any]) -> str:
         late = [
-            f"{member.group}[{member.rank}].{handle.method}"
+            f"{member}.{handle.method}"
             for handle in self._handles
-            for member, ref in zip(handle._members, handle._refs, strict=True)
+            for member, ref in zip(handle.members, handle._refs, strict=True)
             if ref in running
         ]
         waited = f"waited {time.monotonic() - self._started:.1f} s"
@@ -241,24 +265,20 @@ class _Wait:
         others = self._others()
         failure = getattr(error, "cause", None)
         if isinstance(failure, WorkerError):
-            self._forget(self._blamed(failure.group, others))
+            self._forget([handle for handle in (*self._handles, *others) if handle.group.name == failure.group])
             pickled = failure.pickled
             raise failure from RuntimeError(failure.summary) if pickled is None else cloudpickle.loads(pickled)
         if isinstance(error, ray.exceptions.RayActorError):
             for member in self._members([*self._handles, *others]):
                 if member.actor._actor_id.hex() == error.actor_id:
-                    self._forget(self._blamed(member.group, others))
-                    cluster = self._handles[0].group._cluster
-                    explain = None if cluster is None else cluster.explain_death
-                    raise member.death(str(error), explain) from error
+                    self._forget([h for h in (*self._handles, *others) if h.group.name == member.group])
+                    raise member.death(str(error), self._handles[0].group.calls.explain_death) from error
         # not a worker's own exception: for example, a result that cannot be pickled
         self._forget(self._handles)
-        calls = dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles)
-        raise SchedulerError(f"{', '.join(calls)}: {error}") from error
+        raise SchedulerError(f"{self._calls()}: {error}") from error
 
-    def _blamed(self, group: str, others: Sequence[Handle]) -> list[Handle]:
-        """The calls whose failure is known once a group's is."""
-        return [handle for handle in (*self._handles, *others) if handle.group.name == group]
+    def _calls(self) -> str:
+        return ", ".join(dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles))
 
 
 def same(value: Any) -> Any:

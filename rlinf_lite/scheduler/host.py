@@ -17,11 +17,9 @@ from ray import cloudpickle
 
 from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
-from rlinf_lite.scheduler.dispatch import Deferred
+from rlinf_lite.scheduler.dispatch import Deferred, MeshPlace
 from rlinf_lite.scheduler.errors import WorkerError
-from rlinf_lite.scheduler.pulse import Activity, Beat, Pulse
-from rlinf_lite.scheduler.rows import MeshPlace
-from rlinf_lite.scheduler.worker import Worker
+from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
 """Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
@@ -31,7 +29,7 @@ _MAX_CAUSES = 8
 
 
 class Host:
-    """What Ray runs: one worker, or one of each group that was fused. Their methods run one after the other, in this
+    """What Ray runs: one Worker, or one of each group that was fused. Their methods run one after the other, in this
     process's main thread.
 
     Methods of its own start with an underscore, as no method does that a group calls.
@@ -39,7 +37,7 @@ class Host:
 
     def __init__(self, name: str, rank: int) -> None:
         self._name, self._rank = name, rank
-        self._workers: list[Worker] = []
+        self._workers: list[Any] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
         self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
 
@@ -67,23 +65,23 @@ class Host:
                 definitions = cloudpickle.loads(payload)
             from rlinf_lite.scheduler.mailbox import Mailbox  # only now: numpy reads the variables set above
 
-            fused: dict[str, Worker] = {}
+            fused: dict[str, Any] = {}
             for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
                 name = identity["name"]
-                worker: Worker = cls.__new__(cls)
+                worker = cls.__new__(cls)
                 vars(worker).update(identity, fused=fused)
                 worker._activity = Activity()
                 worker._mailbox = Mailbox(name, self._rank, epoch, worker._activity)
-                worker.__init__(*args, **kwargs)  # type: ignore[misc]
+                worker.__init__(*args, **kwargs)
                 fused[worker.role] = worker
                 self._workers.append(worker)
-        except Exception as error:
+        except Exception as error:  # whatever a user's constructor raises
             raise self._failure(name, "__init__", error) from None
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
         if context.monitor is not None:
-            Pulse([(w.name, w.rank, w._activity) for w in self._workers], _teller(context.monitor))
+            Heartbeat([(w.name, w.rank, w._activity) for w in self._workers], _teller(context.monitor))
         return [worker._connected().inbox.address for worker in self._workers]
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,7 +91,7 @@ class Host:
             args, kwargs = _resolved(args, kwargs)
             with worker._activity.method(method):
                 return getattr(worker, method)(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # whatever a user's method raises
             self._failed.append(task)
             raise self._failure(worker.name, method, error) from None
         finally:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from rlinf_lite.scheduler.context import Address, find, known_names
 from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
+from rlinf_lite.scheduler.heartbeat import Activity
 from rlinf_lite.scheduler.post import Inbox, post
-from rlinf_lite.scheduler.pulse import Activity
 from rlinf_lite.scheduler.segments import Parcel, discard, unpack
 
 _LAUNCH_GRACE_S = 2.0
@@ -49,7 +49,7 @@ class Mailbox:
     def send(self, obj: Any, group: str, rank: int) -> None:
         post(self._address(group, rank), Message(self.group, self.rank, self.epoch), obj)
         self.activity.sent_to.add(group)
-        self.activity.move()
+        self.activity.made_progress()
 
     def recv(self, group: str, rank: int | None, timeout_s: float | None) -> tuple[int, Any]:
         """The next message of one rank, or of any rank of a group, as (source rank, object)."""

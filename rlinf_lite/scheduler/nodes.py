@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.errors import ClusterError
 from rlinf_lite.scheduler.placement import ClusterShape
 
@@ -32,12 +33,19 @@ def driver_node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def beside_this_process() -> dict[str, Any]:
-    """Options of an actor that is to run on this node, or on another where this one is gone.
-
-    Ray's soft NodeAffinitySchedulingStrategy starts actors without resources on any node.
-    """
-    return {"label_selector": {"ray.io/node-id": driver_node_id()}, "fallback_strategy": [{"label_selector": {}}]}
+def detached_actor(cls: type[Any], name: str, **options: Any) -> Any:
+    """A class whose `remote(...)` starts an actor that outlives this process; on this node, or on another where this
+    one is gone. Ray's soft NodeAffinitySchedulingStrategy would start one without resources on any node."""
+    return ray.remote(cls).options(
+        name=name,
+        namespace=RAY_NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        enable_task_events=False,
+        label_selector={"ray.io/node-id": driver_node_id()},
+        fallback_strategy=[{"label_selector": {}}],
+        **options,
+    )
 
 
 def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:

@@ -18,15 +18,47 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlinf_lite.scheduler.errors import PlacementError
 
-if TYPE_CHECKING:
-    from rlinf_lite.config.schema import BaseConfig, ClusterConfig, NodeGroup
-
 _PART = re.compile(r"(?:(all)|(\d+)(?:\s*-\s*(\d+))?)(?:\s*:\s*(\d+)(?:\s*-\s*(\d+))?)?")
 _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
+
+
+class NodeGroup(Protocol):
+    """Some nodes under a label: an entry of `cluster.node_groups`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def nodes(self) -> str | int: ...
+    @property
+    def env_vars(self) -> Mapping[str, str]: ...
+
+
+class ClusterSettings(Protocol):
+    """The `cluster` section of a config, as far as it is read here."""
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_gpus_per_node(self) -> int | None: ...
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def component_placement(self) -> Mapping[str, Any]: ...
+    @property
+    def node_groups(self) -> Sequence[NodeGroup]: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+
+
+class HasCluster(Protocol):
+    """A config of any kind of run."""
+
+    @property
+    def cluster(self) -> ClusterSettings: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +138,7 @@ def parse_placement(
     _check_range(parts, shape, prefix, where)
     processes = _number(parts, prefix)
     if slots_per_node is not None:
-        _check_nodes(processes, shape, prefix)
+        check_nodes(processes, shape, prefix)
     return processes
 
 
@@ -173,12 +205,14 @@ def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
     return processes
 
 
-def _check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
+def check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
+    """Raises PlacementError for a process whose slots lie on several nodes."""
     for process in processes:
-        if shape.node_of(process.slots[0]) != shape.node_of(process.slots[-1]):
+        low, high = min(process.slots), max(process.slots)
+        if shape.node_of(low) != shape.node_of(high):
             raise PlacementError(
-                f"{prefix}: rank {process.rank} would own slots {process.slots[0]}..{process.slots[-1]}, which lie on "
-                f"two nodes of {shape.slots_per_node} slots. Use more processes, so that each stays on one node."
+                f"{prefix}: rank {process.rank} would own slots {low}..{high}, which lie on two nodes of "
+                f"{shape.slots_per_node} slots. Use more processes, so that each stays on one node."
             )
 
 
@@ -219,14 +253,14 @@ def parse_node_ranks(nodes: str | int, num_nodes: int, label: str) -> list[int]:
 
 
 def resolve_placements(
-    cluster: ClusterConfig, num_slots_per_node: int, accelerator: str
+    cluster: ClusterSettings, num_slots_per_node: int, accelerator: str
 ) -> dict[str, tuple[ProcessPlacement, ...]]:
     """Every component's processes, in slots numbered over the whole cluster. Raises PlacementError."""
     shape = ClusterShape(cluster.num_nodes, num_slots_per_node, accelerator)
     return {name: placed.processes for name, placed in _place_all(cluster, shape).items()}
 
 
-def _place_all(cluster: ClusterConfig, shape: ClusterShape) -> dict[str, ComponentPlacement]:
+def _place_all(cluster: ClusterSettings, shape: ClusterShape) -> dict[str, ComponentPlacement]:
     lines = cluster.component_placement
     if not isinstance(lines, Mapping):
         raise PlacementError(
@@ -254,7 +288,11 @@ def place_component(
     if not isinstance(spec, str | int):
         label, spec = spec.node_group, spec.placement
         if label is not None:
-            nodes, where = _group_nodes(name, label, shape, node_groups), f"node group {label} has"
+            groups = {group.label: group for group in node_groups}
+            if label not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise PlacementError(f"{name}: node_group {label} is not in cluster.node_groups (known: {known}).")
+            nodes, where = parse_node_ranks(groups[label].nodes, shape.num_nodes, label), f"node group {label} has"
     per_node = shape.slots_per_node
     local = parse_placement(
         spec,
@@ -271,14 +309,6 @@ def place_component(
     return ComponentPlacement(name, str(spec), tuple(placed))
 
 
-def _group_nodes(component: str, label: str, shape: ClusterShape, node_groups: Sequence[NodeGroup]) -> list[int]:
-    for group in node_groups:
-        if group.label == label:
-            return parse_node_ranks(group.nodes, shape.num_nodes, label)
-    known = ", ".join(sorted(group.label for group in node_groups)) or "none"
-    raise PlacementError(f"{component}: node_group {label} is not in cluster.node_groups (known: {known}).")
-
-
 class HybridComponentPlacement:
     """Where every component of a config runs: collocated, disaggregated, or any mix.
 
@@ -286,13 +316,15 @@ class HybridComponentPlacement:
     `cluster.num_gpus_per_node` says, else the GPUs of this machine. Raises PlacementError.
     """
 
-    def __init__(self, cfg: BaseConfig) -> None:
-        self.shape = _running_shape() or _planned_shape(cfg.cluster)
+    def __init__(self, cfg: HasCluster) -> None:
+        module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
+        running = module.Cluster.current() if module else None
+        if running is not None:
+            self.shape: ClusterShape = running.shape
+        else:
+            kind, slots = detect_slots(cfg.cluster.accelerator, cfg.cluster.num_gpus_per_node)
+            self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
         self._components = _place_all(cfg.cluster, self.shape)
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        return tuple(self._components)
 
     def get_strategy(self, name: str) -> ComponentPlacement:
         """What `launch(placement_strategy=...)` takes. Raises PlacementError for a component without a line."""
@@ -302,9 +334,6 @@ class HybridComponentPlacement:
                 f"{name} has no line in cluster.component_placement (placed: {known}). Add one, e.g. `{name}: all`."
             )
         return self._components[name]
-
-    def world_size(self, name: str) -> int:
-        return self.get_strategy(name).world_size
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """A table of slots against components (None: all): the ranks that run on each."""
@@ -316,17 +345,6 @@ class HybridComponentPlacement:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
-
-
-def _planned_shape(cluster: ClusterConfig) -> ClusterShape:
-    kind, slots = detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
-    return ClusterShape(cluster.num_nodes, slots, kind)
-
-
-def _running_shape() -> ClusterShape | None:
-    module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
-    cluster = module.Cluster.current() if module else None
-    return cluster.shape if cluster else None
 
 
 def _compact(ranks: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ class ResourcePool:
         cluster.add_pool(name, placed.slots)
 
     def get_strategy(self, component: str, spec: str | int = "all") -> ComponentPlacement:
-        """What `launch` takes; slots in `spec` are numbered within the pool."""
+        """What `launch` takes; slots in `spec` are numbered within the pool. Raises PlacementError."""
         local = parse_placement(
             spec,
             len(self.slots),
@@ -32,7 +32,8 @@ class ResourcePool:
             where=f"the pool {self.name!r} has",
         )
         placed = tuple(ProcessPlacement(p.rank, tuple(self.slots[slot] for slot in p.slots)) for p in local)
-        return ComponentPlacement(component, str(spec), placed, pool=self.name)
+        where = f"{spec} of the pool {self.name!r}"
+        return self._cluster.place(ComponentPlacement(component, where, placed, pool=self.name), component)
 
     def release(self) -> None:
         """Give the slots back. Its groups keep running."""

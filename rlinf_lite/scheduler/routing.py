@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of a source rank's block, which become rows from `dst_start` on of `dst_rank`'s block."""
+    """Rows [start, stop) of a source rank's block, which go to `dst_rank`."""
 
     dst_rank: int
     start: int
     stop: int
-    dst_start: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.stop - self.start
 
 
 def split_rows(world: int, batch: int) -> list[range]:
@@ -33,7 +28,7 @@ def route(src_world: int, dst_world: int, batch: int) -> list[list[Piece]]:
     destinations = split_rows(dst_world, batch)
     return [
         [
-            Piece(rank, start - rows.start, stop - rows.start, start - block.start)
+            Piece(rank, start - rows.start, stop - rows.start)
             for rank, block in enumerate(destinations)
             if (start := max(rows.start, block.start)) < (stop := min(rows.stop, block.stop))
         ]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rlinf_lite.scheduler.dispatch import MeshPlace
 from rlinf_lite.scheduler.errors import PeerError
-from rlinf_lite.scheduler.pulse import Activity
-from rlinf_lite.scheduler.rows import MeshPlace
+from rlinf_lite.scheduler.heartbeat import Activity
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import WorkerGroup
@@ -93,9 +93,9 @@ class Worker:
             self._mailbox.check_abort(doing)
 
     def report_progress(self) -> None:
-        """Say that a long method comes on, to whoever looks for workers that hang. Code without a worker at hand has
-        `rlinf_lite.scheduler.report_progress`."""
-        self._activity.move()
+        """Say that a long method makes progress, to whoever looks for workers that hang. Code without a worker at hand
+        has `rlinf_lite.scheduler.report_progress`."""
+        self._activity.made_progress()
 
     def join_mesh(self, mesh: str, dp_rank: int, dp_size: int, collects: bool = True) -> None:
         """Say where this worker stands in a device mesh, for its `nd_compute(mesh)` methods.
@@ -112,11 +112,11 @@ class Worker:
     def timer(self, name: str) -> Iterator[None]:
         """Record a span: `with self.timer("simulate"): ...`."""
         start = time.time()
-        self._activity.move()
+        self._activity.made_progress()
         try:
             yield
         finally:
-            self._activity.move()
+            self._activity.made_progress()
             self._spans = self._spans or []
             self._spans.append(Span(name, start, time.time(), f"{self.name} {self.rank}"))
 

@@ -74,14 +74,15 @@ def master(temp: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
         master = create_master("pick-1", ControlConfig())
         group = Env.create_group().launch(cluster, "0-1", name="env")
         group.say("hello").wait()
-        records = [
-            (WorkerRecord("env", m.rank, m.pid, "node 0", m.node.node_id, "worker", m.log_paths), m.actor)
-            for m in group.members
-        ]
         directory = str(tmp_path_factory.mktemp("run"))
-        attachment = Attachment(os.getpid(), "node 0", get_context(), records, directory, 3, 50, [], [])
-        ray.get(master.attach.remote(attachment))
-        ray.get(master.news.remote(4, [("env", "rollout")]))
+        job = JobContext("pick-1", directory, step=3, total_steps=50, trainer_pid=os.getpid(), trainer_node="node 0")
+        job.workers = {
+            str(m): WorkerRecord("env", m.rank, m.pid, "node 0", m.node.node_id, "worker", m.log_paths)
+            for m in group.members
+        }
+        handles = {str(m): m.actor for m in group.members}
+        ray.get(master.attach.remote(Attachment(job, get_context(), handles)))
+        ray.get(master.trainer_beat.remote(4, [("env", "rollout")]))
         ray.get(master.failed.remote("f1", [], [Finding("raised", "env", 1, "ValueError: no grip")], None))
         ray.get(master.recovered.remote("f1", True, 0))
         yield master
@@ -111,7 +112,7 @@ def test_another_process_finds_the_jobs_of_a_private_ray(master: Any, temp: Path
 def test_stop_waits_until_the_job_has_ended(master: Any, temp: Path) -> None:
     process = start("stop pick", temp=temp)
     deadline = time.monotonic() + 30
-    while not ray.get(master.news.remote(5, []))["stop"]:
+    while not ray.get(master.trainer_beat.remote(5, []))["stop"]:
         assert time.monotonic() < deadline, "nobody asked it to stop"
         time.sleep(0.1)
     ray.get(master.finish.remote(Stage.STOPPED))

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_lite.control.context import WorkerRecord
 from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error
-from rlinf_lite.scheduler.pulse import Activity, Beat, Pulse
+from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 
 PID = os.getpid()
 RECORD = WorkerRecord("env", 1, PID, "node 0 (127.0.0.1)", "id", "worker")
@@ -30,7 +30,7 @@ def test_stuck_in_a_method(diagnosis):
     found = diagnosis.find_hung(RECORD, 100.2)
     assert found is not None and (found.kind, found.worker) == ("hung", "env[1]")
     assert found.evidence == (
-        "interact has not come on for 10.7 s, and waits for no message (control.hang_timeout_s: 10)"
+        "interact has made no progress for 10.7 s, and waits for no message (control.hang_timeout_s: 10)"
     )
 
 
@@ -71,15 +71,15 @@ def test_nobody_hangs_where_the_machine_was_suspended(diagnosis, monkeypatch):
 
 
 def test_nobody_hangs_where_all_were_stopped(diagnosis):
-    diagnosis.look(99.0)
+    diagnosis.notice_pause(99.0)
     diagnosis.hear([replace(BEAT, stuck_s=9.0)], 100.0)
     for now in (100.0, 3700.0, 3701.0):
-        diagnosis.look(now)
+        diagnosis.notice_pause(now)
         assert diagnosis.find_hung(RECORD, now) is None
     diagnosis.hear([replace(BEAT, stuck_s=3610.0)], 3702.0)
     assert diagnosis.find_hung(RECORD, 3702.0) is None
     for now in range(3702, 3712):
-        diagnosis.look(now)
+        diagnosis.notice_pause(now)
     assert diagnosis.find_hung(RECORD, 3711.0) is not None
 
 
@@ -130,16 +130,16 @@ def test_what_a_worker_raised(summary, kind):
     assert explain_error("env", 1, summary).kind == kind
 
 
-def test_a_pulse_says_what_a_worker_does():
+def test_heartbeats_say_what_a_worker_does():
     activity, told = Activity(), []
-    pulse = Pulse([("env", 0, activity)], told.append, beat_s=1000)
-    idle = pulse.beats()[0]
+    heart = Heartbeat([("env", 0, activity)], told.append, beat_s=1000)
+    idle = heart.beats()[0]
     assert idle.doing is None and idle.pid == PID and idle.memory_bytes > 2**20 and idle.sent_to == ()
     with activity.method("interact"):
         activity.sent_to.add("rollout")
-        assert pulse.beats()[0].doing == "interact"
+        assert heart.beats()[0].doing == "interact"
         with activity.waiting("rollout[0]"):
-            assert pulse.beats()[0].waiting_for == "rollout[0]"
-        busy = pulse.beats()[0]
+            assert heart.beats()[0].waiting_for == "rollout[0]"
+        busy = heart.beats()[0]
         assert busy.waiting_for is None and busy.sent_to == ("rollout",) and busy.stuck_s < 1
-    assert pulse.beats()[0].doing is None and pulse.beats()[0].busy_s > 0
+    assert heart.beats()[0].doing is None and heart.beats()[0].busy_s > 0

@@ -24,7 +24,7 @@ def supervised(cluster, tmp_path):
         two.init(one.known()).wait()
         right.init(left.known()).wait()
         supervisor.begin(str(tmp_path), 0, 10)
-        supervisor._tell_news()
+        supervisor._send_heartbeat()
         yield supervisor, groups
         for group in groups:
             group.shutdown()
@@ -85,5 +85,5 @@ def test_who_was_killed_because_it_hung_is_said_to(supervised):
     one = supervised[1][0]
     with pytest.raises(WorkerDiedError) as error:
         one.doze(60).wait(30)
-    assert "ended by the watchdog, because it hung: doze has not come on for" in str(error.value)
+    assert "ended by the watchdog, because it hung: doze has made no progress for" in str(error.value)
     assert "control.hang_timeout_s: 2" in str(error.value) and "out-of-memory" not in str(error.value)

@@ -10,6 +10,7 @@ import pytest
 
 from rlinf_lite.jobs import JobSpecError, RLJobBuilder
 from rlinf_lite.jobs.spec import JobSpec
+from rlinf_lite.jobs.trainer_host import load_classes
 
 HERE = "tests.jobs.workloads"
 
@@ -257,7 +258,7 @@ def test_the_error_reads_as_a_list_and_can_be_pickled() -> None:
 
 
 def test_load_classes() -> None:
-    classes = example().build().spec.load_classes()
+    classes = load_classes(example().build().spec)
     assert [cls.__name__ for cls in classes.values()] == ["Trainer", "Actor", *["Rollout"] * 4]
     assert list(classes) == ["trainer", "actor", "rollout", "reference", "reward", "critic"]
 
@@ -269,7 +270,7 @@ def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.
     builder.actor("no.such.module", "Actor").rollout(HERE, "Rolout").reference(HERE, "NotAWorker")
     builder.reward("broken_workloads", "R").critic(HERE, "THRESHOLD")
     with pytest.raises(JobSpecError) as error:
-        builder.role("sim", HERE, "Trainer").build().spec.load_classes()
+        load_classes(builder.role("sim", HERE, "Trainer").build().spec)
     trainer, actor, rollout, reference, reward, critic, sim = error.value.problems
     assert trainer == (
         f".trainer(...): {HERE}.Rollout is not a subclass of BaseTrainer. "
@@ -290,4 +291,4 @@ def test_a_trainer_that_is_not_finished() -> None:
     spec = bare().trainer(HERE, "HalfTrainer")
     spec._drafts = [draft for draft in spec._drafts if draft.cls != "T"]
     with pytest.raises(JobSpecError, match=r"HalfTrainer is abstract\. Define fit\."):
-        spec.build().spec.load_classes()
+        load_classes(spec.build().spec)

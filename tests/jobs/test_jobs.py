@@ -178,7 +178,7 @@ def test_a_worker_that_hangs_and_one_that_is_stopped_are_replaced(submit, tmp_pa
     context = finish(handle, 2, ["rollout[0]", "rollout[1]"], before)
     hung, stopped = context.failovers
     assert hung.kind == stopped.kind == "hung"
-    assert "work has not come on for" in hung.evidence and "state T (stopped)" in stopped.evidence
+    assert "work has made no progress for" in hung.evidence and "state T (stopped)" in stopped.evidence
     detected = [event["time"] for event in events(handle.home, "detected")]
     assert detected[0] - began < 4 + 5 and detected[1] - at < 4 + 5
 

@@ -67,5 +67,5 @@ def test_gpus_that_another_job_holds(machine: RayCluster) -> None:
 
 def test_gpu_machines_can_run_virtual_slots(machine: RayCluster) -> None:
     with Cluster(num_gpus_per_node=6, accelerator="cpu") as cluster:
-        assert cluster.num_slots == 6
+        assert cluster.shape.num_slots == 6
         assert Seer.create_group().launch(cluster, "5").sees().wait() == [("", "cpu")]

@@ -18,6 +18,7 @@ from rlinf_lite.scheduler import (
     PlacementError,
     ResourcePool,
     Scatter,
+    SchedulerError,
     Worker,
     WorkerError,
     WorkerGroup,
@@ -25,6 +26,7 @@ from rlinf_lite.scheduler import (
     register_dispatch_mode,
     wait_all,
 )
+from rlinf_lite.scheduler.dispatch import CallRule
 
 
 class UnpicklableError(Exception):
@@ -280,6 +282,18 @@ def test_more_workers_than_cores_fit_on_a_slot(cluster: Cluster) -> None:
     assert crowd.nap(0).wait() == list(range(6))
     crowd.shutdown()
     crowd.shutdown()
+
+
+def test_a_method_is_called_by_name(group: WorkerGroup) -> None:
+    assert group.call("echo", (1,), {"plus": 2}).wait() == [3, 3]
+    assert group.call("echo", (1,), ranks=[1]).wait() == [1]
+    assert group.call("scatter", (Scatter(["a"]),), ranks=[1]).wait() == [(1, "a", None)]
+    first = CallRule(execute_mode=Execute.RANK_ZERO)  # in the place of what the method says: nothing is scattered
+    assert group.call("scatter", ([1, 2],), ranks=[1, 0], rule=first).wait() == (1, [1, 2], None)
+    with pytest.raises(AttributeError, match="no public method 'ecko'; did you mean 'echo'"):
+        group.call("ecko")
+    with pytest.raises(SchedulerError, match="'Echo' is not running: launch it first"):
+        Echo.create_group().call("echo", (1,))
 
 
 def test_names_are_unique(cluster: Cluster, group: WorkerGroup) -> None:

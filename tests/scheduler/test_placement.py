@@ -167,7 +167,6 @@ def test_strategy_and_map() -> None:
     placement = HybridComponentPlacement(
         config(num_gpus_per_node=2, component_placement={"actor": "0", "env": "1:0-1"})
     )
-    assert placement.components == ("actor", "env")
     assert placement.get_strategy("env").world_size == 2
     lines = placement.describe().splitlines()
     assert lines[0] == "slots 0..1 (1 node x 2, accelerator=cpu); cells are ranks"

@@ -105,4 +105,4 @@ def test_a_handle_among_the_arguments_says_who_feeds_whom(
 ) -> None:
     left, right = pair
     right.init(left.known()).wait()
-    assert ("left", "right") in cluster.feeders and ("right", "left") not in cluster.feeders
+    assert ("left", "right") in cluster.calls.data_flow and ("right", "left") not in cluster.calls.data_flow

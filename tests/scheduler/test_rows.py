@@ -8,7 +8,7 @@ import torch
 
 from rlinf_lite.data import DataProto
 from rlinf_lite.scheduler import Cluster, Dispatch, Worker, WorkerError, nd_compute, register, wait_all
-from rlinf_lite.scheduler.rows import MeshPlace, mesh_mode, take_rows
+from rlinf_lite.scheduler.dispatch import MeshPlace, mesh_mode, take_rows
 
 
 class Model(Worker):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerError, WorkerGroup
-from rlinf_lite.scheduler.group import restart
 
 
 class Friend(Worker):
@@ -39,11 +38,11 @@ def launch(cluster: Cluster, home: Path) -> tuple[WorkerGroup, WorkerGroup]:
 
 
 def test_groups_launch_and_start_again_side_by_side(cluster: Cluster, tmp_path: Path) -> None:
-    groups = one, two = launch(cluster, tmp_path)
+    groups = launch(cluster, tmp_path)
     for group in groups:
         group.init(f"for {group.name}").wait()
         (tmp_path / group.name).unlink()
-    restart({one: [0], two: []})
+    cluster.restart({"one": [0], "two": []})
     assert [group.known().wait() for group in groups] == [["for one"], ["for two"]]
     for group in groups:
         group.shutdown()
@@ -61,13 +60,13 @@ def test_where_one_does_not_start_none_is_left(cluster: Cluster, tmp_path: Path)
 
 
 def test_one_that_does_not_start_again_does_not_keep_others_from_it(cluster: Cluster, tmp_path: Path) -> None:
-    groups = one, two = launch(cluster, tmp_path)
+    groups = _, two = launch(cluster, tmp_path)
     for group in groups:
         group.init("all").wait()
     (tmp_path / "one.broken").touch()
     os.kill(two.members[0].pid, signal.SIGKILL)
     with pytest.raises(SchedulerError, match="one is broken"):
-        restart({one: [0], two: [0]})
+        cluster.restart({"one": [0], "two": [0]})
     assert two.known().wait() == ["all"]
     for group in groups:
         group.shutdown()

@@ -1,6 +1,7 @@
 """Two Ray nodes on this machine: everything between them takes the path that it takes between machines."""
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from rlinf_lite.scheduler import (
     Channel,
     Cluster,
     ClusterError,
+    PlacementError,
+    ProcessPlacement,
+    ResourcePool,
     Worker,
     WorkerDiedError,
     WorkerError,
@@ -68,6 +72,17 @@ def cluster(machines: RayCluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def group(cluster: Cluster) -> Iterator[WorkerGroup]:
     yield Remote.create_group().launch(cluster, "1-2", name="remote")
+
+
+def test_no_process_spans_two_nodes(cluster: Cluster) -> None:
+    both = "rank 0 would own slots 1..2, which lie on two nodes of 2 slots. Use more processes, so that each stays"
+    with pytest.raises(PlacementError, match=f"wide: processes: {re.escape(both)}"):
+        Remote.create_group().launch(cluster, [ProcessPlacement(0, (2, 1))], name="wide")
+    pool = ResourcePool(cluster, "middle", "1-2")
+    with pytest.raises(PlacementError, match=f"wide: 0-1:0 of the pool 'middle': {re.escape(both)}"):
+        pool.get_strategy("wide", "0-1:0")
+    assert [process.slots for process in pool.get_strategy("narrow", "all").processes] == [(1,), (2,)]
+    pool.release()
 
 
 def test_slots_are_numbered_across_nodes(cluster: Cluster, group: WorkerGroup) -> None:

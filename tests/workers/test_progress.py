@@ -1,4 +1,4 @@
-"""Every long phase comes on with each unit of its work, as whoever watches sees it: nobody is killed for being slow."""
+"""Every long phase reports progress with each unit of its work, as whoever watches sees it: no slow one is killed."""
 
 import threading
 
@@ -15,7 +15,7 @@ from rlinf_lite.models.text.presets import preset
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
-from rlinf_lite.scheduler.pulse import Activity, Pulse
+from rlinf_lite.scheduler.heartbeat import Activity, Heartbeat
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import _Ready
@@ -27,20 +27,20 @@ from rlinf_lite.workers.reasoning.base import LanguageModelWorker
 
 
 class Watched:
-    """Looks at a worker, as its pulse does, at every unit of its work."""
+    """Looks at a worker, as its heartbeat does, at every unit of its work."""
 
     def __init__(self, worker=None):
         self.worker = worker or Worker()
         self.worker._activity = Activity()
         told = threading.Event()
-        self.pulse = Pulse([("group", 0, self.worker._activity)], lambda beats: told.set(), beat_s=1e6)
+        self.heart = Heartbeat([("group", 0, self.worker._activity)], lambda beats: told.set(), beat_s=1e6)
         assert told.wait(60), "its own thread's one beat is over"
         self.num_units = self.num_moves = 0
-        self.last = self.pulse._seen[0]
+        self.last = self.heart._seen[0]
 
     def unit(self, *_):
-        self.pulse.beats()
-        before, self.last = self.last, self.pulse._seen[0]
+        self.heart.beats()
+        before, self.last = self.last, self.heart._seen[0]
         self.num_moves += self.num_units > 0 and self.last[0] != before[0]
         self.num_units += 1
 

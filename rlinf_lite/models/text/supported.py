@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, LanguageModel, UnsupportedModelError
-from rlinf_lite.scheduler.pulse import report_progress
+from rlinf_lite.scheduler.heartbeat import report_progress
 
 _TOLERANCE = {True: 2e-4, False: 5e-2}
 """In float32 (which rounds to about 1e-6) or not: of the largest logit."""

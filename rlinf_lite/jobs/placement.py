@@ -1,4 +1,4 @@
-"""From a job's roles to processes on slots. Pure: needs neither ray nor torch."""
+"""A job's placement: which devices the workers of each role get. Pure: needs neither ray nor torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is doing, said every other second to whoever watches the job. Needs neither ray nor torch."""
+"""Heartbeats: what a worker is doing, said every other second to whoever watches. Needs neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_MOVED_BYTES = 2**20
-"""Read from or written to files between two beats: more than a pulse itself takes, less than the slowest disk gives."""
+_FILE_PROGRESS_BYTES = 2**20
+"""Read or written between two beats: more than a heartbeat itself takes, less than the slowest disk gives."""
 
 BEAT_S = 2.0
 """Every call wakes up some threads, which computing ones have to make room for."""
@@ -29,7 +29,7 @@ class Beat:
     waiting_for: str | None
     """Whose message that method waits for."""
     stuck_s: float
-    """Since it last came on: a method that began or ended, a message, a timer, `report_progress`, files read or
+    """Since its last progress: a method that began or ended, a message, a timer, `report_progress`, files read or
     written."""
     busy_s: float
     """Seconds spent in methods so far, without waiting for messages."""
@@ -47,26 +47,26 @@ class Activity:
 
     doing: str | None = None
     waiting_for: str | None = None
-    moves: int = 0
+    progress: int = 0
+    """Counts whatever is progress."""
     busy_s: float = 0.0
     sent_to: set[str] = field(default_factory=set)
     _since: float = field(default_factory=time.monotonic)
 
-    def move(self) -> None:
-        """It came on."""
-        self.moves += 1
+    def made_progress(self) -> None:
+        self.progress += 1
 
     @contextmanager
     def method(self, name: str) -> Iterator[None]:
         """Around a method."""
         self.doing, self._since = name, time.monotonic()
-        self.moves += 1
+        self.progress += 1
         try:
             yield
         finally:
             self.busy_s += time.monotonic() - self._since
             self.doing = None
-            self.moves += 1
+            self.progress += 1
 
     @contextmanager
     def waiting(self, source: str) -> Iterator[None]:
@@ -78,25 +78,20 @@ class Activity:
         finally:
             self.waiting_for = None
             self._since += time.monotonic() - started
-            self.moves += 1
-
-    def busy_now_s(self) -> float:
-        """`busy_s`, with what the method under way has taken."""
-        running = self.doing is not None and self.waiting_for is None
-        return self.busy_s + (time.monotonic() - self._since if running else 0.0)
+            self.progress += 1
 
 
-_progress = Activity()
-"""Of whichever worker runs in this process: one at a time does."""
+_of_any = Activity()
+"""Progress of whichever worker runs in this process: one at a time does."""
 
 
 def report_progress() -> None:
-    """Say that the method under way comes on, from code that knows no worker: an environment, a reward, a model.
-    Anywhere else it does nothing."""
-    _progress.move()
+    """Say that the method under way makes progress, from code that knows no worker: an environment, a reward, a model.
+    Outside of a worker it does nothing."""
+    _of_any.made_progress()
 
 
-class Pulse:
+class Heartbeat:
     """A thread that gives `tell` the beats of a process's workers, for as long as the process lives."""
 
     def __init__(
@@ -105,16 +100,20 @@ class Pulse:
         self._workers, self._tell, self._beat_s = workers, tell, beat_s
         self._seen = [(-1, 0.0)] * len(workers)
         self._file_bytes = 0
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def beats(self) -> list[Beat]:
         now = time.monotonic()
-        memory, oom_kills, moved = memory_bytes(), num_oom_kills(), self._moves_files()
+        memory, oom_kills = memory_bytes(), num_oom_kills()
+        # large files are loaded and saved by one call of a library, which cannot report progress
+        before, self._file_bytes = self._file_bytes, file_bytes()
+        uses_files = self._file_bytes - before >= _FILE_PROGRESS_BYTES
         found = []
         for index, (group, rank, activity) in enumerate(self._workers):
-            moves, since = self._seen[index]
-            if moved or activity.moves + _progress.moves != moves:
-                self._seen[index] = moves, since = activity.moves + _progress.moves, now
+            progress, since = self._seen[index]
+            if uses_files or activity.progress + _of_any.progress != progress:
+                self._seen[index] = progress, since = activity.progress + _of_any.progress, now
+            runs = activity.doing is not None and activity.waiting_for is None
             found.append(
                 Beat(
                     group,
@@ -124,18 +123,13 @@ class Pulse:
                     activity.doing,
                     activity.waiting_for,
                     now - since,
-                    activity.busy_now_s(),
+                    activity.busy_s + (now - activity._since if runs else 0.0),
                     tuple(sorted(activity.sent_to)),
                     memory,
                     oom_kills,
                 )
             )
         return found
-
-    def _moves_files(self) -> bool:
-        """Whether this process loads or saves something large: one call of a library, which cannot report progress."""
-        before, self._file_bytes = self._file_bytes, file_bytes()
-        return self._file_bytes - before >= _MOVED_BYTES
 
     def _run(self) -> None:
         while True:
