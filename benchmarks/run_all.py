@@ -46,6 +46,7 @@ BENCHMARKS = (
     Benchmark("policy_bench.py", "policy", quick=("--repeats", "2", "--sizes", "tiny", "--batches", "8")),
     Benchmark("loop_bench.py", "loop", quick=("--repeats", "1", "--steps", "2")),
     Benchmark("control_bench.py", "control", quick=("--blocks", "8", "--steps", "1")),
+    Benchmark("memory_bench.py", "memory", quick=("--steps", "1", "--configs", "tabletop_ppo_vla")),
     Benchmark("chunk_render_bench.py", "chunk_render", quick=("--repeats", "2", "--num-chunks", "2")),
 )
 

@@ -32,12 +32,10 @@ from rich.text import Text
 
 from rlinf_lite.cli.info import requirements
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.config.plan import complete_plan
-from rlinf_lite.preview.dry_run import byte_text
-from rlinf_lite.preview.memory import Estimate, estimate
+from rlinf_lite.preview.dry_run import byte_text, plan_of
 
 _GIB = 2**30
-_PROCESS_BYTES = _GIB * 2 // 5  # what torch and Ray take in each worker
+_PROCESS_BYTES = _GIB // 2  # what torch and Ray take in each worker of a run that is not named
 _CUDA_TORCH = "pip install --force-reinstall 'torch>=2.13'"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT_S = 180.0
@@ -168,7 +166,7 @@ def _cores() -> Finding:
 
 def _memory(needs: Needs) -> Finding:
     free = min(_available_memory())
-    wanted = needs.host_bytes + needs.num_processes * _PROCESS_BYTES
+    wanted = needs.host_bytes or needs.num_processes * _PROCESS_BYTES
     value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
     if free < wanted:
         return Finding("fail", value, "rlinf-lite train --dry-run  (shows what takes it)")
@@ -236,13 +234,15 @@ def _vulkan() -> Finding:
 
 
 def _needs(config: Config) -> Needs:
-    plan = complete_plan(config)
-    found: Estimate | None = estimate(plan)
+    from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
+
+    plan = plan_of(config)
+    found = estimate(plan)
     return Needs(
         log_path=config.runner.logger.log_path,
         num_processes=sum(len(processes) for processes in plan.placements.values()),
-        host_bytes=found.node_host_bytes if found else 0,
-        shared_bytes=found.shared_bytes if found else 0,
+        host_bytes=found.node_host_bytes,
+        shared_bytes=found.shared_bytes,
     )
 
 

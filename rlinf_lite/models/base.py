@@ -127,15 +127,20 @@ class Policy(nn.Module, ABC):
         follow_umask([directory / "model.safetensors"])
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:
+    def from_pretrained(
+        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+    ) -> Self:
         """Read what `save_pretrained` wrote. `model`, a run's section, may replace settings that weights leave open.
+
+        `read_weights` False: as large as that policy, with weights at random; for `--dry-run`.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors.
         """
         directory = Path(directory)
         policy = cls.from_config_dict(read_policy_config(directory))
-        policy.load_state_dict(policy.read_state(directory))
+        if read_weights:
+            policy.load_state_dict(policy.read_state(directory))
         return policy
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:

@@ -53,19 +53,19 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     return problems
 
 
-def random_obs(spec: EnvSpec, seed: int = 0) -> dict[str, Any]:
+def random_obs(spec: EnvSpec, seed: int = 0, rows: int = _ROWS) -> dict[str, Any]:
     """An observation of some rows, with noise keys, as an environment of `spec` could give it."""
     rng = np.random.default_rng(seed)
     obs: dict[str, Any] = {
-        "instruction": ["push the red block" if spec.has_instruction else ""] * _ROWS,
-        NOISE_KEY: rng.integers(0, 2**62, _ROWS).astype(np.uint64),
+        "instruction": ["push the red block" if spec.has_instruction else ""] * rows,
+        NOISE_KEY: rng.integers(0, 2**62, rows).astype(np.uint64),
     }
     if spec.cameras:
         obs["images"] = {
-            name: rng.integers(0, 256, (_ROWS, *size, 3), dtype=np.uint8) for name, size in spec.cameras.items()
+            name: rng.integers(0, 256, (rows, *size, 3), dtype=np.uint8) for name, size in spec.cameras.items()
         }
     if spec.state_dim is not None:
-        obs["state"] = rng.normal(size=(_ROWS, spec.state_dim)).astype(np.float32)
+        obs["state"] = rng.normal(size=(rows, spec.state_dim)).astype(np.float32)
     return obs
 
 

@@ -69,10 +69,11 @@ def policy_class(policy_id: str) -> type[Policy]:
     return cls
 
 
-def build_policy(cfg: Config, spec: EnvSpec) -> Policy:
+def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Policy:
     """The policy of a run: weights from `actor.checkpoint_load_path` or `rollout.model_dir` where set, else random.
 
     A policy class provides `from_config(model_cfg, env_spec)`. Random weights follow torch's global seed.
+    `read_weights` False: as large as that policy, with weights at random.
 
     Raises:
         ValueError: where a loaded policy does not fit the environment or `model.num_action_chunks`.
@@ -80,7 +81,7 @@ def build_policy(cfg: Config, spec: EnvSpec) -> Policy:
     directory = pretrained_dir(cfg)
     if directory is None:
         return policy_class(cfg.model.id).from_config(cfg.model, spec)
-    policy = load_policy(directory, cfg.model)
+    policy = load_policy(directory, cfg.model, read_weights)
     wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
     for name, value in wanted.items():
         if getattr(policy, name) != value:
@@ -95,13 +96,15 @@ def pretrained_dir(cfg: Config) -> Path | None:
     return None if path is None else policy_directory(path)
 
 
-def load_policy(directory: str | Path, model: ModelConfig | None = None) -> Policy:
+def load_policy(directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True) -> Policy:
     """The policy in `directory`: one that `save_pretrained` wrote, or a published one of a registered `model_type`.
 
-    `model`, a run's section, replaces settings that the weights leave open.
+    `model`, a run's section, replaces settings that the weights leave open. `read_weights`: as in `build_policy`.
     """
     config = read_policy_config(Path(directory))
     policy_id = config.get("policy_id") or config.get("model_type")
     if policy_id is None:
         raise CheckpointFormatError(f"{directory}: config.json has neither policy_id nor model_type")
-    return policy_class(policy_id).from_pretrained(directory, model)
+    if read_weights:
+        return policy_class(policy_id).from_pretrained(directory, model)
+    return policy_class(policy_id).from_pretrained(directory, model, read_weights=False)

@@ -13,30 +13,32 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.reasoning_checks import ReasoningPlan
 from rlinf_lite.config.roles import roles_of
 from rlinf_lite.config.schema import Config
-from rlinf_lite.preview.memory import estimate
-from rlinf_lite.preview.reasoning_memory import decoder_of, estimate_reasoning
 
 
 def describe(config: Config | ReasoningConfig) -> str:
-    """Sections of text about a config that has passed its checks; imports neither torch nor ray."""
+    """Sections of text about a config that has passed its checks; imports torch to count memory, and no ray."""
     from rlinf_lite.scheduler.placement import HybridComponentPlacement  # see plan.py about the direction
 
-    names = roles_of(config) if isinstance(config, ReasoningConfig) else None
+    plan = plan_of(config)
+    if isinstance(plan, ReasoningPlan):
+        names, arithmetic = roles_of(plan.config), _reasoning_arithmetic(plan)
+    else:
+        names = None
+        arithmetic = _sft_arithmetic(plan) if plan.config.runner.task_type == "sft" else _arithmetic(plan)
     sections = {
         "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
         "placement": HybridComponentPlacement(config).describe(names),
+        "one step": "\n".join(arithmetic),
+        "memory per rank, estimated": "\n".join(_memory(plan)),
     }
-    if isinstance(config, ReasoningConfig):
-        placed = placements(config.cluster, ROLES, (), set())[0]
-        reasoning = ReasoningPlan(config, placed)
-        sections["one step"] = "\n".join(_reasoning_arithmetic(reasoning))
-        sections["memory per rank, estimated"] = "\n".join(_reasoning_memory(reasoning))
-    else:
-        plan = complete_plan(config)
-        arithmetic = _sft_arithmetic(plan) if config.runner.task_type == "sft" else _arithmetic(plan)
-        sections["one step"] = "\n".join(arithmetic)
-        sections["memory per rank, estimated"] = "\n".join(_memory(plan))
     return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in sections.items())
+
+
+def plan_of(config: Config | ReasoningConfig) -> Plan | ReasoningPlan:
+    """The sizes of a step of any run."""
+    if isinstance(config, ReasoningConfig):
+        return ReasoningPlan(config, placements(config.cluster, ROLES, (), set())[0])
+    return complete_plan(config)
 
 
 def _indent(text: str) -> str:
@@ -65,18 +67,6 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
     )
     sft = config.sft
     yield from [f"before        {sft.num_steps} supervised updates of {sft.batch_size} solutions"] * bool(sft.num_steps)
-
-
-def _reasoning_memory(plan: ReasoningPlan) -> Iterator[str]:
-    decoder = decoder_of(plan.config)
-    if decoder is None:
-        yield "known once the model is loaded: its config.json is of no kind that is known here"
-        return
-    yield f"model         {decoder.parameters} parameters"
-    for role, parts in estimate_reasoning(plan, decoder).items():
-        shown = " + ".join(f"{part} {byte_text(count)}" for part, count in parts.items() if count)
-        yield f"{role:<13} {shown} = {byte_text(sum(parts.values()))}"
-    yield "On top: per process what torch, CUDA and Ray take (see docs/memory.md)."
 
 
 def _sft_arithmetic(plan: Plan) -> Iterator[str]:
@@ -119,33 +109,36 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
     yield f"the run       {plan.num_steps} steps = {env_steps} env steps, {updates} updates"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
-    found = estimate(plan)
-    if found is None:
-        yield f"known once {plan.config.env.task} and {plan.config.model.id} are built"
-        return
-    accelerator, _ = slots(plan.config.cluster)
-    sizes = found.sizes
-    yield (
-        f"policy        {sizes.parameters} parameters, {sizes.trained} of them train; "
-        f"{sizes.sample_bytes} bytes per sample"
-    )
+def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
+    from rlinf_lite.preview.memory import estimate  # imports torch, which saying sizes of memory does not need
+
+    found, accelerator = estimate(plan), slots(plan.config.cluster)[0]
+    for name, counts in found.models.items():
+        types = ", ".join(f"{kind} {byte_text(count)}" for kind, count in counts.parameter_bytes.items())
+        buffers = f", buffers {byte_text(counts.buffer_bytes)}" if counts.buffer_bytes else ""
+        yield f"{name:<13} {counts.parameters} parameters, {counts.trained} of them train ({types}{buffers})"
     for name, rank in found.ranks.items():
-        places = {"GPU: ": rank.device, "host: ": rank.host}
+        places = {"GPU: ": rank.held | rank.working, "host: ": rank.host}
         if accelerator == "cpu":
-            places = {"": {**rank.device, **rank.host}}
+            places = {"": rank.host | rank.held | rank.working}
         parts = [
-            place + " + ".join(f"{part} {byte_text(count)}" for part, count in content.items())
+            place + " + ".join(f"{part} {byte_text(count)}" for part, count in content.items() if count)
             for place, content in places.items()
             if content
         ]
-        yield f"{name:<13} {'; '.join(parts)}"
-    if accelerator == "cuda":
-        slot, count = max(found.slot_bytes.items(), key=lambda item: item[1])
-        yield f"slots         {byte_text(count)} on slot {slot}, the fullest"
-    shared = f"of it up to {byte_text(found.shared_bytes)} in /dev/shm"
-    yield f"host          {byte_text(found.node_host_bytes)} on the fullest node, {shared}"
-    yield "On top: the simulator's own, and per process what torch, CUDA and Ray take (see docs/memory.md)."
+        total = rank.device_bytes + rank.host_bytes
+        yield f"{name:<13} {'; '.join(parts)} = {byte_text(total)}"
+    for names, (device, host) in found.processes.items():
+        if "+" in names:
+            yield f"in a process  {byte_text(device + host)} for {names}, which work in turn"
+    if found.ranks:
+        yield f"sample        {byte_text(found.sample_bytes)} in a batch"
+        if accelerator == "cuda":
+            slot, count = max(found.slot_bytes.items(), key=lambda item: item[1])
+            yield f"slots         {byte_text(count)} on slot {slot}, the fullest, and 0.5 to 1 GiB per process for CUDA"
+        shared = f"of it up to {byte_text(found.shared_bytes)} in /dev/shm"
+        yield f"host          {byte_text(found.node_host_bytes)} on the fullest node, {shared}"
+    yield from (f"not known     {sentence}" for sentence in found.unknown)
 
 
 def byte_text(count: int) -> str:

@@ -1,135 +1,400 @@
-"""Bytes per rank of a run, estimated from its config alone; needs no torch.
+"""Bytes of every process of a run, before it starts.
 
-What is counted follows the workers: an actor keeps fp32 weights, gradients and AdamW's two moments of what trains, all
-sharded over the ranks; a rollout worker keeps the whole policy in fp32. Activations are those of one micro-batch.
-What torch, CUDA and Ray take for themselves comes on top: about 0.4 GiB of host memory per process, and on a GPU 0.5
-to 1 GiB per process.
+Models are built and run on fake tensors (`preview.fake`) at the run's own sizes, whatever they are: their weights,
+activations, and what acting and generating take are measured there. What is around them follows the workers: gradients,
+AdamW's two moments, shards, batches, what is sent. An interpreter with its libraries is a constant, measured on a CPU.
+
+Sums are what the kernel calls resident (VmHWM): pages that processes share count in each of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from rlinf_lite.config.plan import Plan, observed, slots
-from rlinf_lite.preview.footprint import Sizes, policy_sizes
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.reasoning_checks import ReasoningPlan
+from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.roles import fused_roles, roles_of
+from rlinf_lite.config.schema import Config
+from rlinf_lite.envs.base import EnvSpec
+from rlinf_lite.generation.cache import StaticCache
+from rlinf_lite.generation.protocol import SamplingParams
+from rlinf_lite.generation.sampling import sample
+from rlinf_lite.lazy import imports_without_gc
+from rlinf_lite.models.text.presets import preset
+from rlinf_lite.preview.fake import Counts, Meter, count, fake_tensors
+from rlinf_lite.training.precision import autocast, cast_parameters
 
+if TYPE_CHECKING:
+    from rlinf_lite.models import Policy
+    from rlinf_lite.models.text.causal_lm import CausalLM, LanguageModel
+
+T = TypeVar("T")
+_MIB = 2**20
 _FP32, _BF16 = 4, 2
+INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _MIB, "actor": 410 * _MIB}
+"""Resident in a worker of that kind besides what is counted here: Python, Ray, torch and its kernels, without torch in
+an env worker. Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
+TRANSFORMERS_BYTES = 170 * _MIB
+"""What importing transformers adds, where a model has modules of it."""
+SIMULATOR_BYTES = {"maniskill": (440 * _MIB, _MIB), "tabletop": (0, 4096), "gymnasium": (8 * _MIB, 4096)}
+"""Of `env.id`: what a process takes for the simulator, and for each environment besides its observations."""
 
 
 @dataclass(frozen=True)
 class RankMemory:
     """One process of a component: bytes by what they are for."""
 
-    device: dict[str, int]
-    """On its slot: GPU memory, or on a CPU cluster host memory."""
+    held: dict[str, int]
+    """On its slot (GPU memory, or on a CPU cluster host memory), all the time."""
+    working: dict[str, int]
+    """On its slot, at the peak of its work."""
     host: dict[str, int]
+    """In host memory, wherever it computes."""
 
     @property
     def device_bytes(self) -> int:
-        return sum(self.device.values())
+        return sum(self.held.values()) + sum(self.working.values())
 
     @property
-    def total_bytes(self) -> int:
-        return self.device_bytes + sum(self.host.values())
+    def host_bytes(self) -> int:
+        return sum(self.host.values())
+
+
+@dataclass
+class Estimate:
+    """A run's memory, as far as it can be known before it starts."""
+
+    unknown: list[str] = field(default_factory=list)
+    """What is not known and left out, and why; a sentence each."""
+    models: dict[str, Counts] = field(default_factory=dict)
+    sample_bytes: int = 0
+    """One decision, or one response, in a batch."""
+    ranks: dict[str, RankMemory] = field(default_factory=dict)
+    """By component; empty where the model could not be counted."""
+    processes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes on the slot and in host memory of a process, by its component, or by the roles that share it, `a+b`."""
+    slot_bytes: dict[int, int] = field(default_factory=dict)
+    """Device memory of all processes that share a slot."""
+    node_host_bytes: int = 0
+    """Host memory of all processes, on the fullest node."""
+    shared_bytes: int = 0
+    """Of it in /dev/shm, at the most: weights, a step's batches and observations on their way."""
+
+    def attempt(self, sentence: str, function: Callable[[], T]) -> T | None:
+        """What `function` returns; None and a sentence in `unknown` where it raises."""
+        try:
+            return function()
+        except Exception as error:  # a user's class may raise anything, and what else is known is still worth reading
+            reason = (str(error).strip().splitlines() or [""])[0]
+            self.unknown.append(f"{sentence}: {type(error).__name__}: {reason}")
+            return None
+
+
+def estimate(plan: Plan | ReasoningPlan) -> Estimate:
+    """Of a config that has passed its checks. A model that cannot be counted is no error, but `unknown`."""
+    found = _reasoning(plan) if isinstance(plan, ReasoningPlan) else _embodied(plan)
+    accelerator, per_node = slots(plan.config.cluster)
+    on_slots: Counter[int] = Counter()
+    on_nodes: Counter[int] = Counter()
+    for names, (device, host) in found.processes.items():
+        for process in plan.placements[names.partition("+")[0]]:
+            on_slots[process.slots[0]] += device  # a process that owns several uses the first
+            on_nodes[process.slots[0] // per_node] += host + device * (accelerator == "cpu")
+    found.slot_bytes = dict(sorted(on_slots.items()))
+    found.node_host_bytes = max(on_nodes.values(), default=0)
+    return found
+
+
+# policies
+
+
+def _built(config: Config, spec: EnvSpec) -> Policy:
+    with imports_without_gc():
+        from rlinf_lite.models import build_policy
+
+        return build_policy(config, spec, read_weights=False)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A run's memory, as far as its config says."""
+class _Passes:
+    """Bytes: one decision in a trajectory, and the peaks of acting and of a micro-batch."""
 
-    sizes: Sizes
-    ranks: dict[str, RankMemory]
-    """By component; the env's is that of its observations alone, the simulator's own is not known."""
-    slot_bytes: dict[int, int]
-    """Device memory of all processes that share a slot."""
-    node_host_bytes: int
-    """Host memory of all processes, on the fullest node."""
-    shared_bytes: int
-    """Of it in /dev/shm, at the most: weights, a step's trajectories and observations on their way."""
+    sample: int = 0
+    acting: int = 0
+    activations: int = 0
 
 
-def estimate(plan: Plan) -> Estimate | None:
-    """None where sizes are known only once environment and policy are built."""
-    seen = observed(plan.config)
-    sizes = policy_sizes(plan.config, seen) if seen is not None else None
-    if seen is None or sizes is None or plan.num_samples is None:
-        return None
-    obs_bytes = 4 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
-    ranks = {"actor": _actor(plan, sizes), "rollout": _rollout(plan, sizes), "env": _env(plan, obs_bytes)}
-    on_cpu = slots(plan.config.cluster)[0] == "cpu"
-    traffic = plan.num_samples * sizes.sample_bytes + 2 * plan.config.env.train.num_envs * obs_bytes
-    return Estimate(
-        sizes=sizes,
-        ranks=ranks,
-        slot_bytes=_per_slot(plan, ranks),
-        node_host_bytes=_fullest_node(plan, ranks, on_cpu),
-        shared_bytes=traffic + on_cpu * _FP32 * sizes.parameters,
-    )
+def _embodied(plan: Plan) -> Estimate:
+    config, seen, found = plan.config, observed(plan.config), Estimate()
+    if seen is None or plan.num_samples is None:
+        found.unknown.append(f"known once {config.env.task} and {config.model.id} are built")
+        return found
+    bounds = [-1.0] * seen.action_dim, [1.0] * seen.action_dim  # as the time limit, not known yet, and change no size
+    spec = EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, True)
+    name = config.model.id
+    with fake_tensors() as meter:
+        policy = found.attempt(
+            f"parameters of {name} could not be counted without building it",
+            lambda: _built(config, spec),
+        )
+        if policy is None:
+            return found
+        counts = count(policy, policy.fsdp_units())
+        passes = found.attempt(
+            f"activations and trajectories of {name} are left out: it could not be run without building it",
+            lambda: _passes(plan, policy, spec, meter),
+        )
+    if config.env.id not in SIMULATOR_BYTES:
+        found.unknown.append(f"the simulator's own, {config.env.id}, is left out")
+    obs_bytes = _FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
+    found.models, found.sample_bytes = {"policy": counts}, (passes or _Passes()).sample
+    found.ranks = _embodied_ranks(plan, counts, passes or _Passes(), obs_bytes, _libraries(policy))
+    found.processes = {name: (rank.device_bytes, rank.host_bytes) for name, rank in found.ranks.items()}
+    traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
+    found.shared_bytes = traffic + (slots(config.cluster)[0] == "cpu") * counts.num_bytes
+    return found
 
 
-def _actor(plan: Plan, sizes: Sizes) -> RankMemory:
+def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> _Passes:
+    """Let the policy act as a rollout worker does, and train on a micro-batch as an actor does."""
+    from rlinf_lite.models.check import random_obs
+
     config, ranks = plan.config, plan.size("actor") or 1
-    shards = ranks if config.actor.strategy == "fsdp" else 1
-    assert plan.num_samples is not None
-    rows = min(config.actor.micro_batch_size, config.actor.global_batch_size // ranks)
-    device = {
-        "weights": _FP32 * sizes.parameters // shards,
-        "gradients": _FP32 * sizes.trained // shards,
-        "AdamW": 2 * _FP32 * sizes.trained // shards,
+    precision = config.actor.precision
+    most = max(config.env.train.num_envs, config.env.eval.num_envs)
+    rows = -(-most // config.rollout.pipeline_stage_num // (plan.size("rollout") or 1))
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    policy.eval().requires_grad_(False)
+    obs = random_obs(spec, rows=rows)
+    with torch.no_grad(), autocast("cpu", precision):
+        acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
+    scores = _FP32 * (acted.logprobs.numel() + acted.values.numel())
+    of_env = config.model.num_action_chunks * (_FP32 + 1 + 1) + _FP32  # rewards, dones, mask; the next value
+    sample_bytes = (sum(x.nbytes for x in acted.forward_inputs.values()) + scores) // rows + of_env
+
+    policy.train()
+    for parameter in trained:
+        parameter.requires_grad_()
+    if _shards(plan, "actor") > 1 and precision == "bf16":
+        cast_parameters(policy, torch.bfloat16)  # as gathered for computing, where autocast copies them no more
+    batch = min(config.actor.micro_batch_size, config.actor.global_batch_size // ranks)
+
+    def loss() -> Tensor:
+        if config.runner.task_type == "sft":
+            inputs = policy.sft_inputs(random_obs(spec, rows=batch))
+            inputs["actions"] = torch.zeros(batch, policy.num_action_chunks, policy.action_dim)
+            inputs["mask"] = torch.ones(batch, policy.num_action_chunks, dtype=torch.bool)
+            with autocast("cpu", precision):
+                return policy.sft_loss(inputs)
+        inputs = {name: x.new_empty(batch, *x.shape[1:]) for name, x in acted.forward_inputs.items()}
+        with autocast("cpu", precision):
+            output = policy(inputs)
+        total: Tensor = output.logprobs.sum() + output.entropy.sum() + output.values.sum()
+        return total
+
+    return _Passes(sample_bytes, acting, meter.activations(policy, loss))
+
+
+def _embodied_ranks(
+    plan: Plan, counts: Counts, passes: _Passes, obs_bytes: int, libraries: int
+) -> dict[str, RankMemory]:
+    config, env, samples = plan.config, plan.config.env, plan.num_samples or 0
+    workers, rollout_workers, ranks = (plan.size(name) or 1 for name in ("env", "rollout", "actor"))
+    own_envs = -(-(env.train.num_envs + env.eval.num_envs) // workers)
+    simulator, each_env = SIMULATOR_BYTES.get(env.id, (0, 0))
+    hosts = {
+        "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
+        "rollout": {},
+        "actor": {"weight sync": _synced(config, counts)},
     }
-    bf16 = config.actor.precision == "bf16"
+    if config.runner.task_type != "sft":  # as parts, and joined
+        hosts["rollout"]["trajectories"] = 2 * -(-samples // rollout_workers) * passes.sample
+        hosts["actor"]["trajectories"] = 2 * -(-samples // ranks) * passes.sample
+    for name, host in hosts.items():
+        host["interpreter"] = INTERPRETER_BYTES[name] + libraries * (name != "env")
+    weights = {"weights": counts.num_bytes + counts.buffer_bytes}
+    return {
+        "env": RankMemory({}, {}, hosts["env"]),
+        "rollout": RankMemory(weights, {"acting": passes.acting}, hosts["rollout"]),
+        "actor": _training(counts, passes.activations, _shards(plan, "actor"), config.actor.precision, hosts["actor"]),
+    }
+
+
+# language models
+
+
+def _reasoning(plan: ReasoningPlan) -> Estimate:
+    from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
+
+    config, roles, found = plan.config, roles_of(plan.config), Estimate()
+    start = config.actor.checkpoint_load_path or config.rollout.model_dir
+    models: dict[str, tuple[type[LanguageModel], str | None]] = {"model": (CausalLM, start)}
+    if "critic" in roles:
+        models["critic"] = (CausalValueModel, config.critic.model_dir or start)
+    peaks: Counter[str] = Counter()
+    with fake_tensors() as meter:
+        for name, (kind, directory) in models.items():
+            model = found.attempt(
+                f"parameters of the {name} could not be counted without building it",
+                partial(_language_model, kind, directory, config),
+            )
+            if model is None:
+                return found
+            found.models[name] = count(model, model.fsdp_units())
+            found.attempt(
+                f"activations of the {name} are left out: it could not be run without building it",
+                partial(_language_passes, plan, model, meter, peaks),
+            )
+    # ids and mask; numbers per token of the response, and its mask
+    columns = config.data.max_prompt_length + config.rollout.max_response_length
+    found.sample_bytes = 9 * columns + (6 * _FP32 + 1) * config.rollout.max_response_length
+    found.ranks = {role: _role(plan, role, found, peaks) for role in roles}
+    fused = [role for role in fused_roles(config) if role in roles]
+    for group in [fused] * bool(fused) + [[role] for role in roles if role not in fused]:
+        ranks = [found.ranks[role] for role in group]
+        device = sum(sum(rank.held.values()) for rank in ranks) + max(sum(rank.working.values()) for rank in ranks)
+        own = sum(rank.host_bytes - rank.host["interpreter"] for rank in ranks)
+        found.processes["+".join(group)] = (device, max(rank.host["interpreter"] for rank in ranks) + own)
+    found.shared_bytes = plan.num_samples * found.sample_bytes
+    return found
+
+
+def _language_model(kind: type[LanguageModel], directory: str | None, config: ReasoningConfig) -> LanguageModel:
+    """As the run builds it, from `config.json` alone."""
+    settings = preset(config.model.size)
+    if directory is not None:
+        settings = json.loads((policy_directory(directory) / "config.json").read_text())
+    # flash attention keeps what sdpa keeps, and need not be installed here
+    attention = "eager" if config.model.attn_implementation == "eager" else "sdpa"
+    model = kind.from_config(settings, attn_implementation=attention)
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, peaks: Counter[str]) -> None:
+    """Peaks of training on a micro-batch and of scoring it, and for a policy of a worker's share of generating."""
+    from rlinf_lite.models.text.causal_lm import CausalLM
+
+    config, response = plan.config, plan.config.rollout.max_response_length
+    precision, columns = config.actor.precision, config.data.max_prompt_length + response
+    rows = max(config.actor.max_tokens_per_micro_batch // columns, 1)
+
+    def loss() -> Tensor:
+        ids = torch.zeros(rows, columns, dtype=torch.int64)
+        mask = torch.ones(rows, columns, dtype=torch.bool)
+        with autocast("cpu", precision):
+            if not isinstance(model, CausalLM):
+                values: Tensor = model(ids, mask, response)
+                return values.sum()
+            output = model(ids, mask, response, config.rollout.temperature)
+            return output.logprobs.sum() + output.entropy.sum()
+
+    if isinstance(model, CausalLM):
+        with torch.no_grad():
+            peaks["scoring"] = meter.peak_of(loss)[1]
+            with autocast("cpu", precision):
+                peaks["keys and values"], peaks["generating"] = _generating(plan, model, meter)
+    if _shards(plan, "actor") > 1 and precision == "bf16":
+        cast_parameters(model, torch.bfloat16)  # as in `_passes`
+    peaks["model" if isinstance(model, CausalLM) else "critic"] = meter.activations(model, loss)
+
+
+def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int, int]:
+    """Bytes of keys and values, and besides them the peak of the prompts' pass and of one for a token each."""
+    config, workers = plan.config, plan.size("rollout") or 1
+    prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
+    prompts = -(-config.data.num_prompts // workers)
+    rows = prompts * (config.algorithm.group_size + (config.algorithm.adv_type == "remax"))
+    if config.runner.val_check_interval > 0:  # how many prompts files hold is not known yet
+        known = (None if config.data.val_files else config.data.arithmetic.num_val, config.data.max_val_prompts)
+        most = min((number for number in known if number is not None), default=workers * config.rollout.max_batch_size)
+        rows = max(rows, -(-most // workers))
+    rows = min(rows, config.rollout.max_batch_size)
+    num_prompts = min(rows, max(config.rollout.max_prefill_tokens // prompt, 1))
+    cache = StaticCache(model.language_model.config.get_text_config().num_hidden_layers, rows, prompt + response)
+    params = SamplingParams(response, config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
+
+    def step(ids: Tensor, mask: Tensor, positions: Tensor) -> None:
+        states = model.language_model.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        last = states[:, -1].expand(rows, -1) if len(states) < rows else states[:, -1]
+        sample(model.logits(last), params, torch.zeros(rows), None)
+
+    before = meter.live
+    cache.start_prefill(0, torch.zeros(rows, dtype=torch.int64))
+    causal = torch.ones(prompt, prompt, dtype=torch.bool)[None, None]
+    ids = torch.zeros(num_prompts, prompt, dtype=torch.int64)
+    _, peak = meter.peak_of(lambda: step(ids, causal, torch.arange(prompt)[None]))
+    held = meter.live - before
+    cache.start_decode(torch.zeros(rows, dtype=torch.int64), prompt + response)
+    one = torch.zeros(rows, 1, dtype=torch.int64)
+    seen = torch.ones(rows, 1, 1, prompt + response, dtype=torch.bool)
+    _, later = meter.peak_of(lambda: step(one, seen, one))
+    return held, max(peak - held, later)
+
+
+def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) -> RankMemory:
+    config, size = plan.config, plan.size(role) or 1
+    counts, fused = found.models["critic" if role == "critic" else "model"], fused_roles(config)
+    kind = "actor" if role in ("critic", "reference") else role
+    host = {"interpreter": INTERPRETER_BYTES[kind] + TRANSFORMERS_BYTES}
+    host["batch"] = 2 * -(-plan.num_samples // size) * found.sample_bytes  # as sent, and joined
+    if role in ("actor", "critic"):
+        if role == "actor" and "rollout" not in fused:
+            host["weight sync"] = _synced(config, counts)
+        activations = peaks["critic" if role == "critic" else "model"]
+        return _training(counts, activations, _shards(plan, role), config.actor.precision, host)
+    if role == "reference":
+        return RankMemory({"weights": counts.num_bytes // _shards(plan, role)}, {"scoring": peaks["scoring"]}, host)
+    if role == "rollout":
+        low = config.actor.precision == "bf16" and slots(config.cluster)[0] == "cuda"
+        shared = {"actor", "rollout"} <= set(fused) and _shards(plan, "actor") == 1
+        weights = {} if shared else {"weights": counts.num_bytes // (2 if low else 1) + counts.buffer_bytes}
+        return RankMemory(weights, {name: peaks[name] for name in ("keys and values", "generating")}, host)
+    return RankMemory({}, {}, host)
+
+
+# both
+
+
+def _shards(plan: Plan | ReasoningPlan, role: str) -> int:
+    return (plan.size(role) or 1) if plan.config.actor.strategy == "fsdp" else 1
+
+
+def _training(counts: Counts, activations: int, shards: int, precision: str, host: dict[str, int]) -> RankMemory:
+    """A process that trains a model, alone or as one of `shards`: fp32 weights, AdamW."""
+    working = {"gradients": _FP32 * counts.trained // shards, "activations": activations}
     if shards > 1:
-        device["gathered layers"] = _gathered(sizes, _BF16 if bf16 else _FP32)
-    elif bf16:  # autocast keeps copies of what trains during a forward pass, and of what its backward pass reads
-        frozen = config.model.gradient_checkpointing and config.model.lora.rank > 0
-        device["bf16 copies"] = _BF16 * (sizes.largest_unit + sizes.root if frozen else sizes.parameters)
-    device["activations"] = rows * (sizes.activation_bytes + sizes.working_bytes)
-    return RankMemory(
-        device,
-        {
-            "trajectories": plan.num_samples // ranks * sizes.sample_bytes,
-            "weight sync": min(_FP32 * sizes.parameters, config.weight_sync.bucket_bytes),
-        },
-    )
+        working["gathered layers"] = _gathered(counts, _BF16 if precision == "bf16" else _FP32)
+    held = {"weights": counts.num_bytes // shards + counts.buffer_bytes, "AdamW": 2 * _FP32 * counts.trained // shards}
+    return RankMemory(held, working, host)
 
 
-def _gathered(sizes: Sizes, element: int) -> int:
+def _gathered(counts: Counts, element: int) -> int:
     """What FSDP2 holds whole: the root, a layer, the next one, and gradients of one of them before they are reduced."""
-    whole = element * (sizes.root + 2 * sizes.largest_unit)
-    share_trained = sizes.trained / sizes.parameters
-    return whole + int((element + _FP32) * max(sizes.root, sizes.largest_unit) * share_trained)
+    whole = element * (counts.root + 2 * counts.largest_unit)
+    share_trained = counts.trained / counts.parameters
+    return whole + int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
 
 
-def _rollout(plan: Plan, sizes: Sizes) -> RankMemory:
-    config, ranks = plan.config, plan.size("rollout") or 1
-    assert plan.num_samples is not None
-    rows = -(-config.env.train.num_envs // config.rollout.pipeline_stage_num // ranks)
-    return RankMemory(
-        {"weights": _FP32 * sizes.parameters, "acting": rows * sizes.acting_bytes},
-        {"trajectories": -(-plan.num_samples // ranks) * sizes.sample_bytes},
-    )
+def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:
+    """What an actor sends weights through: a segment that holds all of them, or buckets where GPUs take them."""
+    on_cpu = slots(config.cluster)[0] == "cpu"
+    return counts.num_bytes if on_cpu else min(counts.num_bytes, config.weight_sync.bucket_bytes)
 
 
-def _env(plan: Plan, obs_bytes: int) -> RankMemory:
-    envs = plan.config.env.train.num_envs + plan.config.env.eval.num_envs
-    return RankMemory({}, {"observations": 2 * envs // (plan.size("env") or 1) * obs_bytes})
-
-
-def _per_slot(plan: Plan, ranks: dict[str, RankMemory]) -> dict[int, int]:
-    """A process that owns several slots uses the first."""
-    used: Counter[int] = Counter()
-    for name, processes in plan.placements.items():
-        for process in processes:
-            used[process.slots[0]] += ranks[name].device_bytes
-    return dict(sorted(used.items()))
-
-
-def _fullest_node(plan: Plan, ranks: dict[str, RankMemory], on_cpu: bool) -> int:
-    per_node = slots(plan.config.cluster)[1]
-    used: Counter[int] = Counter()
-    for name, processes in plan.placements.items():
-        for process in processes:
-            memory = ranks[name]
-            used[process.slots[0] // per_node] += memory.total_bytes if on_cpu else sum(memory.host.values())
-    return max(used.values())
+def _libraries(model: nn.Module) -> int:
+    uses = any(type(module).__module__.startswith("transformers.") for module in model.modules())
+    return TRANSFORMERS_BYTES * uses

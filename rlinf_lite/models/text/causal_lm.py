@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         """
         arguments = dict(config) | cls._settings
         built = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
-        model = cls._auto.from_config(built, attn_implementation=attn_implementation)
+        model = cls._auto.from_config(built, attn_implementation=attn_implementation, dtype=torch.float32)
         return cls(model, {} if tokenizer_dir is None else _carried_files(Path(tokenizer_dir)))
 
     @classmethod

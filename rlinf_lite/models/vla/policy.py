@@ -342,7 +342,9 @@ class OpenVLAPolicy(Policy):
         follow_umask(Path(directory).glob("*.safetensors"))
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, model: ModelConfig | None = None) -> Self:
+    def from_pretrained(
+        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+    ) -> Self:
         """Read what `save_pretrained` wrote, or a published directory. The latter has no value head: it is random.
 
         Raises:
@@ -361,8 +363,9 @@ class OpenVLAPolicy(Policy):
                 "sdpa" if model is None else model.attn_implementation,
             )
         policy._init_value_head()
-        state, policy.origin = checkpoint.read_state(directory, cfg, policy.state_dict())
-        policy.load_state_dict(state, strict=False)
+        if read_weights:
+            state, policy.origin = checkpoint.read_state(directory, cfg, policy.state_dict())
+            policy.load_state_dict(state, strict=False)
         return policy if model is None else policy.prepare(model)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:

@@ -1,0 +1,126 @@
+"""Models without numbers: what they hold, and what a pass through them takes.
+
+torch's fake tensors are tensors of the meta device that say for which device they stand: shapes, types and autograd
+are real, numbers are nowhere. A model is built and run on them by the code that a run uses, so that nothing here knows
+one model from another. What needs numbers (`.item()`, `.numpy()`, a file's tensors) raises.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a model holds: numbers of parameters, and bytes."""
+
+    parameters: int
+    trained: int
+    parameter_bytes: Mapping[str, int]
+    """By type."""
+    buffer_bytes: int
+    largest_unit: int
+    """Parameters of the largest module that is sharded by itself."""
+    root: int
+    """Parameters of what is left over; gathered during all of forward and backward."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parameter_bytes.values())
+
+
+def count(model: nn.Module, units: Sequence[nn.Module]) -> Counts:
+    """Of a whole model; `units` are what FSDP shards one by one (`fsdp_units`)."""
+    parameters = list(model.parameters())
+    by_type: Counter[str] = Counter()
+    for parameter in parameters:
+        by_type[str(parameter.dtype).removeprefix("torch.")] += parameter.nbytes
+    total, of_units = _numbers(parameters), [_numbers(unit.parameters()) for unit in units]
+    return Counts(
+        parameters=total,
+        trained=_numbers(parameter for parameter in parameters if parameter.requires_grad),
+        parameter_bytes=dict(by_type),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        largest_unit=max(of_units, default=0),
+        root=total - sum(of_units),
+    )
+
+
+def _numbers(tensors: Any) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of the tensors that live; a view has none of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self._peak = 0
+        """Bytes now."""
+        self._storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+
+        def forget(_: object) -> None:
+            del self._storages[key]
+            self.live -= num_bytes
+
+        self._storages[key] = weakref.ref(storage, forget)
+        self.live += num_bytes
+        self._peak = max(self._peak, self.live)
+
+    def peak_of(self, function: Callable[[], T]) -> tuple[T, int]:
+        """What `function` returns, and the most bytes that lived meanwhile beyond those that did before."""
+        before = self._peak = self.live
+        result = function()
+        return result, self._peak - before
+
+    def activations(self, model: nn.Module, loss: Callable[[], Tensor]) -> int:
+        """Peak of a forward and backward pass, without the gradients of parameters."""
+
+        def drop(parameter: Tensor) -> None:
+            parameter.grad = None
+
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        handles = [parameter.register_post_accumulate_grad_hook(drop) for parameter in trained]
+        try:
+            return self.peak_of(lambda: loss().backward())[1]  # type: ignore[no-untyped-call]
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def fake_tensors() -> Iterator[Meter]:
+    """Around building and running models: every tensor made within is fake, and counted.
+
+    Real ones, such as tables that a class has made at import, are taken for their shapes.
+    """
+    meter = Meter()
+    # its loop draws again what falls outside, and asks numbers that are not there whether any does
+    trunc_normal = patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor)
+    with FakeTensorMode(allow_non_fake_inputs=True), meter, trunc_normal:
+        yield meter
