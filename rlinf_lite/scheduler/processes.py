@@ -143,7 +143,8 @@ class Processes:
         self._begun, self._building = [], []
         for process in processes:
             node, name = nodes[process.rank], "+".join(group.name for group in self.groups)
-            actor: Any = self._host.options(**cluster.actor_options(node)).remote(name, process.rank)
+            env_vars = self._env_vars | cluster.env_vars(node, process.slots)
+            actor: Any = self._host.options(**cluster.actor_options(node, env_vars)).remote(name, process.rank)
             born = actor._process.remote()
             self._begun.append([Member(g.name, process.rank, node, actor, born, i) for i, g in enumerate(self.groups)])
             mine = common | {
@@ -156,7 +157,7 @@ class Processes:
                 mine | {"name": group.name, "role": role, "master_port": port}
                 for group, role, port in zip(self.groups, self._roles, self._ports, strict=True)
             ]
-            env_vars, context = self._env_vars | cluster.env_vars(node, process.slots), cluster.context(node.rank)
+            context = cluster.context(node.rank)
             self._building.append(actor._build.remote(identities, context, env_vars, cluster.epoch, self._payload))
         for members in self._begun:
             for group, member in zip(self.groups, members, strict=True):
@@ -169,6 +170,7 @@ class Processes:
         for members, addresses in zip(self._begun, handle.wait(self._cluster.start_timeout_s), strict=True):
             for member, address in zip(members, addresses, strict=True):
                 member.address = address
+        self._cluster.note_plain([ray.get(member.process)[2] for member in first])
         for group in self.groups:
             publish("group", group.name, [member.address for member in group.members])
 
