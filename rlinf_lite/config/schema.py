@@ -65,6 +65,8 @@ class ClusterConfig(Section):
     """Named sets of nodes."""
     start_timeout_s: PositiveFloat = 120.0
     """Longest wait for nodes to join and workers to be constructed."""
+    forked_workers: bool = True
+    """Fork workers from a process on every node that has imported torch already. false: start each by plain Python."""
 
 
 class LoggerConfig(Section):

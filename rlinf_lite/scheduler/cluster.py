@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
 from rlinf_lite.scheduler.errors import ClusterError, PlacementError
+from rlinf_lite.scheduler.forked import ForkedWorkers
 from rlinf_lite.scheduler.handle import Calls
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import (
@@ -85,7 +86,14 @@ class Cluster:
     @classmethod
     def from_config(cls, cfg: ClusterSettings) -> Cluster:
         """The cluster that a config's `cluster` section describes."""
-        return cls(cfg.num_nodes, cfg.num_gpus_per_node, cfg.accelerator, cfg.node_groups, cfg.start_timeout_s)
+        return cls(
+            cfg.num_nodes,
+            cfg.num_gpus_per_node,
+            cfg.accelerator,
+            cfg.node_groups,
+            cfg.start_timeout_s,
+            forked_workers=cfg.forked_workers,
+        )
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class Cluster:
         node_groups: Sequence[NodeGroup] = (),
         start_timeout_s: float = 120.0,
         log_to_driver: bool = True,
+        forked_workers: bool = True,
     ) -> None:
         if Cluster._current is not None:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
@@ -102,6 +111,7 @@ class Cluster:
         self.processes, self.calls = [], Calls()
         self._pools: dict[str, frozenset[int]] = {}
         self._launching: list[Processes] | None = None
+        self._said: set[str] = set()
         self._undo = ExitStack()
         Cluster._current = self
         atexit.register(self.shutdown)
@@ -110,21 +120,26 @@ class Cluster:
             dirs = ScratchDirs()
             self._undo.callback(dirs.remove)
 
+            # variables that workers on a node have
+            self._env_vars: list[dict[str, str]] = [{} for _ in range(num_nodes)]
+            for group in node_groups:
+                for rank in parse_node_ranks(group.nodes, num_nodes, group.label):
+                    self._env_vars[rank].update(group.env_vars)
+
             # connect to Ray, or start it
-            is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
+            self._forked = ForkedWorkers(dirs.temp) if forked_workers else None
+            self._is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
 
             # know the nodes and what a slot is
             self.nodes = find_nodes(num_nodes, start_timeout_s)
             self.shape = find_shape(self.nodes, accelerator, num_gpus_per_node)
-            self._reserve(is_own_ray)
+            self._reserve()
 
             # what every process on a node has to know
             self._contexts = self._make_contexts(dirs)
-            self._env_vars: list[dict[str, str]] = [{} for _ in self.nodes]
-            for group in node_groups:
-                for rank in parse_node_ranks(group.nodes, num_nodes, group.label):
-                    self._env_vars[rank].update(group.env_vars)
             set_context(self._contexts[driver_node_id()])
+            for node in self.nodes:
+                self._warm_up(node)
             self._undo.callback(set_context, None)
             self._undo.callback(close_sockets)
             self._undo.callback(leave_channels)
@@ -268,15 +283,23 @@ class Cluster:
     def remove_pool(self, name: str) -> None:
         self._pools.pop(name, None)
 
-    def actor_options(self, node: Node) -> dict[str, Any]:
-        """How to start a Ray actor on a node's reserved slots."""
+    def actor_options(self, node: Node, env_vars: Mapping[str, str]) -> dict[str, Any]:
+        """How to start a Ray actor, which will set these variables, on a node's reserved slots."""
         strategy = PlacementGroupSchedulingStrategy(self._reserved[node.rank], placement_group_bundle_index=0)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy, "enable_task_events": False}
         if "GPU" in self._bundle:
             options["num_gpus"] = _TINY_SHARE
         elif SLOT_RESOURCE in self._bundle:
             options["resources"] = {SLOT_RESOURCE: _TINY_SHARE}
+        if self._forked is not None:
+            options["runtime_env"] = self._forked.runtime_env(node.node_id, env_vars)
         return options
+
+    def note_plain(self, reasons: Iterable[str]) -> None:
+        """Say once why workers were not forked. A worker that was gives an empty reason."""
+        for reason in {reason for reason in reasons if reason} - self._said:
+            self._said.add(reason)
+            log.warning("workers were started by plain Python, which takes longer: %s", reason)
 
     def context(self, node: int) -> ProcessContext:
         return self._contexts[self.nodes[node].node_id]
@@ -294,7 +317,10 @@ class Cluster:
             return False
         if not given and self.num_nodes == 1:
             kind, slots = detect_slots(accelerator, num_gpus_per_node)
-            self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver))
+            num_gpus = 0 if kind == "cpu" else None
+            self._undo.enter_context(local_ray(temp_dir, slots, num_gpus, log_to_driver, self._warm_up_own))
+            if self._forked is not None:
+                self._forked.ray_is_up()
             return True
         address = given or "auto"
         what = f"RAY_ADDRESS={given}" if given else f"cluster.num_nodes: {self.num_nodes}"
@@ -318,14 +344,24 @@ class Cluster:
         """Whether the Ray that this process has started is dead, so that calls would wait for it in vain."""
         return local_ray_has_ended()
 
-    def _reserve(self, is_own_ray: bool) -> None:
+    def _warm_up_own(self) -> None:
+        """Side by side with the start of our own Ray, in whose environment this is called."""
+        if self._forked is not None:
+            self._undo.callback(self._forked.end)
+            self._forked.start_own(self._env_vars[0])
+
+    def _warm_up(self, node: Node) -> None:
+        if self._forked is not None:
+            self._forked.start(node.node_id, self._env_vars[node.rank])
+
+    def _reserve(self) -> None:
         """Take the slots, so that other jobs of the same Ray stay off them."""
         slots = float(self.shape.slots_per_node)
         if self.accelerator == "cuda":
             self._bundle = {"GPU": slots}
         else:
             # another program's Ray does not know our resource; virtual slots take nothing from it
-            self._bundle = {SLOT_RESOURCE: slots} if is_own_ray else {"CPU": _TINY_SHARE}
+            self._bundle = {SLOT_RESOURCE: slots} if self._is_own_ray else {"CPU": _TINY_SHARE}
         self._reserved = reserve(self.nodes, self._bundle, self.start_timeout_s)
         self._undo.callback(self._free_reserved)
         self._devices: list[list[str]] = []
@@ -356,11 +392,12 @@ class Cluster:
                 context = self._start_agents(known.uid, [node.node_id])[node.node_id]
                 self._contexts[node.node_id] = replace(context, monitor=self._contexts[known.node_id].monitor)
             self.nodes[node.rank] = node
+            self._warm_up(node)
 
     def _make_contexts(self, dirs: ScratchDirs) -> dict[str, ProcessContext]:
         driver = driver_node_id()
         node_ids = {node.node_id for node in self.nodes} | {driver}
-        if node_ids == {driver}:
+        if node_ids == {driver} and (self._is_own_ray or self._forked is None):
             return {driver: ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm)}
         return self._start_agents(dirs.uid, sorted(node_ids))
 

@@ -19,10 +19,10 @@ from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.dispatch import Deferred, MeshPlace
 from rlinf_lite.scheduler.errors import WorkerError
+from rlinf_lite.scheduler.forked import THREADS
 from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
+from rlinf_lite.scheduler.setup_worker import PLAIN
 
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
-"""Threads that spin for long cost a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
@@ -37,6 +37,7 @@ class Host:
 
     def __init__(self, name: str, rank: int) -> None:
         self._name, self._rank = name, rank
+        self._why_plain = os.environ.pop(PLAIN, "")
         self._workers: list[Any] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
         self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
@@ -44,8 +45,9 @@ class Host:
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
         return f"{self._name}[{self._rank}]"
 
-    def _process(self) -> tuple[int, list[str]]:
-        return process_and_logs()
+    def _process(self) -> tuple[int, list[str], str]:
+        """Its id, its logs, and why it is none that was forked where it should be."""
+        return *process_and_logs(), self._why_plain
 
     def _build(
         self,
@@ -56,7 +58,7 @@ class Host:
         payload: bytes,
     ) -> list[Address]:
         """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
-        os.environ.update(_THREADS | env_vars)
+        os.environ.update(THREADS | env_vars)
         set_context(context)
         _ignore_sigterm()
         name = self._name

@@ -23,6 +23,7 @@ from ray import _raylet
 from ray._private import ray_constants, services
 
 from rlinf_lite.scheduler.errors import ClusterError
+from rlinf_lite.scheduler.forked import SETUP_SCRIPT
 from rlinf_lite.scheduler.scratch import living_temp_dirs
 
 SLOT_RESOURCE = "rlinf_lite_slot"
@@ -42,8 +43,10 @@ class KnownRay:
 
 
 @contextmanager
-def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool) -> Iterator[None]:
-    """Runs for as long as the block.
+def local_ray(
+    temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool, meanwhile: Callable[[], None]
+) -> Iterator[None]:
+    """Runs for as long as the block. `meanwhile`: starts what takes long and needs the environment of Ray's workers.
 
     Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
     program, valid or not, is never looked at.
@@ -58,6 +61,7 @@ def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver
     }
     with _environment(variables, cluster_mode=False):
         try:
+            meanwhile()
             with _out_of_reach(), keeping_sigterm():
                 ray.init(
                     address="local",
@@ -184,13 +188,17 @@ class _Daemon(services.ConsolePopen):
 
 @contextmanager
 def _out_of_reach() -> Iterator[None]:
-    """Ray's processes that are started inside the block are `_Daemon`s."""
+    """Ray's processes that are started inside the block are `_Daemon`s, and start forked workers without a detour over
+    a Python that imports Ray."""
     before: Any = services.ConsolePopen
+    script = ray_constants.SETUP_WORKER_FILENAME
     vars(services)["ConsolePopen"] = _Daemon
+    ray_constants.SETUP_WORKER_FILENAME = SETUP_SCRIPT
     try:
         yield
     finally:
         vars(services)["ConsolePopen"] = before
+        ray_constants.SETUP_WORKER_FILENAME = script
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -36,7 +36,8 @@ class Site(Protocol):
     start_timeout_s: float
     calls: Calls
 
-    def actor_options(self, node: Node) -> dict[str, Any]: ...
+    def actor_options(self, node: Node, env_vars: Mapping[str, str]) -> dict[str, Any]: ...
+    def note_plain(self, reasons: Iterable[str]) -> None: ...
     def context(self, node: int) -> ProcessContext: ...
     def env_vars(self, node: Node, slots: Sequence[int]) -> dict[str, str]: ...
     def replace_lost_nodes(self) -> None: ...
@@ -77,7 +78,7 @@ class Processes:
         for process in processes:
             node = nodes[process.rank]
             env_vars = self._env_vars | site.env_vars(node, process.slots)
-            actor: Any = self._host.options(**site.actor_options(node)).remote(self.name, process.rank)
+            actor: Any = self._host.options(**site.actor_options(node, env_vars)).remote(self.name, process.rank)
             born = actor._process.remote()
             self._begun.append([Member(g.name, process.rank, node, actor, born, i) for i, g in enumerate(self.groups)])
             mine = common | {
@@ -103,6 +104,7 @@ class Processes:
         for members, addresses in zip(self._begun, handle.wait(self._site.start_timeout_s), strict=True):
             for member, address in zip(members, addresses, strict=True):
                 member.address = address
+        self._site.note_plain([ray.get(member.process)[2] for member in first])
         for group in self.groups:
             publish("group", group.name, [member.address for member in group.members])
 
