@@ -3,7 +3,7 @@
 Train on it with any embodied config, by naming its make_env or, once this module is imported, its registered name:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
-        env.id=examples.embodiment.custom_env:make_env env.task=PuckPush env.kwargs.damping=0.5
+        env.id=examples.embodiment.custom_env:make_env env.task=PuckPush env.options.damping=0.5
 
 The environment is an ordinary gymnasium.Env; time limits, auto-reset, chunks, seeds and success rates are added by
 rlinf_lite.envs.ChunkedEnv. `python examples/embodiment/custom_env.py` checks it against the protocol.

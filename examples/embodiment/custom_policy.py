@@ -3,7 +3,7 @@
 Train it on anything, by naming its class:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
-        model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy model.kwargs.hidden_size=64
+        model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy model.options.hidden_size=64
 
 `python examples/embodiment/custom_policy.py` checks it against the contract of rlinf_lite.models.Policy.
 """
@@ -63,7 +63,7 @@ class SquashedGaussianPolicy(Policy):
         }
         unknown = set(cfg.kwargs) - {"hidden_size"}
         if unknown:
-            raise ValueError(f"model.kwargs: SquashedGaussianPolicy has no {', '.join(unknown)}; it takes hidden_size")
+            raise ValueError(f"model.options: SquashedGaussianPolicy has no {', '.join(unknown)}; it takes hidden_size")
         return cls(config | cfg.kwargs)
 
     def config_dict(self) -> dict[str, Any]:

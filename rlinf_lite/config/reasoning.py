@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlinf_lite.config.schema import (
     BaseAlgorithmConfig,
@@ -20,8 +20,13 @@ from rlinf_lite.config.schema import (
     TrainConfig,
     UnitFloat,
 )
+from rlinf_lite.registry import STRATEGIES, language_card
 
 TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+def _model_options(given: Any) -> Any:
+    return language_card().options(given)
 
 
 class RolesConfig(ClusterConfig):
@@ -99,15 +104,6 @@ class PromptsConfig(Section):
     arithmetic: ArithmeticConfig = ArithmeticConfig()
 
 
-class LanguageModelConfig(Section):
-    size: Literal["tiny", "small"] = "tiny"
-    """A Llama from random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` brings its own."""
-    attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """Attention kernels in training; generation uses sdpa."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
-
-
 class GenerationConfig(Section):
     model_dir: str | None = None
     """Language model to start from, a directory in transformers' layout; null: random weights."""
@@ -139,7 +135,7 @@ class LanguageActorConfig(TrainConfig):
 
     max_tokens_per_micro_batch: PositiveInt = 8192
     """Largest number of tokens, padding included, per forward pass and rank."""
-    strategy: str = "fsdp"
+    strategy: str = STRATEGIES.default
     """How actor, critic and reference compute over several ranks: fsdp (sharded), replicated (whole on each, for small
     models), or one that was registered."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -175,7 +171,8 @@ class ReasoningConfig(BaseConfig):
     cluster: RolesConfig = RolesConfig()
     algorithm: ReasoningAlgorithmConfig = ReasoningAlgorithmConfig()
     data: PromptsConfig = PromptsConfig()
-    model: LanguageModelConfig = LanguageModelConfig()
+    model: Annotated[Any, AfterValidator(_model_options)] = Field({}, validate_default=True)
+    """The settings of the language model, which its card lists."""
     rollout: GenerationConfig = GenerationConfig()
     actor: LanguageActorConfig = LanguageActorConfig()
     critic: CriticConfig = CriticConfig()

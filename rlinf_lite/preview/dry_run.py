@@ -15,6 +15,7 @@ from rlinf_lite.config.roles import roles_of
 from rlinf_lite.config.schema import Config
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.preview.reasoning_memory import decoder_of, estimate_reasoning
+from rlinf_lite.registry import estimator_needs
 
 
 def describe(config: Config | ReasoningConfig) -> str:
@@ -48,7 +49,7 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
     algorithm, prompts, ranks = config.algorithm, config.data.num_prompts, plan.size("actor")
     assert ranks  # the checks have passed
     share = -(-actor.global_batch_size // ranks)
-    greedy = ", and a greedy one each" if algorithm.adv_type == "remax" else ""
+    greedy = ", and a greedy one each" if estimator_needs(algorithm.adv_type).greedy else ""
     yield f"roles         {', '.join(roles_of(config))}; in one process: {config.cluster.fuse or 'none'}"
     yield (
         f"responses     {prompts} prompts x {algorithm.group_size} = {plan.num_samples}{greedy}, of at most "

@@ -7,17 +7,16 @@ through transformers' Llama and vision layers with `sdpa`; tests compare both wi
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlinf_lite.config.plan import Observed
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.cards import Observed
 from rlinf_lite.config.schema import Config, ModelConfig
+from rlinf_lite.models.vla.config import vla_config
 
 if TYPE_CHECKING:
-    from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
+    from rlinf_lite.models.vla.config import TowerConfig
 
 
 @dataclass(frozen=True)
@@ -77,43 +76,6 @@ def policy_sizes(config: Config, seen: Observed) -> Sizes | None:
     return None
 
 
-def vla_config(config: Config, seen: Observed) -> VLAConfig:
-    """That of the checkpoint which an OpenVLA run starts from, or of `model.size`, with what the run says of it.
-
-    Raises:
-        ValueError: where the checkpoint cannot serve what the run wants.
-    """
-    from rlinf_lite.models.vla.config import preset, with_run_settings  # against the direction, as in plan.py: no torch
-
-    saved, model = saved_vla_config(config), config.model
-    if saved is not None:
-        return with_run_settings(saved, model)
-    fresh = replace(
-        preset(model.size),
-        action_dim=seen.action_dim,
-        num_action_chunks=model.num_action_chunks,
-        cameras=tuple(seen.cameras),
-        proprio_dim=seen.state_dim if model.use_proprio else 0,
-    )
-    return with_run_settings(fresh, model)
-
-
-def saved_vla_config(config: Config) -> VLAConfig | None:
-    """What the checkpoint that a run starts from says of its architecture, if there is one. A published one counts as
-    OpenVLA's 7B with the language model that it names."""
-    from rlinf_lite.models.vla.config import VLAConfig, preset
-
-    path = config.actor.checkpoint_load_path or config.rollout.model_dir
-    file = None if path is None else policy_directory(path) / "config.json"
-    if file is None or not file.is_file():
-        return None
-    content = json.loads(file.read_text())
-    if "rlinf_lite" in content:
-        return VLAConfig.from_dict(content["rlinf_lite"]["settings"])
-    published = preset("7b")
-    return replace(published, text=published.text | content.get("text_config", {}))
-
-
 def scores_bytes(model: ModelConfig, action_dim: int) -> int:
     """What a trajectory keeps of a decision besides the policy's own inputs."""
     chunk, num_values = model.num_action_chunks, _num_values(model)
@@ -127,7 +89,7 @@ def _num_values(model: ModelConfig) -> int:
 
 def _mlp(model: ModelConfig, seen: Observed) -> Sizes:
     actions = model.num_action_chunks * seen.action_dim
-    hidden = [seen.state_dim, *model.mlp.hidden_sizes]
+    hidden = [seen.state_dim, *model.options.hidden_sizes]
     parameters = _mlp_parameters([*hidden, actions]) + _mlp_parameters([*hidden, _num_values(model)]) + actions
     return Sizes(
         parameters=parameters,
@@ -135,7 +97,7 @@ def _mlp(model: ModelConfig, seen: Observed) -> Sizes:
         largest_unit=0,
         root=parameters,
         sample_bytes=4 * (seen.state_dim + actions) + scores_bytes(model, seen.action_dim),
-        activation_bytes=4 * (seen.state_dim + 2 * sum(model.mlp.hidden_sizes) + 8 * actions),
+        activation_bytes=4 * (seen.state_dim + 2 * sum(model.options.hidden_sizes) + 8 * actions),
         working_bytes=8 * max(hidden),
         acting_bytes=8 * max(hidden),
     )
@@ -182,7 +144,7 @@ class _OpenVLA:
             root=total - sum(times * unit for times, unit in units),
             sample_bytes=self._sample_bytes(),
             activation_bytes=self._activation_bytes(),
-            working_bytes=(1 + self.model.gradient_checkpointing)
+            working_bytes=(1 + self.model.options.gradient_checkpointing)
             * max(stack.tokens * stack.layer for stack in self._stacks()),
             acting_bytes=self._acting_bytes(),
         )
@@ -237,16 +199,16 @@ class _OpenVLA:
         return {"vision_backbone": vision, "language_model": language, "slot_embeddings": slots}
 
     def _adapters(self, linears: list[_Linear]) -> int:
-        lora = self.model.lora
+        lora = self.model.options.lora
         kept = ("value_head", *lora.also_train)
         adapted = [one for one in linears if one.name in lora.targets and one.part not in kept]
         return sum(one.times * lora.rank * (one.num_in + one.num_out) for one in adapted)
 
     def _trained(self, linears: list[_Linear], other: dict[str, int], adapters: int) -> int:
-        if not self.model.lora.rank:
+        if not self.model.options.lora.rank:
             mask_token = self.cfg.dino.hidden_size if self.cfg.dino is not None else 0
             return sum(one.parameters for one in linears) + sum(other.values()) - mask_token
-        in_full = ("value_head", *self.model.lora.also_train)
+        in_full = ("value_head", *self.model.options.lora.also_train)
         whole = sum(one.parameters for one in linears if one.part.replace(" layers", "_model") in in_full)
         return adapters + whole + sum(count for part, count in other.items() if part in in_full)
 
@@ -268,7 +230,7 @@ class _OpenVLA:
                 yield _Stack(tower.num_layers - 1, tokens, tower.hidden_size, self._vision_layer(tower, name))
 
     def _activation_bytes(self) -> int:
-        checkpointing = self.model.gradient_checkpointing  # only the layers' inputs are kept
+        checkpointing = self.model.options.gradient_checkpointing  # only the layers' inputs are kept
         kept = (one.times * one.tokens * (4 * one.width if checkpointing else one.layer) for one in self._stacks())
         return sum(kept) + self._around_the_layers()
 

@@ -81,7 +81,9 @@ def _actor(plan: Plan, sizes: Sizes) -> RankMemory:
     if ranks > 1:
         device["gathered layers"] = _gathered(sizes, _BF16 if bf16 else _FP32)
     elif bf16:  # autocast keeps copies of what trains during a forward pass, and of what its backward pass reads
-        frozen = config.model.gradient_checkpointing and config.model.lora.rank > 0
+        options = config.model.options
+        lora = getattr(options, "lora", None)  # of policies that have such a thing
+        frozen = lora is not None and lora.rank > 0 and options.gradient_checkpointing
         device["bf16 copies"] = _BF16 * (sizes.largest_unit + sizes.root if frozen else sizes.parameters)
     device["activations"] = rows * (sizes.activation_bytes + sizes.working_bytes)
     return RankMemory(

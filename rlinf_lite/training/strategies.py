@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,13 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlinf_lite.config.names import did_you_mean
 from rlinf_lite.models.text.causal_lm import LanguageModel
+from rlinf_lite.registry import STRATEGIES
 from rlinf_lite.training import sharding
-
-
-class UnknownStrategyError(ValueError):
-    """`actor.strategy` names nothing."""
 
 
 class Strategy(Protocol):
@@ -31,39 +26,17 @@ class Strategy(Protocol):
         ...
 
 
-_STRATEGIES: dict[str, Callable[[], Strategy]] = {}
-
-
 def register_strategy(name: str) -> Callable[[type], type]:
     """Make a `Strategy` available as `actor.strategy: <name>`."""
-
-    def register(cls: type) -> type:
-        _STRATEGIES[name] = cls
-        return cls
-
-    return register
+    return STRATEGIES.register(name)
 
 
 def build_strategy(name: str) -> Strategy:
     """The strategy of this name, or the class at `pkg.module:Class`. Raises UnknownStrategyError."""
-    module_name, colon, attribute = name.partition(":")
-    if colon:
-        cls = getattr(importlib.import_module(module_name), attribute, None)
-        if cls is None:
-            raise UnknownStrategyError(f"actor.strategy: module {module_name} has no class {attribute!r}")
-        strategy: Strategy = cls()
-        return strategy
-    if name not in _STRATEGIES:
-        known = did_you_mean(name, _STRATEGIES)
-        raise UnknownStrategyError(f"actor.strategy: nothing is registered as {name!r}. {known}")
-    return _STRATEGIES[name]()
+    strategy: Strategy = STRATEGIES.get(name)()
+    return strategy
 
 
-def strategy_names() -> list[str]:
-    return sorted(_STRATEGIES)
-
-
-@register_strategy("fsdp")
 class FSDP:
     """Parameters, gradients and optimizer states in shards (torch's `fully_shard`), gathered layer by layer."""
 
@@ -74,7 +47,6 @@ class FSDP:
         """Done in the backward pass."""
 
 
-@register_strategy("replicated")
 class Replicated:
     """The whole model on every rank; gradients are averaged once per update. Quickest for small models."""
 

@@ -25,11 +25,16 @@ from rlinf_lite.workers.messages import StepResult
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
 VLA = ["model.num_action_chunks=2"]
-LORA = [*VLA, "model.size=small", "model.lora.rank=8"]
-AUTOREGRESSIVE = [*VLA, "model.parallel_decoding=false"]
-PROPRIO = [*VLA, "model.use_proprio=true", "model.value_type=action_level", "algorithm.reward_type=action_level"]
-SEVEN_B = ["env.id=maniskill", "env.task=StackCube-v1", "env.maniskill.obs_mode=rgb", "model.size=7b", *VLA]
-MLP = ["model.id=mlp_gaussian", "env.tabletop.obs_mode=state"]
+LORA = [*VLA, "model.options.size=small", "model.options.lora.rank=8"]
+AUTOREGRESSIVE = [*VLA, "model.options.parallel_decoding=false"]
+PROPRIO = [
+    *VLA,
+    "model.options.use_proprio=true",
+    "model.value_type=action_level",
+    "algorithm.reward_type=action_level",
+]
+SEVEN_B = ["env.id=maniskill", "env.task=StackCube-v1", "env.options.obs_mode=rgb", "model.options.size=7b", *VLA]
+MLP = ["model.id=mlp_gaussian", "env.options.obs_mode=state"]
 
 
 def load(*overrides: str) -> Config:
@@ -93,13 +98,13 @@ def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) 
     "overrides",
     [
         MLP,
-        [*MLP, "model.num_action_chunks=2", "model.mlp.hidden_sizes=[8, 16]"],
+        [*MLP, "model.num_action_chunks=2", "model.options.hidden_sizes=[8, 16]"],
         VLA,
-        [*VLA, "model.size=small"],
+        [*VLA, "model.options.size=small"],
         AUTOREGRESSIVE,
         PROPRIO,
         LORA,
-        [*LORA, "model.lora.also_train=[projector]", "model.lora.targets=[q_proj, fc1]"],
+        [*LORA, "model.options.lora.also_train=[projector]", "model.options.lora.targets=[q_proj, fc1]"],
     ],
 )
 def test_parameters_and_samples_are_counted_as_the_policy_has_them(overrides: list[str]) -> None:
@@ -108,7 +113,7 @@ def test_parameters_and_samples_are_counted_as_the_policy_has_them(overrides: li
     assert sizes.parameters == sum(parameter.numel() for parameter in policy.parameters())
     assert sizes.trained == sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
     units = [sum(p.numel() for p in unit.parameters()) for unit in policy.fsdp_units()]
-    if not config.model.lora.rank:  # adapters are counted by policy, not by layer
+    if not config.model.options.lora.rank:  # adapters are counted by policy, not by layer
         assert sizes.root == sizes.parameters - sum(units)
         assert sizes.largest_unit == max(units, default=0)
     with torch.no_grad():
@@ -128,19 +133,19 @@ def trajectory_bytes(acted: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors) - 8 * rows  # each environment's id, once a trajectory
 
 
-@pytest.mark.parametrize("lora", [[], ["model.lora.rank=32"]])
+@pytest.mark.parametrize("lora", [[], ["model.options.lora.rank=32"]])
 def test_7b_is_counted_as_it_would_be_built(lora: list[str]) -> None:
     from rlinf_lite.models.vla.adapters import add_adapters
     from rlinf_lite.models.vla.config import preset
     from rlinf_lite.models.vla.policy import OpenVLAPolicy
 
-    config = load(*SEVEN_B, *lora, "model.num_action_chunks=8", "env.maniskill.control_mode=pd_ee_delta_pose")
+    config = load(*SEVEN_B, *lora, "model.num_action_chunks=8", "env.options.control_mode=pd_ee_delta_pose")
     statistics = {"env": {"action": {"q01": [-1.0] * 7, "q99": [1.0] * 7}}}
     architecture = preset("7b").from_dict({**preset("7b").to_dict(), "norm_stats": statistics})
     with torch.device("meta"):
         policy = OpenVLAPolicy(architecture)
         if lora:
-            add_adapters(policy, config.model.lora.model_dump())
+            add_adapters(policy, config.model.options.lora.model_dump())
     sizes = sizes_of(config)
     assert sizes.parameters == sum(parameter.numel() for parameter in policy.parameters())
     assert sizes.trained == sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
@@ -151,10 +156,10 @@ def test_7b_is_counted_as_it_would_be_built(lora: list[str]) -> None:
     "overrides",
     [
         VLA,
-        [*VLA, "model.size=small"],
+        [*VLA, "model.options.size=small"],
         AUTOREGRESSIVE,
         LORA,
-        [*VLA, "model.size=small", "model.gradient_checkpointing=true"],
+        [*VLA, "model.options.size=small", "model.options.gradient_checkpointing=true"],
     ],
 )
 def test_activations_are_bounded_closely(overrides: list[str], precision: str) -> None:
@@ -261,16 +266,16 @@ def test_ranks_share_what_is_sharded_and_slots_add_up() -> None:
 
 
 def test_lora_checkpointing_and_a_smaller_micro_batch_save_what_they_should() -> None:
-    full, lora = plan_of(*SEVEN_B), plan_of(*SEVEN_B, "model.lora.rank=32")
+    full, lora = plan_of(*SEVEN_B), plan_of(*SEVEN_B, "model.options.lora.rank=32")
     assert lora.ranks["actor"].device["AdamW"] < 0.03 * full.ranks["actor"].device["AdamW"]
-    checkpointed = plan_of(*SEVEN_B, "model.gradient_checkpointing=true")
+    checkpointed = plan_of(*SEVEN_B, "model.options.gradient_checkpointing=true")
     assert checkpointed.ranks["actor"].device["activations"] < 0.15 * full.ranks["actor"].device["activations"]
     halved = plan_of(*SEVEN_B, "actor.micro_batch_size=64")
     assert halved.ranks["actor"].device["activations"] * 2 == full.ranks["actor"].device["activations"]
 
 
 def test_a_checkpoint_says_its_own_size(tmp_path: Any) -> None:
-    config = load(*VLA, "model.size=small")
+    config = load(*VLA, "model.options.size=small")
     build(config).save_pretrained(tmp_path)
-    started = load(f"rollout.model_dir={tmp_path}", "model.num_action_chunks=2")  # model.size: tiny
+    started = load(f"rollout.model_dir={tmp_path}", "model.num_action_chunks=2")  # model.options.size: tiny
     assert sizes_of(started) == sizes_of(config)

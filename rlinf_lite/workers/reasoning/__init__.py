@@ -1,6 +1,7 @@
 """The roles of reinforcement learning for language models, each the workers of a group."""
 
-from rlinf_lite.training.strategies import Strategy, UnknownStrategyError, register_strategy
+from rlinf_lite.registry import UnknownStrategyError
+from rlinf_lite.training.strategies import Strategy, register_strategy
 from rlinf_lite.workers.reasoning.actor import LanguageActor
 from rlinf_lite.workers.reasoning.critic import LanguageCritic
 from rlinf_lite.workers.reasoning.reference import LanguageReference
