@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -42,15 +42,24 @@ def new_names(content: Mapping[str, Any]) -> dict[str, str | None]:
     runner = content.get("runner")
     if isinstance(runner, Mapping) and runner.get("task_type") == "reasoning":
         return {}
-    kinds = {"env": _kind(content, "env", env_card, ENVIRONMENTS.default)}
-    kinds["model"] = _kind(content, "model", policy_card, POLICIES.default)
+    kinds = {section: card_kind(section, content) for section in ("env", "model")}
     found: dict[str, str | None] = {}
     for old, new, part in RENAMED:
         section = old.partition(".")[0]
-        card_of: Callable[[str], Card] = env_card if section == "env" else policy_card
         if found.get(old) is None:
-            found[old] = new if not part or issubclass(kinds[section], type(card_of(part))) else None
+            fits = not part or issubclass(kinds[section], card_kind(section, {section: {"id": part}}))
+            found[old] = new if fits else None
     return found
+
+
+def card_kind(section: str, content: Mapping[str, Any]) -> type[Card]:
+    """The class of the card that the part of this section, `env` or `model`, has; Card where there is no such part."""
+    part = content.get(section)
+    registry, card_of = (ENVIRONMENTS, env_card) if section == "env" else (POLICIES, policy_card)
+    try:
+        return type(card_of(part.get("id", registry.default) if isinstance(part, Mapping) else registry.default))
+    except (PartError, TypeError):
+        return Card  # a check says so
 
 
 def new_name(key: str, names: Mapping[str, str | None]) -> str | None:
@@ -94,15 +103,6 @@ def say_renamed(names: Mapping[str, str | None]) -> None:
 @lru_cache
 def _say(line: str) -> None:
     log.warning(line)
-
-
-def _kind(content: Mapping[str, Any], section: str, card_of: Callable[[str], Card], default: str) -> type[Card]:
-    part = content.get(section)
-    name = part.get("id", default) if isinstance(part, Mapping) else default
-    try:
-        return type(card_of(name))
-    except (PartError, TypeError):
-        return Card  # no such part: a check says so
 
 
 def _copied(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.errors import ConfigError
-from rlinf_lite.config.schema import Config
 from rlinf_lite.registry import did_you_mean
-from rlinf_lite.renamed_keys import new_name, new_names, say_renamed, with_new_names
+from rlinf_lite.renamed_keys import card_kind, new_name, new_names, say_renamed, with_new_names
 from rlinf_lite.shipped import shipped
 
 
@@ -84,14 +83,13 @@ def _of_the_parts_that_are_named(
     content: Any = OmegaConf.to_container(composed, resolve=False)
     for section in ("env", "model"):
         ids = [item.value() for item in values if item.key_or_group == f"{section}.id" and not item.is_delete()]
-        there = content.get(section)
-        if ids and (there is None or isinstance(there, dict)):
-            there = content[section] = there or {}
-            if there.get("id", type(getattr(Config(), section))().id) != ids[-1]:
-                there.pop("options", None)
+        there = content.setdefault(section, {}) if ids else None
+        if isinstance(there, dict):
+            before = card_kind(section, content)
             there["id"] = ids[-1]
-    renamed = OmegaConf.create(with_new_names(content))
-    return renamed, new_names(content)
+            if not issubclass(card_kind(section, content), before):
+                there.pop("options", None)
+    return OmegaConf.create(with_new_names(content)), new_names(content)
 
 
 def _is_old(item: Override, names: dict[str, str | None]) -> bool:

@@ -36,7 +36,7 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     problems: list[str] = []
     cfg = cfg or ModelConfig()
     card = PolicyCard.of(policy if isinstance(policy, type) else type(policy), "the policy")
-    if card.Options is None or not isinstance(cfg.options, card.Options):  # those of another policy
+    if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
         cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):
         built: Policy | None = _attempt(problems, "from_config", partial(policy.from_config, cfg, spec))

@@ -1,4 +1,4 @@
-"""Every key of the schema and of the built-in cards is read somewhere, so that no setting is silently without effect."""
+"""Every key of the schema and of the built-in cards is read somewhere: no setting is silently without effect."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from rlinf_lite.envs import (
 )
 from tests.envs.toy import ToySimulator
 
-CUSTOM = "examples.embodiment.custom_env:make_env"
+CUSTOM = "examples.embodiment.custom_env:PuckPush"
 
 
 def custom(**train: Any) -> EnvConfig:
