@@ -41,7 +41,7 @@ test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -n 2 $(CHECKED)
+	@$(BIN)/mypy $(CHECKED)
 
 setup: $(STAMP)  ## Make .venv; the other targets do this by themselves
 	@echo "$(VENV) is ready"

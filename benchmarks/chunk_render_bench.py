@@ -91,7 +91,7 @@ def make(args: argparse.Namespace) -> ChunkedEnv:
     cfg = EnvConfig.model_validate(
         {
             "task": args.task,
-            "maniskill": {"obs_mode": "rgb", "camera_size": [args.size, args.size]},
+            "options": {"obs_mode": "rgb", "camera_size": [args.size, args.size]},
             "train": {"ignore_terminations": True, "max_episode_steps": 100_000},
         }
     )

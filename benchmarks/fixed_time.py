@@ -15,6 +15,7 @@ import numpy as np
 from rlinf_lite.envs import Obs, Simulator, StepOutputs, register_env
 from rlinf_lite.envs.base import FloatArray, IntArray
 from rlinf_lite.models import ActionOutput, Mode, register_policy
+from rlinf_lite.models.mlp.card import MLP, MLPOptions
 from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
 
 if TYPE_CHECKING:
@@ -49,19 +50,29 @@ class FixedTimeSimulator:
 
 @register_env("fixed_time")
 def make_env(num_envs: int, cfg: EnvConfig) -> Simulator:
-    return FixedTimeSimulator(num_envs, cfg.kwargs["row_s"])
+    return FixedTimeSimulator(num_envs, cfg.options["row_s"])
+
+
+class FixedTimeOptions(MLPOptions):
+    row_s: float = 0.0
+    """Seconds per row."""
+
+
+class FixedTimeCard(MLP):
+    Options = FixedTimeOptions
 
 
 @register_policy("fixed_time")
 class FixedTimePolicy(MLPGaussianPolicy):
     """A small MLP whose answers come `row_s` seconds per row after the question."""
 
+    card = FixedTimeCard
     row_s: float
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
         policy = super().from_config(cfg, spec)
-        policy.row_s = cfg.kwargs["row_s"]
+        policy.row_s = cfg.options.row_s
         return policy
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:

@@ -34,7 +34,7 @@ CONFIGS: dict[str, list[str]] = {
     "math_arithmetic_ppo": ["sft.num_steps=20"],
 }
 LARGER = {
-    "tabletop_ppo_vla, small": ["rollout.model_dir=null", "model.size=small", "actor.micro_batch_size=128"],
+    "tabletop_ppo_vla, small": ["rollout.model_dir=null", "model.options.size=small", "actor.micro_batch_size=128"],
     "math_arithmetic_ppo, small": ["sft.num_steps=5", "model.size=small", "actor.max_tokens_per_micro_batch=8192"],
 }
 COMPONENTS = {

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rlinf_lite.algorithms import LossInputs, actor_critic_loss
 from rlinf_lite.config import AlgorithmConfig
-from rlinf_lite.config.schema import LoraConfig, ModelConfig
+from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.base import NOISE_KEY, Policy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
@@ -45,11 +45,13 @@ class Contestant:
         spec = EnvSpec(args.action_dim, None, cameras, *bounds, max_episode_steps=100, has_instruction=True)
         model = ModelConfig(
             id="openvla",
-            size=size,
             num_action_chunks=args.chunk,
-            max_prompt_length=8 if size != "7b" else 32,
-            lora=LoraConfig(rank=args.lora_rank),
-            gradient_checkpointing=args.checkpointing,
+            options={
+                "size": size,
+                "max_prompt_length": 8 if size != "7b" else 32,
+                "lora": {"rank": args.lora_rank},
+                "gradient_checkpointing": args.checkpointing,
+            },
         )
         with self.device:
             self.policy: Policy = OpenVLAPolicy.from_config(model, spec)

@@ -66,12 +66,12 @@ def _simulate(pipe: Connection, num_envs: int, control_mode: str) -> None:
     import gymnasium
     import torch
 
-    from rlinf_lite.config.schema import ManiSkillConfig
+    from rlinf_lite.envs.maniskill.card import ManiSkillOptions
     from rlinf_lite.envs.maniskill.setup import import_maniskill, plan_backends
 
     torch.set_num_threads(1)
     import_maniskill()
-    backends = plan_backends(ManiSkillConfig(sim_backend="physx_cpu"))
+    backends = plan_backends(ManiSkillOptions(sim_backend="physx_cpu"))
     envs: list[Any] = [
         gymnasium.make(
             "PushCube-v1",
@@ -118,12 +118,12 @@ def rollout_rate(runner: EmbodiedRunner) -> Callable[[float], float]:
 
 def pushcube_config(control_mode: str, scratch: str, *overrides: str) -> Config:
     paths = [f"runner.logger.log_path={scratch}", f"actor.checkpoint_save_path={scratch}"]
-    mode = f"env.maniskill.control_mode={control_mode}"
+    mode = f"env.options.control_mode={control_mode}"
     return load_config("embodiment/maniskill_pushcube_ppo_mlp", [mode, *paths, *overrides])
 
 
 def measure(cluster: Cluster, cfg: Config, args: argparse.Namespace, report: Report) -> None:
-    control_mode = str(cfg.env.maniskill.control_mode)
+    control_mode = str(cfg.env.options.control_mode)
     say(f"{control_mode}: building environments")
     with Session(cluster, cfg) as session:
         runner = session.new_runner()

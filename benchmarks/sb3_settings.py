@@ -7,7 +7,7 @@ from rlinf_lite.config import Config
 
 def sb3_arguments(cfg: Config, seed: int) -> list[str]:
     """Everything that decides speed and learning. Raises ValueError for what Stable-Baselines3 cannot do alike."""
-    algorithm, optim, mlp = cfg.algorithm, cfg.actor.optim, cfg.model.mlp
+    algorithm, optim, mlp = cfg.algorithm, cfg.actor.optim, cfg.model.options
     if algorithm.adv_type != "gae" or cfg.model.num_action_chunks != 1 or cfg.rollout.num_chunks is None:
         raise ValueError("Stable-Baselines3's PPO has gae, one action per decision and rollouts of a fixed length only")
     if optim.lr_scheduler == "cosine" or algorithm.clip_ratio_low != algorithm.clip_ratio_high:

@@ -25,7 +25,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from rlinf_lite.config.schema import ManiSkillConfig
+from rlinf_lite.envs.maniskill.card import ManiSkillOptions
 from rlinf_lite.envs.maniskill.setup import import_maniskill, plan_backends
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 
@@ -39,7 +39,7 @@ class PushCube(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def __init__(self, first_seed: int, success: str, max_episode_steps: int) -> None:
         import_maniskill()
-        backends = plan_backends(ManiSkillConfig(sim_backend="physx_cpu"))
+        backends = plan_backends(ManiSkillOptions(sim_backend="physx_cpu"))
         made: Any = gymnasium.make(
             "PushCube-v1",
             num_envs=1,

@@ -55,7 +55,7 @@ def contestants(task: str, args: argparse.Namespace) -> dict[str, Callable[[], f
 
 
 def make(task: str, obs_mode: str, num_envs: int) -> ChunkedEnv:
-    cfg = EnvConfig.model_validate({"id": "tabletop", "task": task, "tabletop": {"obs_mode": obs_mode}})
+    cfg = EnvConfig.model_validate({"id": "tabletop", "task": task, "options": {"obs_mode": obs_mode}})
     env = make_vec_env(cfg, "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env

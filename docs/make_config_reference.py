@@ -5,6 +5,7 @@ python docs/make_config_reference.py
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,19 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlinf_lite.cards import Card, EnvCard
+from rlinf_lite.config.names import built_in_cards
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
+from rlinf_lite.registry import REGISTRIES
 
 OUT = Path(__file__).resolve().parent / "config_reference.md"
 HEAD = """# Config reference
 
-Every key of a config, from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
-`runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py). The defaults here
-are theirs; the files under `configs/` set others on top ([how configs compose](configuration.md)). Written by
+Every key of a config: from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
+`runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py), and from the
+cards of the environments and policies that come with rlinf_lite. The defaults here are theirs; the files under
+`configs/` set others on top ([how configs compose](configuration.md)). Written by
 `python docs/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
@@ -38,13 +43,41 @@ def reference() -> str:
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         parts += [f"## {name}", _table(list(_rows(_section(field), f"{name}.")))]
+        for card in built_in_cards().get(f"{name}.options", ()):
+            parts += list(_part(card, f"{name}.options"))
     parts.append("# Of reasoning runs\n\nSections that are not listed here are as above.")
+    cards = built_in_cards(ReasoningConfig)
     for name, field in ReasoningConfig.model_fields.items():
-        if name not in Config.model_fields or _section(field) is not _section(Config.model_fields[name]):
-            parts += [f"## {name} (reasoning)", _table(list(_rows(_section(field), f"{name}.")))]
+        section = cards[name][0].Options if name in cards else _section(field)
+        if name not in Config.model_fields or section is not _section(Config.model_fields[name]):
+            parts += [f"## {name} (reasoning)", _table(list(_rows(section, f"{name}.")))]
     for title, model in LIST_ITEMS.items():
         parts += [f"## {title}", _table(list(_rows(model, "")))]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _part(card: Card, key: str) -> Iterator[str]:
+    """What the card of an environment or policy says."""
+    yield f"### {key} of `{card.name}`"
+    yield inspect.cleandoc(type(card).__doc__ or "")
+    if card.Options is not None:
+        yield _table(list(_rows(card.Options, f"{key}.")))
+    else:
+        yield "Its options are names to any value."
+    if isinstance(card, EnvCard) and card.tasks:
+        rows = [
+            (
+                f"`{name}`",
+                f"{task.max_episode_steps}",
+                f"{task.state_dim}",
+                f"{task.action_dim}",
+                ", ".join(task.cameras),
+            )
+            for name, task in card.tasks.items()
+        ]
+        yield "Tasks that are known before the simulator starts" + (", among others:" if card.has_other_tasks else ":")
+        head = ["| `env.task` | env steps | state | action | cameras |", "|---|---|---|---|---|"]
+        yield "\n".join([*head, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _section(field: FieldInfo) -> type[BaseModel]:
@@ -63,9 +96,11 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from _rows(annotation, f"{prefix}{name}.")
             continue
-        default = "(required)" if field.is_required() else f"`{_yaml(field.default)}`"
+        default = "(required)" if field.is_required() else f"`{_yaml(field.get_default())}`"
         help_text = " ".join((field.description or "").split())
-        yield f"`{prefix}{name}`", _cell(default), _cell(_type_of(field)), _cell(help_text)
+        registry = REGISTRIES.get(f"{prefix}{name}")
+        kind = ", ".join(f"`{one}`" for one in registry.names()) if registry else _type_of(field)
+        yield f"`{prefix}{name}`", _cell(default), _cell(kind), _cell(help_text)
 
 
 def _cell(text: str) -> str:

@@ -16,31 +16,31 @@ OUT = Path(__file__).resolve().parent / "memory.md"
 CONFIG = "tabletop_ppo_vla"
 SETTINGS = [
     "rollout.model_dir=null",
-    "model.size=7b",
+    "model.options.size=7b",
     "model.num_action_chunks=8",
     "model.max_prompt_length=null",
     "env.id=maniskill",
     "env.task=PickCube-v1",
-    "env.maniskill.obs_mode=rgb",
-    "env.maniskill.camera_size=[224,224]",
-    "env.maniskill.control_mode=pd_ee_delta_pose",
+    "env.options.obs_mode=rgb",
+    "env.options.camera_size=[224,224]",
+    "env.options.control_mode=pd_ee_delta_pose",
     "env.train.num_envs=128",
     "env.eval.num_envs=16",
     "rollout.num_chunks=4",
     "rollout.pipeline_stage_num=2",
     "actor.global_batch_size=128",
     "actor.precision=bf16",
-    "model.gradient_checkpointing=true",
+    "model.options.gradient_checkpointing=true",
     "cluster.accelerator=cuda",
 ]
 NUM_GPUS = (1, 2, 4, 8)
-METHODS = {"all weights": [], "LoRA, rank 32": ["model.lora.rank=32"]}
+METHODS = {"all weights": [], "LoRA, rank 32": ["model.options.lora.rank=32"]}
 MICRO_BATCH = 8
 CARD_BYTES = 80e9
 RESERVED_BYTES = 4 * 2**30  # CUDA contexts, NCCL, the allocator's gaps
 BEGIN, END = "<!-- begin: computed by docs/make_memory_tables.py -->", "<!-- end -->"
 ABOUT = """OpenVLA-OFT's architecture, {parameters:.2f} B parameters: one camera of 224 x 224, chunks of 8 actions of 7
-dimensions, `actor.precision: bf16`, `model.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
+dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
 
 
@@ -107,8 +107,11 @@ def row(method: str, num_gpus: int) -> str:
 def _activations() -> str:
     """Of a rank of several, where weights are gathered in bf16 and not copied."""
     lines = ["| per sample, 7B, bf16 | GiB |", "|---|---|"]
-    for what, setting in {"kept for the backward pass": "false", "with `model.gradient_checkpointing`": "true"}.items():
-        overrides = () if setting == "true" else ("model.gradient_checkpointing=false",)
+    for what, setting in {
+        "kept for the backward pass": "false",
+        "with `model.options.gradient_checkpointing`": "true",
+    }.items():
+        overrides = () if setting == "true" else ("model.options.gradient_checkpointing=false",)
         working = computed("all weights", 2, *overrides).ranks["actor"].working
         lines.append(f"| {what} | {working['activations'] / MICRO_BATCH / 2**30:.2f} |")
     return "\n".join(lines)

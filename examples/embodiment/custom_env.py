@@ -1,21 +1,24 @@
 """A custom environment in one file: a puck on a damped table, pushed to a goal.
 
-Train on it with any embodied config, by naming its make_env or, once this module is imported, its registered name:
+Train on it with any embodied config, by naming its card or, once this module is imported, its registered name:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
-        env.id=examples.embodiment.custom_env:make_env env.task=PuckPush env.kwargs.damping=0.5
+        env.id=examples.embodiment.custom_env:PuckPush env.task=PuckPush env.options.damping=0.4
 
 The environment is an ordinary gymnasium.Env; time limits, auto-reset, chunks, seeds and success rates are added by
-rlinf_lite.envs.ChunkedEnv. `python examples/embodiment/custom_env.py` checks it against the protocol.
+rlinf_lite.envs.ChunkedEnv. Its card says what a config may set, and what tasks there are, before anything is built:
+`env.options.dampling=0.4` is answered by "Did you mean env.options.damping?".
+`python examples/embodiment/custom_env.py` checks it against the protocol.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 
+from rlinf_lite.cards import EnvCard, NonNegativeFloat, PositiveFloat, Section, Task
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import check_env, register_env
 
@@ -24,13 +27,13 @@ MAX_FORCE_N = 1.0
 GOAL_RADIUS_M = 0.1
 
 
-class PuckPush(gymnasium.Env[np.ndarray, np.ndarray]):
+class PuckEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """Action: force on the puck [2], newtons. Observation: position, velocity and goal relative to the puck [6]."""
 
     instruction = "push the puck to the goal"
 
-    def __init__(self, mass: float = 0.5, damping: float = 0.5) -> None:
-        self.mass, self.damping = mass, damping
+    def __init__(self, reach: float, mass: float, damping: float) -> None:
+        self.reach, self.mass, self.damping = reach, mass, damping
         self.action_space = gymnasium.spaces.Box(-MAX_FORCE_N, MAX_FORCE_N, (2,), np.float32)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (6,), np.float32)
 
@@ -39,7 +42,7 @@ class PuckPush(gymnasium.Env[np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.position = self.np_random.uniform(-1.0, 1.0, 2)
-        self.goal = self.np_random.uniform(-1.0, 1.0, 2)
+        self.goal = self.reach * self.np_random.uniform(-1.0, 1.0, 2)
         self.velocity = np.zeros(2)
         return self._observation(), {}
 
@@ -56,13 +59,25 @@ class PuckPush(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 @register_env("puck_push")
-def make_env(num_envs: int, cfg: EnvConfig) -> PuckPush:
-    """One environment; rlinf_lite makes `num_envs` of them. Their time limit is env.train.max_episode_steps."""
-    env = PuckPush(**cfg.kwargs)
-    env.spec = gymnasium.envs.registration.EnvSpec("PuckPush", max_episode_steps=100)
-    return env
+class PuckPush(EnvCard):
+    """What config, checks, --dry-run and docs know of it."""
+
+    class Options(Section):
+        mass: PositiveFloat = 0.5
+        """Of the puck, in kilograms."""
+        damping: NonNegativeFloat = 0.5
+        """Force of the table on a puck at 1 m/s, in newtons."""
+
+    tasks = {"PuckPush": Task(max_episode_steps=100, state_dim=6, action_dim=2), "PuckHome": Task(60, 6, 2)}
+
+    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> PuckEnv:
+        """One environment; rlinf_lite makes `num_envs` of them."""
+        env = PuckEnv(1.0 if cfg.task == "PuckPush" else 0.0, cfg.options.mass, cfg.options.damping)
+        limit = self.tasks[cfg.task].max_episode_steps
+        env.spec = gymnasium.envs.registration.EnvSpec(cfg.task, max_episode_steps=limit)
+        return env
 
 
 if __name__ == "__main__":
-    problems = check_env(make_env)
+    problems = check_env(PuckPush)
     print("\n".join(problems) or "puck_push keeps the environment protocol")

@@ -3,8 +3,9 @@
 Train it on anything, by naming its class:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
-        model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy model.kwargs.hidden_size=64
+        model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy model.options.hidden_size=64
 
+Its card gives it an option, `model.options.hidden_size`, with a type, a range, help, and an answer to a typo.
 `python examples/embodiment/custom_policy.py` checks it against the contract of rlinf_lite.models.Policy.
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlinf_lite.cards import PolicyCard, PositiveInt, Section
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import ActionOutput, Mode, Policy, PolicyOutput, check_policy
@@ -26,11 +28,21 @@ from rlinf_lite.models.base import row_noise_keys
 from rlinf_lite.models.sampling import normal_noise
 
 
+class Card(PolicyCard):
+    """What config, checks and docs know of it."""
+
+    class Options(Section):
+        hidden_size: PositiveInt = 128
+        """Width of both layers of the trunk."""
+
+
 class SquashedGaussianPolicy(Policy):
     """Actions are tanh(u) stretched onto the environment's bounds, with u ~ N(mean(obs), std(obs)).
 
     The sample u itself is what training scores again: from a clipped or squashed action it could not be had back.
     """
+
+    card = Card
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -59,12 +71,9 @@ class SquashedGaussianPolicy(Policy):
             "num_action_chunks": cfg.num_action_chunks,
             "num_values": 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks,
             "temperature": cfg.temperature,
-            "hidden_size": 128,
+            "hidden_size": cfg.options.hidden_size,
         }
-        unknown = set(cfg.kwargs) - {"hidden_size"}
-        if unknown:
-            raise ValueError(f"model.kwargs: SquashedGaussianPolicy has no {', '.join(unknown)}; it takes hidden_size")
-        return cls(config | cfg.kwargs)
+        return cls(config)
 
     def config_dict(self) -> dict[str, Any]:
         return self.config

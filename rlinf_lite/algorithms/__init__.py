@@ -1,7 +1,6 @@
 """Advantages, losses, KL and aggregation: pure functions on tensors, one registry each."""
 
 from rlinf_lite.algorithms.advantages import (
-    advantage_names,
     compute_advantages,
     filter_groups,
     gae,
@@ -26,7 +25,6 @@ from rlinf_lite.algorithms.losses import (
     kl_penalty,
     loss_denominator,
     policy_loss,
-    policy_loss_names,
     ppo,
     register_policy_loss,
     truncated_importance_weights,
@@ -40,7 +38,7 @@ from rlinf_lite.algorithms.records import (
     LossInputs,
     LossOutputs,
 )
-from rlinf_lite.algorithms.registry import UnknownAlgorithmError
+from rlinf_lite.registry import UnknownAlgorithmError
 
 __all__ = [
     "AdaptiveKLController",
@@ -54,7 +52,6 @@ __all__ = [
     "UnknownAlgorithmError",
     "actor_critic_loss",
     "actor_loss",
-    "advantage_names",
     "aggregate_loss",
     "cispo",
     "compute_advantages",
@@ -72,7 +69,6 @@ __all__ = [
     "needs_values",
     "opo",
     "policy_loss",
-    "policy_loss_names",
     "ppo",
     "register_advantage",
     "register_policy_loss",

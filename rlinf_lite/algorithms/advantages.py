@@ -13,31 +13,33 @@ from torch import Tensor
 
 from rlinf_lite.algorithms.masked import whiten
 from rlinf_lite.algorithms.records import AdvantageInputs, AdvantageOutputs, require
-from rlinf_lite.algorithms.registry import Registry
+from rlinf_lite.cards import EstimatorNeeds
 from rlinf_lite.config.schema import BaseAlgorithmConfig
+from rlinf_lite.registry import ESTIMATORS, estimator_needs
 
 AdvantageFn = Callable[[AdvantageInputs, BaseAlgorithmConfig], AdvantageOutputs]
 
 GROUP_STD_EPS = 1e-6
 
-_ADVANTAGES: Registry[AdvantageFn] = Registry("advantage estimator")
 
+def register_advantage(
+    name: str,
+    needs_values: bool = False,
+    needs_groups: bool = False,
+    whole_episodes: bool = False,
+    needs_greedy: bool = False,
+) -> Callable[[AdvantageFn], AdvantageFn]:
+    """Make an estimator available as `algorithm.adv_type: <name>`, and say what it needs; launching and checks ask.
 
-def register_advantage(name: str, needs_values: bool = False) -> Callable[[AdvantageFn], AdvantageFn]:
-    """Make an estimator available as `algorithm.adv_type: <name>`; with `needs_values` a critic trains for it."""
-
-    def register(estimator: AdvantageFn) -> AdvantageFn:
-        registered = _ADVANTAGES.register(name)(estimator)
-        if needs_values:  # under another name it may be registered too
-            estimator.__dict__["needs_values"] = True
-        return registered
-
-    return register
+    `needs_values`: a critic's, so that one trains. `needs_groups`: episodes from the same beginning, to compare with
+    each other. `whole_episodes`: none is cut. `needs_greedy`: the score of a greedy answer to the same prompt.
+    """
+    return ESTIMATORS.register(name, EstimatorNeeds(needs_values, needs_groups, whole_episodes, needs_greedy))
 
 
 def needs_values(name: str) -> bool:
     """Whether the estimator `name` reads values. Raises UnknownAlgorithmError."""
-    return bool(getattr(_ADVANTAGES.get(name), "needs_values", False))
+    return estimator_needs(name).values
 
 
 def whitens(cfg: BaseAlgorithmConfig) -> bool:
@@ -45,17 +47,13 @@ def whitens(cfg: BaseAlgorithmConfig) -> bool:
     return needs_values(cfg.adv_type) if cfg.normalize_advantages is None else cfg.normalize_advantages
 
 
-def advantage_names() -> list[str]:
-    return _ADVANTAGES.names()
-
-
 @torch.no_grad()
 def compute_advantages(name: str, inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Run the estimator registered as `name`. Raises UnknownAlgorithmError or InputError."""
-    return _ADVANTAGES.get(name)(inputs, cfg)
+    estimator: AdvantageFn = ESTIMATORS.get(name)
+    return estimator(inputs, cfg)
 
 
-@register_advantage("gae", needs_values=True)
 def gae(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). Needs `values`.
 
@@ -80,7 +78,6 @@ def gae(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     return AdvantageOutputs(torch.where(valid, advantages, 0.0), torch.where(valid, advantages + values, 0.0))
 
 
-@register_advantage("grpo")
 def grpo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Group-relative advantages (Shao et al. 2024, arXiv:2402.03300). Needs `group_ids`.
 
@@ -95,7 +92,6 @@ def grpo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     return AdvantageOutputs(_to_positions(deviations, inputs), _to_positions(scores, inputs))
 
 
-@register_advantage("rloo")
 def rloo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). Needs `group_ids`.
 
@@ -110,7 +106,6 @@ def rloo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     return AdvantageOutputs(_to_positions(advantages, inputs), _to_positions(scores, inputs))
 
 
-@register_advantage("opo")
 def opo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """On-policy optimal baseline (Hao et al. 2025, arXiv:2505.23585). Needs `group_ids`.
 
@@ -124,7 +119,6 @@ def opo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     return AdvantageOutputs(_to_positions(scores - baseline[index], inputs), _to_positions(scores, inputs))
 
 
-@register_advantage("reinforce_plus_plus")
 def reinforce_plus_plus(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++ (Hu 2025, arXiv:2501.03262): discounted reward-to-go, whitened over the batch's valid positions.
 
@@ -134,7 +128,6 @@ def reinforce_plus_plus(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> Ad
     return AdvantageOutputs(whiten(returns, inputs.mask), returns)
 
 
-@register_advantage("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE++-baseline (Hu 2025, arXiv:2501.03262). Needs `group_ids`.
 
@@ -147,7 +140,6 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: BaseAlgorithmConf
     return AdvantageOutputs(whitened, _to_positions(scores, inputs))
 
 
-@register_advantage("remax")
 def remax(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """ReMax (Li et al. 2023, arXiv:2310.10505): reward-to-go, not discounted, minus `baselines`, which it needs.
 

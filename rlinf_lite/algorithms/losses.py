@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlinf_lite.algorithms.masked import masked_mean
 from rlinf_lite.algorithms.records import InputError, LossInputs, LossOutputs, require
-from rlinf_lite.algorithms.registry import Registry, unknown_name
 from rlinf_lite.config.schema import AlgorithmConfig, BaseAlgorithmConfig
+from rlinf_lite.registry import LOSSES, UnknownAlgorithmError, did_you_mean
 
 PolicyLossFn = Callable[[LossInputs, BaseAlgorithmConfig], LossOutputs]
 AggregationMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
@@ -19,21 +19,16 @@ AggregationMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-
 LOG_RATIO_LIMIT = 20.0
 KL_LIMIT = 10.0
 
-_POLICY_LOSSES: Registry[PolicyLossFn] = Registry("policy loss")
-
 
 def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Make a policy loss available as `algorithm.loss_type: <name>`."""
-    return _POLICY_LOSSES.register(name)
-
-
-def policy_loss_names() -> list[str]:
-    return _POLICY_LOSSES.names()
+    return LOSSES.register(name)
 
 
 def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Run the policy loss registered as `name`: no entropy bonus and no value loss. Raises UnknownAlgorithmError."""
-    return _POLICY_LOSSES.get(name)(inputs, cfg)
+    loss: PolicyLossFn = LOSSES.get(name)
+    return loss(inputs, cfg)
 
 
 def actor_critic_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
@@ -59,7 +54,6 @@ def actor_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossO
     return LossOutputs(loss, metrics)
 
 
-@register_policy_loss("ppo")
 def ppo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Clipped policy loss (Schulman et al. 2017, arXiv:1707.06347), clip range [1 - low, 1 + high].
 
@@ -84,7 +78,6 @@ def ppo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     return outputs
 
 
-@register_policy_loss("gspo")
 def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Group sequence policy optimisation (Zheng et al. 2025, arXiv:2507.18071), its token form (GSPO-token).
 
@@ -102,7 +95,6 @@ def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     return _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
 
 
-@register_policy_loss("cispo")
 def cispo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     """Clipped importance-sampling weights (MiniMax 2025, arXiv:2506.13585): -stop_gradient(clip(r)) * A * log p.
 
@@ -172,7 +164,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
     if kind in ("k3", "low_var_kl"):
         log_ratio = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return (log_ratio.exp() - log_ratio - 1).clamp(-KL_LIMIT, KL_LIMIT)
-    raise unknown_name("KL estimate", kind, ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"))
+    raise _unknown("KL estimate", kind, ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"))
 
 
 def aggregate_loss(
@@ -198,7 +190,7 @@ def aggregate_loss(
     elif mode == "seq-mean-token-mean":
         total = (kept.sum(dim=1) / valid.sum(dim=1).clamp(min=1)).sum()
     else:
-        raise unknown_name("loss_agg_mode", mode, get_args(AggregationMode))
+        raise _unknown("loss_agg_mode", mode, get_args(AggregationMode))
     if mode == "token-sum":
         return total * dp_size
     if denominator is None:
@@ -211,7 +203,7 @@ def aggregate_loss(
 def loss_denominator(mask: Tensor, mode: str) -> Tensor:
     """What `mode` divides by, counted in this mask: valid positions or rows with one. Adds up over micro-batches."""
     if mode not in get_args(AggregationMode):
-        raise unknown_name("loss_agg_mode", mode, get_args(AggregationMode))
+        raise _unknown("loss_agg_mode", mode, get_args(AggregationMode))
     valid = mask.bool()
     return valid.any(dim=1).sum() if mode.startswith("seq-mean") else valid.sum()
 
@@ -254,3 +246,7 @@ def _policy_outputs(
 
 def _aggregate(losses: Tensor, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> Tensor:
     return aggregate_loss(losses, inputs.mask, cfg.loss_agg_mode, inputs.denominator, inputs.dp_size)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> UnknownAlgorithmError:
+    return UnknownAlgorithmError(f"unknown {what} {name!r}. {did_you_mean(name, known)}")

@@ -30,16 +30,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlinf_lite.cards import EnvCard, Probe
 from rlinf_lite.cli.info import requirements
 from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.preview.dry_run import byte_text, plan_of
+from rlinf_lite.registry import ENVIRONMENTS, env_card
 
 _GIB = 2**30
 _PROCESS_BYTES = _GIB // 2  # what torch and Ray take in each worker of a run that is not named
 _CUDA_TORCH = "pip install --force-reinstall 'torch>=2.13'"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT_S = 180.0
-_LIBRARIES = "apt-get install libgl1 libglib2.0-0 libx11-6"
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,9 @@ def examine(needs: Needs) -> dict[str, Finding]:
         "shared memory": partial(_shared_memory, needs),
         "disk": partial(_disk, needs),
         "Ray": partial(probe, "ray", _ray_fix()),
-        "gymnasium": partial(probe, "gymnasium", "pip install 'gymnasium>=1.2'"),
-        "tabletop": partial(probe, "tabletop", "pip install --force-reinstall rlinf_lite"),
-        "maniskill": _maniskill,
-        "Vulkan": _vulkan,
     }
+    for card in map(env_card, ENVIRONMENTS.names()):
+        checks |= {name: partial(_part, card, name, tried) for name, tried in card.probes().items()}
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = {name: pool.submit(check) for name, check in checks.items()}
         return {name: future.result() for name, future in running.items()}
@@ -212,25 +211,19 @@ def _ray_fix() -> str:
     return "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
 
 
-def _maniskill() -> Finding:
-    if find_spec("mani_skill") is None:
-        return Finding("ok", "not installed", "pip install 'rlinf_lite[maniskill]'")
-    found = probe("maniskill", "pip install --force-reinstall 'rlinf_lite[maniskill]'")
-    missing_library = "shared object" in found.value
-    return Finding("fail", found.value, _LIBRARIES) if missing_library else found
-
-
-def _vulkan() -> Finding:
-    """A failure is a warning: states and Tabletop's pictures need no renderer."""
-    if find_spec("mani_skill") is None:
-        return Finding("ok", "not tried: ManiSkill alone needs it, and is not installed")
-    release = Path("/etc/os-release")
-    bookworm = release.is_file() and "bookworm" in release.read_text()
-    suite = "-t bookworm-backports " if bookworm else ""
-    found = probe("vulkan", f"apt-get install {suite}libvulkan1 mesa-vulkan-drivers")
+def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
+    """What an environment's card has us try out."""
+    if card.package is not None and find_spec(card.package) is None:
+        if tried.unless:
+            return Finding("ok", f"not tried: {card.name} alone needs it, and is not installed")
+        return Finding("ok", "not installed", f"pip install 'rlinf_lite[{card.extra}]'")
+    found = probe(name, tried.fix)
     if found.status == "ok":
         return found
-    return Finding("warn", f"no ManiSkill images: {found.value.split('. ')[0]}", found.fix)
+    fix = next((fix for text, fix in tried.fixes.items() if text in found.value), found.fix)
+    if tried.unless:
+        return Finding("warn", f"no {tried.unless}: {found.value.split('. ')[0]}", fix)
+    return Finding("fail", found.value, fix)
 
 
 def _needs(config: Config) -> Needs:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from rlinf_lite import __version__
 from rlinf_lite.config.compose import config_names
-from rlinf_lite.config.names import NAMED_KEYS, known_names
+from rlinf_lite.registry import REGISTRIES
 from rlinf_lite.scheduler.placement import detect_slots
 from rlinf_lite.shipped import PACKAGE
 
@@ -53,7 +53,7 @@ def gather() -> dict[str, Any]:
             if extra
         },
         "slots": f"{num_slots} ({what})",
-        **{key: known_names(key) for key in NAMED_KEYS},
+        **{key: registry.names() for key, registry in REGISTRIES.items()},
         "configs": config_names(),
     }
 

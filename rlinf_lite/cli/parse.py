@@ -13,8 +13,10 @@ from pydantic import BaseModel
 
 from rlinf_lite.config.errors import ConfigError
 from rlinf_lite.config.loading import load_config
+from rlinf_lite.config.names import built_in_cards, walk
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
+from rlinf_lite.registry import REGISTRIES
 
 
 def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:
@@ -87,16 +89,17 @@ def _print_help(parser: argparse.ArgumentParser, schema: type[BaseModel]) -> NoR
     sys.exit(0)
 
 
-def key_lines(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """One entry per key: its name, its default, its help."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from key_lines(field.annotation, f"{prefix}{name}.")
-        else:
-            help_text = " ".join((field.description or "").split())
-            is_choice = get_origin(field.annotation) is Literal
-            choices = f" ({' | '.join(get_args(field.annotation))})" if is_choice else ""
-            yield f"  {prefix}{name}: {_yaml(field.default)}{choices}\n      {help_text}"
+def key_lines(schema: type[BaseModel] = Config) -> Iterator[str]:
+    """One entry per key: its name, its default, its help. Options are those of all built-in parts."""
+    entries = list(walk(schema, built_in_cards(schema)))
+    sections = {key.rpartition(".")[0] for key, _, _ in entries}
+    for key, field, part in entries:
+        if key not in sections:
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            choices = tuple(REGISTRIES[key].names()) if key in REGISTRIES else choices
+            shown = f" ({' | '.join(choices)})" if choices else ""
+            help_text = " ".join(f"{part + ': ' if part else ''}{field.description or ''}".split())
+            yield f"  {key}: {_yaml(field.default)}{shown}\n      {help_text}"
 
 
 def _yaml(value: object) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-TASKS = {"gymnasium": "Pendulum-v1", "tabletop": "pick", "maniskill": "PushCube-v1"}
+from rlinf_lite.registry import ENVIRONMENTS, env_card, import_part
+
 _NUM_ENVS, _NUM_CHUNKS = 4, 25
 
 
@@ -75,20 +76,6 @@ def ray_workers() -> str:
     return f"{where}, 2 workers answer after {seconds:.1f} s, a call takes {milliseconds:.1f} ms"
 
 
-def rendered_frame() -> str:
-    from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs import make_vec_env
-
-    settings = {"obs_mode": "rgb", "camera_size": [128, 128], "sim_backend": "physx_cpu"}
-    cfg = EnvConfig.model_validate({"id": "maniskill", "task": TASKS["maniskill"], "maniskill": settings})
-    env = make_vec_env(cfg, "train", 1)
-    image = next(iter(env.reset([1])["images"].values()))
-    if image.std() < 1:
-        raise RuntimeError(f"the frame is blank (all pixels near {image.mean():.0f})")
-    seconds = min(_seconds(lambda: env.reset([1])) for _ in range(3))
-    return f"a 128 x 128 frame of {cfg.task} in {1e3 * seconds:.0f} ms, reset included"
-
-
 def simulator(env_id: str) -> str:
     """Reset and step one environment, and hold it against the protocol."""
     import numpy as np
@@ -96,8 +83,7 @@ def simulator(env_id: str) -> str:
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs import ensure_valid_env, make_vec_env
 
-    settings = {"obs_mode": "state", "sim_backend": "physx_cpu"}
-    cfg = EnvConfig.model_validate({"id": env_id, "task": TASKS[env_id], "maniskill": settings})
+    cfg = EnvConfig.model_validate({"id": env_id, "options": env_card(env_id).probe_options})
     env = make_vec_env(cfg, "train", _NUM_ENVS)
     ensure_valid_env(env)
     env.reset(list(range(_NUM_ENVS)))
@@ -117,9 +103,17 @@ PROBES: dict[str, Callable[[], str]] = {
     "transformers": vision_and_language,
     "accelerators": accelerators,
     "ray": ray_workers,
-    "vulkan": rendered_frame,
-    **{env_id: lambda env_id=env_id: simulator(env_id) for env_id in TASKS},  # type: ignore[misc]
 }
 
+
+def try_out(name: str) -> str:
+    """Run a probe of ours, or one of an environment's card."""
+    if name in PROBES:
+        return PROBES[name]()
+    parts = [(card, probes[name]) for card in map(env_card, ENVIRONMENTS.names()) if name in (probes := card.probes())]
+    card, probe = parts[0]
+    return str(import_part(probe.function, name)(card.name))
+
+
 if __name__ == "__main__":
-    print(f"\n{PROBES[sys.argv[1]]()}")
+    print(f"\n{try_out(sys.argv[1])}")

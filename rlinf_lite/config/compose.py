@@ -19,8 +19,10 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_lite.cards import Problem
 from rlinf_lite.config.errors import ConfigError
-from rlinf_lite.config.names import did_you_mean
+from rlinf_lite.registry import did_you_mean
+from rlinf_lite.renamed_keys import card_kind, new_name, new_names, say_renamed, with_new_names
 from rlinf_lite.shipped import shipped
 
 
@@ -30,7 +32,7 @@ class Composed:
 
     name: str
     content: dict[str, Any]
-    problems: list[str]
+    problems: list[Problem]
     suspects: set[str]
 
 
@@ -58,16 +60,40 @@ def compose_config(name_or_path: str | Path, overrides: Sequence[str]) -> Compos
         directory, name = _find(name)
         composed = _compose(directory, name, [item for item in parsed if _is_for_hydra(item)])
     except (_NotFoundError, HydraException, OmegaConfBaseException, yaml.MarkedYAMLError) as error:
-        raise ConfigError(name, [*problems, _explain(error, name)]) from error
+        raise ConfigError(name, [*map(str, problems), _explain(error, name)]) from error
     values = [item for item in parsed if not _is_for_hydra(item)]
-    problems += [problem for item in values if (problem := _apply(composed, item))]
+    composed, names = _of_the_parts_that_are_named(composed, values)
+    say_renamed({item.key_or_group: new_name(item.key_or_group, names) for item in values if _is_old(item, names)})
+    problems += [problem for item in values if (problem := _apply(composed, item, names))]
+    suspects = {new_name(key, names) or key for key in suspects}
     try:
         content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         reason = f"{error.full_key or name}: {str(error).splitlines()[0]}. Set it, or correct the reference"
-        raise ConfigError(name, [*problems, reason]) from error
+        raise ConfigError(name, [*map(str, problems), reason]) from error
     assert isinstance(content, dict)
     return Composed(name, {str(key): value for key, value in content.items()}, problems, suspects)
+
+
+def _of_the_parts_that_are_named(
+    composed: DictConfig, values: list[Override]
+) -> tuple[DictConfig, dict[str, str | None]]:
+    """What the files say, by the keys' new names, and those names. Options that files give one environment or policy
+    are not another's, which an override puts in its place."""
+    content: Any = OmegaConf.to_container(composed, resolve=False)
+    for section in ("env", "model"):
+        ids = [item.value() for item in values if item.key_or_group == f"{section}.id" and not item.is_delete()]
+        there = content.setdefault(section, {}) if ids else None
+        if isinstance(there, dict):
+            before = card_kind(section, content)
+            there["id"] = ids[-1]
+            if not issubclass(card_kind(section, content), before):
+                there.pop("options", None)
+    return OmegaConf.create(with_new_names(content)), new_names(content)
+
+
+def _is_old(item: Override, names: dict[str, str | None]) -> bool:
+    return new_name(item.key_or_group, names) != item.key_or_group
 
 
 class _NotFoundError(Exception):
@@ -125,25 +151,25 @@ def _all_files() -> list[str]:
     return [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")]
 
 
-def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[str], set[str]]:
+def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Problem], set[str]]:
     parsed: list[Override] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     suspects: set[str] = set()
     for text in overrides:
         try:
             item = OverridesParser.create().parse_override(text)
         except HydraException as error:
             reason = str(error).splitlines()[0]
-            problems.append(
-                f"{text}: cannot be read as an override ({reason}). Write key=value, in quotes for the shell"
-            )
+            advice = f"cannot be read as an override ({reason}). Write key=value, in quotes for the shell"
+            problems.append(Problem(text, advice))
             suspects.add(text.partition("=")[0].lstrip("+~"))
             continue
         if not item.is_sweep_override():
             parsed.append(item)
             continue
         key, values = item.key_or_group, text.partition("=")[2]
-        problems.append(f"{key}: sweeps over values ({values}) are not supported. Give one; a list is '{key}=[a,b]'")
+        advice = f"sweeps over values ({values}) are not supported. Give one; a list is '{key}=[a,b]'"
+        problems.append(Problem(key, advice))
         suspects.add(key)
     return parsed, problems, suspects
 
@@ -153,18 +179,20 @@ def _is_for_hydra(item: Override) -> bool:
     return "/" in item.key_or_group or item.package is not None or item.key_or_group.split(".")[0] == "hydra"
 
 
-def _apply(composed: DictConfig, item: Override) -> str | None:
+def _apply(composed: DictConfig, item: Override, names: dict[str, str | None]) -> Problem | None:
     """Merge one override; returns a problem, if any. Dicts replace what was there, as every other value does."""
-    key = item.key_or_group
+    key = new_name(item.key_or_group, names)
+    if key is None:
+        return None
     try:
         if item.is_delete():
             parent, _, last = key.rpartition(".")
             node = OmegaConf.select(composed, parent) if parent else composed
             if not isinstance(node, DictConfig) or last not in node:
-                return f"~{key}: nothing to delete, the config does not set {key}. Leave the override out"
+                return Problem(f"~{key}", f"nothing to delete, the config does not set {key}. Leave the override out")
             del node[last]
         else:
             OmegaConf.update(composed, key, item.value(), merge=False, force_add=True)
     except OmegaConfBaseException as error:
-        return f"{key}: cannot be set ({str(error).splitlines()[0]}). Check the section's name"
+        return Problem(key, f"cannot be set ({str(error).splitlines()[0]}). Check the section's name")
     return None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlinf_lite.cards import Problem
+from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
+from rlinf_lite.registry import nearest
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -35,7 +37,7 @@ _NESTED: dict[str, type[BaseModel]] = {
 
 def explain_validation(
     error: ValidationError, content: dict[str, Any], schema: type[BaseModel] = Config
-) -> tuple[list[str], set[str], dict[str, Any]]:
+) -> tuple[list[Problem], set[str], dict[str, Any]]:
     """What is wrong, which keys cannot be judged because of it, and `content` without those values.
 
     What remains is valid, so that the checks between keys still run on the rest.
@@ -44,27 +46,19 @@ def explain_validation(
     for details in error.errors(include_url=False):
         grouped.setdefault(_existing_part(details["loc"], content), []).append(details)
     grouped = {location: found for location, found in grouped.items() if not _is_noise(location, grouped)}
-    problems, suspects, remaining = [], set[str](), copy.deepcopy(content)
+    problems, suspects, remaining = list[Problem](), set[str](), copy.deepcopy(content)
+    known = schema_keys(schema, cards_of(content, schema))
     for location, found in grouped.items():
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
-            meant, advice = _nearest_key(location, schema)
-            problems.append(f"{key}: there is no such key. {advice}")
+            meant, advice = _nearest_key(location, known)
+            problems.append(Problem(key, f"there is no such key. {advice}"))
             suspects |= {meant} if meant else set()
         else:
-            problems.append(_wrong_value(key, found))
+            problems.append(Problem(key, _wrong_value(found)))
             suspects.add(key)
         _remove(remaining, location)
     return problems, suspects, remaining
-
-
-def schema_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys and sections, each section before its keys. Those within lists are not among them."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from schema_keys(annotation, f"{prefix}{name}.")
 
 
 def _existing_part(location: tuple[str | int, ...], content: Any) -> tuple[str | int, ...]:
@@ -99,42 +93,42 @@ def _dotted(location: tuple[str | int, ...]) -> str:
     return text
 
 
-def _wrong_value(key: str, found: list[ErrorDetails]) -> str:
+def _wrong_value(found: list[ErrorDetails]) -> str:
     details = found[0]
     value = f"is {details['input']!r}"
     if details["type"] == "missing":
-        return f"{key}: a key is missing ({details['loc'][-1]}). Add it"
+        return f"a key is missing ({details['loc'][-1]}). Add it"
     if len(found) > 1:  # no member of a union fits
         wanted = " or ".join(dict.fromkeys(_EXPECTED.get(item["type"], item["msg"]) for item in found))
-        return f"{key}: {value}. It must be {wanted}"
+        return f"{value}. It must be {wanted}"
     if details["type"] in _EXPECTED:
-        return f"{key}: {value}. It must be {_EXPECTED[details['type']]}"
+        return f"{value}. It must be {_EXPECTED[details['type']]}"
     if details["type"] == "literal_error":
-        return f"{key}: {value}. It must be one of {details['ctx']['expected'].replace(' or ', ', ')}"
+        return f"{value}. It must be one of {details['ctx']['expected'].replace(' or ', ', ')}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input should ")
-    return f"{key}: {value}. It {message if message.startswith('must') else f'must {message}'}"
+    return f"{value}. It {message if message.startswith('must') else f'must {message}'}"
 
 
-def _nearest_key(location: tuple[str | int, ...], schema: type[BaseModel]) -> tuple[str | None, str]:
+def _nearest_key(location: tuple[str | int, ...], keys: list[str]) -> tuple[str | None, str]:
     """The key that an unknown one probably stands for, and the advice that says so."""
     *parents, name = (str(part) for part in location)
     section = _dotted(location[:-1])
-    keys = list(schema_keys(schema))
     siblings = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == section]
     if not siblings:  # within a list or a dict of sections
-        siblings = list(_NESTED[".".join(parents[:2])].model_fields)
+        nested = _NESTED.get(".".join(parents[:2]))
+        siblings = [] if nested is None else list(nested.model_fields)
     elsewhere = [key for key in keys if key.rpartition(".")[2] == name and key.rpartition(".")[0] != section]
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.75)
+    near = nearest(name, siblings, count=1, cutoff=0.75)
     if near:
         meant = f"{section}.{near[0]}" if section else near[0]
         return meant, f"Did you mean {meant}?"
     if elsewhere:
         return elsewhere[0], f"{name} belongs in {' or '.join(elsewhere)}"
-    anywhere = difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=0.75)
+    anywhere = nearest(name, {key.rpartition(".")[2] for key in keys}, count=1, cutoff=0.75)
     if anywhere:
         meant = next(key for key in keys if key.rpartition(".")[2] == anywhere[0])
         return meant, f"Did you mean {meant}?"
-    return None, f"Known in {section or 'a config'}: {', '.join(siblings)}"
+    return None, f"Known in {section or 'a config'}: {', '.join(siblings) or 'nothing'}"
 
 
 def _remove(content: Any, location: tuple[str | int, ...]) -> None:

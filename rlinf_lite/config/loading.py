@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlinf_lite.cards import Problem
 from rlinf_lite.config.checks import find_problems
 from rlinf_lite.config.errors import ConfigError
 from rlinf_lite.config.explain import explain_validation
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import find_reasoning_problems
 from rlinf_lite.config.schema import Config
+from rlinf_lite.renamed_keys import with_new_names
 
 
 def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -37,14 +38,14 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Conf
     config: Config
     config, problems = validate(composed.content, composed.suspects)
     if composed.problems or problems:
-        raise ConfigError(composed.name, [*composed.problems, *problems])
+        raise ConfigError(composed.name, [str(problem) for problem in (*composed.problems, *problems)])
     if config.runner.run_name is not None:
         return config
     runner = config.runner.model_copy(update={"run_name": composed.name.rsplit("/", 1)[-1]})
     return config.model_copy(update={"runner": runner})
 
 
-def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[str]]:
+def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[Problem]]:
     """The config of a nested dict, with defaults in place of what is not valid, and every problem.
 
     Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
@@ -52,11 +53,11 @@ def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[A
     runner = content.get("runner")
     is_reasoning = isinstance(runner, dict) and runner.get("task_type") == "reasoning"
     schema: Any = ReasoningConfig if is_reasoning else Config
-    find: Any = find_reasoning_problems if is_reasoning else find_problems
+    content = with_new_names(content)
     try:
         config = schema.model_validate(content)
-        return config, find(config, set(suspects))
+        return config, find_problems(config, set(suspects))
     except ValidationError as error:
         problems, wrong, remaining = explain_validation(error, content, schema)
     config = schema.model_validate(remaining)
-    return config, [*problems, *find(config, wrong | set(suspects))]
+    return config, [*problems, *find_problems(config, wrong | set(suspects))]

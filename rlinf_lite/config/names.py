@@ -1,48 +1,82 @@
-"""Names that a config may use, known without importing what they stand for, and the nearest one to a wrong name."""
+"""Names that a config has: its components, and its keys, those of options among them."""
 
 from __future__ import annotations
 
-import difflib
-import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlinf_lite.cards import Card, EstimatorNeeds
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.schema import Config
+from rlinf_lite.registry import (
+    ENVIRONMENTS,
+    ESTIMATORS,
+    POLICIES,
+    PartError,
+    env_card,
+    estimator_needs,
+    language_card,
+    policy_card,
+)
 
 COMPONENTS = ("actor", "rollout", "env")
 """Of an embodied run."""
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
 """Of a reasoning run."""
-IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-_BUILT_IN = {
-    "algorithm.adv_type": (
-        *("gae", "grpo", "rloo", "opo", "remax"),
-        *("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    ),
-    "algorithm.loss_type": ("ppo", "gspo", "cispo"),
-    "env.id": ("maniskill", "tabletop", "gymnasium"),
-    "model.id": ("mlp_gaussian", "openvla"),
-    "actor.strategy": ("fsdp", "replicated"),
-}
-# Where names are registered. A registry that is not imported yet holds no names but the built-in ones.
-_REGISTRIES = {
-    "algorithm.adv_type": ("rlinf_lite.algorithms", "advantage_names"),
-    "algorithm.loss_type": ("rlinf_lite.algorithms", "policy_loss_names"),
-    "env.id": ("rlinf_lite.envs.registry", "env_names"),
-    "model.id": ("rlinf_lite.models.registry", "policy_names"),
-    "actor.strategy": ("rlinf_lite.training.strategies", "strategy_names"),
-}
-NAMED_KEYS = tuple(_BUILT_IN)
+Cards = Mapping[str, Sequence[Card]]
+"""By the key of a section that a card describes, the cards that do."""
 
 
-def known_names(key: str) -> list[str]:
-    """What the key, one of NAMED_KEYS, may name."""
-    module_name, function = _REGISTRIES[key]
-    registered: Iterable[str] = getattr(sys.modules.get(module_name), function, tuple)()
-    return sorted({*_BUILT_IN[key], *registered})
+def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Cards:
+    """The cards that the parts of a config have, as far as there are such parts."""
+    if issubclass(schema, ReasoningConfig):
+        return {"model": [language_card()]}
+    found: dict[str, list[Card]] = {}
+    for section, registry, card_of in (("env", ENVIRONMENTS, env_card), ("model", POLICIES, policy_card)):
+        part = content.get(section)
+        try:
+            name = part.get("id", registry.default) if isinstance(part, Mapping) else registry.default
+            found[f"{section}.options"] = [card_of(name)]
+        except (PartError, TypeError):
+            continue  # a check says so
+    return found
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`Did you mean x?`, or the known names where none is near."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
-    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
+    """Those of all parts that come with rlinf_lite."""
+    if issubclass(schema, ReasoningConfig):
+        return {"model": [language_card()]}
+    return {
+        "env.options": [env_card(name) for name in ENVIRONMENTS.names()],
+        "model.options": [policy_card(name) for name in POLICIES.names()],
+    }
+
+
+def walk(model: type[BaseModel], cards: Cards, prefix: str = "", of: str = "") -> Iterator[tuple[str, FieldInfo, str]]:
+    """Dotted names of all keys and sections, each section before its keys, with the part that a key belongs to, or "".
+    Those within lists are not among them."""
+    for name, field in model.model_fields.items():
+        key, annotation = prefix + name, field.annotation
+        yield key, field, of
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from walk(annotation, cards, f"{key}.", of)
+        for card in cards.get(key, ()):
+            if card.Options is not None:
+                yield from walk(card.Options, cards, f"{key}.", card.name)
+
+
+def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) -> list[str]:
+    """Dotted names of all keys and sections; without `cards` with the options of all built-in parts."""
+    return [key for key, _, _ in walk(schema, built_in_cards(schema) if cards is None else cards)]
+
+
+def needs_of(config: Any) -> EstimatorNeeds:
+    """What the estimator of a run needs; what the usual one does where there is no such estimator."""
+    try:
+        return estimator_needs(config.algorithm.adv_type)
+    except PartError:  # said by its own rule
+        return estimator_needs(ESTIMATORS.default)

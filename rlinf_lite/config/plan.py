@@ -11,67 +11,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from rlinf_lite.cards import Observed
 from rlinf_lite.config.names import COMPONENTS
 from rlinf_lite.config.schema import ClusterConfig, Config, EnvSplitConfig
+from rlinf_lite.registry import PartError, env_card
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.placement import ProcessPlacement
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is known of a task before its simulator starts."""
-
-    max_episode_steps: int
-    state_dim: int
-    """Numbers of a state observation."""
-    action_dim: int
-    own_state_dim: int = 0
-    """Numbers that come with images alone: what the robot senses of itself."""
-    cameras: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a policy sees of an environment and answers to it."""
-
-    action_dim: int
-    state_dim: int
-    """0: no state."""
-    cameras: dict[str, tuple[int, int]]
-    """Height and width by name."""
-
-
-# A test compares these numbers with the simulators. ManiSkill's action dimensions are those of pd_joint_delta_pos.
-TASKS = {
-    ("maniskill", "PushCube-v1"): Task(50, 35, 8, 25, ("base_camera",)),
-    ("maniskill", "PickCube-v1"): Task(50, 42, 8, 29, ("base_camera",)),
-    ("maniskill", "StackCube-v1"): Task(50, 48, 8, 25, ("base_camera", "hand_camera")),
-    ("maniskill", "PegInsertionSide-v1"): Task(100, 43, 8, 25, ("base_camera", "hand_camera")),
-    ("gymnasium", "Pendulum-v1"): Task(200, 3, 1),
-    ("tabletop", "pick"): Task(24, 16, 3, 4, ("top",)),
-    ("tabletop", "push"): Task(40, 16, 3, 4, ("top",)),
-    ("tabletop", "place"): Task(32, 16, 3, 4, ("top",)),
-    ("tabletop", "all"): Task(40, 16, 3, 4, ("top",)),
-}
-_CONTROLLERS = {"pd_joint_delta_pos": 8, "pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4}
-
-
 def observed(config: Config) -> Observed | None:
     """What the policy will see; None where only the simulator knows."""
-    env = config.env
-    task, controller = TASKS.get((env.id, env.task)), env.maniskill.control_mode
-    if task is None or env.kwargs or (env.id == "maniskill" and controller not in _CONTROLLERS):
+    try:
+        return env_card(config.env.id).observed(config.env.task, config.env.options)
+    except PartError:
         return None
-    mode, size = {
-        "maniskill": (env.maniskill.obs_mode, env.maniskill.camera_size),
-        "tabletop": (env.tabletop.obs_mode, (64, 64)),
-    }.get(env.id, ("state", (0, 0)))
-    return Observed(
-        action_dim=_CONTROLLERS[str(controller)] if env.id == "maniskill" else task.action_dim,
-        state_dim=task.own_state_dim if mode == "rgb" else task.state_dim,
-        cameras={} if mode == "state" else dict.fromkeys(task.cameras, size),
-    )
 
 
 def slots(cluster: ClusterConfig) -> tuple[str, int]:
@@ -92,8 +46,13 @@ def place(cluster: ClusterConfig, names: str) -> Mapping[str, Sequence[ProcessPl
 
 def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     """Time limit of an episode in env steps; None where only the simulator knows it."""
-    known = TASKS.get((config.env.id, config.env.task))
-    return split.max_episode_steps or (known.max_episode_steps if known else None)
+    if split.max_episode_steps is not None:
+        return split.max_episode_steps
+    try:
+        task = env_card(config.env.id).tasks.get(config.env.task)
+    except PartError:
+        return None
+    return None if task is None else task.max_episode_steps
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from rlinf_lite.cards import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, UnitFloat
 from rlinf_lite.config.schema import (
     BaseAlgorithmConfig,
     BaseConfig,
     ClusterConfig,
-    NonNegativeFloat,
-    NonNegativeInt,
     OptimConfig,
     PlacementSpec,
-    PositiveFloat,
-    PositiveInt,
-    Section,
     TrainConfig,
-    UnitFloat,
 )
+from rlinf_lite.registry import language_card
 
 TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+def _model_options(given: Any) -> Any:
+    return language_card().options(given)
 
 
 class RolesConfig(ClusterConfig):
@@ -99,15 +99,6 @@ class PromptsConfig(Section):
     arithmetic: ArithmeticConfig = ArithmeticConfig()
 
 
-class LanguageModelConfig(Section):
-    size: Literal["tiny", "small"] = "tiny"
-    """A Llama from random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` brings its own."""
-    attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """Attention kernels in training; generation uses sdpa."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
-
-
 class GenerationConfig(Section):
     model_dir: str | None = None
     """Language model to start from, a directory in transformers' layout; null: random weights."""
@@ -172,7 +163,8 @@ class ReasoningConfig(BaseConfig):
     cluster: RolesConfig = RolesConfig()
     algorithm: ReasoningAlgorithmConfig = ReasoningAlgorithmConfig()
     data: PromptsConfig = PromptsConfig()
-    model: LanguageModelConfig = LanguageModelConfig()
+    model: Annotated[Any, AfterValidator(_model_options)] = Field({}, validate_default=True)
+    """The settings of the language model, which its card lists."""
     rollout: GenerationConfig = GenerationConfig()
     actor: LanguageActorConfig = LanguageActorConfig()
     critic: CriticConfig = CriticConfig()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_lite.config.names import ROLES
+from rlinf_lite.config.names import ROLES, needs_of
 from rlinf_lite.config.reasoning import ReasoningConfig
 
 
@@ -10,8 +10,7 @@ def roles_of(config: ReasoningConfig) -> list[str]:
     """The roles that a run has."""
     roles = ["actor", "rollout", "reward"]
     roles += ["reference"] * (config.algorithm.kl.place != "none")
-    roles += ["critic"] * (config.algorithm.adv_type == "gae")
-    return roles
+    return roles + ["critic"] * needs_of(config).values
 
 
 def fused_roles(config: ReasoningConfig) -> list[str]:

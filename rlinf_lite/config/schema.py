@@ -5,35 +5,48 @@ Importable without torch or ray. Values are checked one by one here; what must h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
+from rlinf_lite.cards import (
+    Card,
+    Float,
+    Int,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    UnitFloat,
+)
+from rlinf_lite.registry import ENVIRONMENTS, ESTIMATORS, LOSSES, POLICIES, PartError, env_card, policy_card
 
-def _refuse_bool(value: Any) -> Any:
-    """pydantic would read true as 1."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
-Int = Annotated[int, BeforeValidator(_refuse_bool)]
-Float = Annotated[float, BeforeValidator(_refuse_bool)]
-PositiveInt = Annotated[Int, Field(gt=0)]
-NonNegativeInt = Annotated[Int, Field(ge=0)]
-PositiveFloat = Annotated[Float, Field(gt=0)]
-NonNegativeFloat = Annotated[Float, Field(ge=0)]
-UnitFloat = Annotated[Float, Field(ge=0, le=1)]
 Decay = Annotated[Float, Field(ge=0, lt=1)]
-NumBlocks = Annotated[Int, Field(ge=1, le=3)]
 Seed = Annotated[Int, Field(ge=0, lt=2**63)]  # what every generator takes
 Interval = Annotated[Int, Field(ge=-1)]  # a number of steps; -1 or 0: never
 
 
-class Section(BaseModel):
-    """A config section: unknown keys are refused, values never change after loading."""
+def _options_of(card_of: Callable[[str], Card]) -> AfterValidator:
+    """`options` as the Options of the part that `id` names, and as they are where there is no such part: a check says
+    so. pydantic puts what it finds inside under the names of our keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    def validate(given: Any, info: ValidationInfo) -> Any:
+        try:
+            card = card_of(info.data["id"])
+        except (KeyError, PartError):
+            return given
+        return card.options(given)
+
+    return AfterValidator(validate)
+
+
+def _first_task(task: str, info: ValidationInfo) -> str:
+    try:
+        return task or next(iter(env_card(info.data["id"]).tasks), "")
+    except (KeyError, PartError):
+        return task
 
 
 class PlacementSpec(Section):
@@ -114,11 +127,10 @@ class RunnerConfig(Section):
 class BaseAlgorithmConfig(Section):
     """What estimators and losses read."""
 
-    adv_type: str = "gae"
-    """Advantage estimator: gae, grpo, rloo, opo, remax, reinforce_plus_plus, reinforce_plus_plus_baseline, or
-    `pkg.module:function`."""
-    loss_type: str = "ppo"
-    """Policy loss: ppo, gspo, cispo, or `pkg.module:function`."""
+    adv_type: str = ESTIMATORS.default
+    """Advantage estimator, or `pkg.module:function`."""
+    loss_type: str = LOSSES.default
+    """Policy loss, or `pkg.module:function`."""
     group_size: PositiveInt = 1
     """Episodes from the same initial state, or responses to the same prompt (grpo, rloo, opo,
     reinforce_plus_plus_baseline)."""
@@ -171,36 +183,6 @@ class AlgorithmConfig(BaseAlgorithmConfig):
     """Rewards are multiplied by this before advantages; logged returns are not."""
 
 
-class ManiSkillConfig(Section):
-    control_mode: str | None = "pd_joint_delta_pos"
-    """Controller of the robot; null: the task's default."""
-    obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
-    """What the policy sees."""
-    reward_mode: Literal["sparse", "dense", "normalized_dense"] = "normalized_dense"
-    """Reward that the task computes."""
-    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
-    """auto: physx_cuda on an env worker that owns a GPU slot, else physx_cpu."""
-    render_backend: Literal["auto", "cpu", "gpu", "none"] = "auto"
-    """auto: none for state observations, else gpu or cpu (software Vulkan), whichever is there."""
-    camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
-    """Height and width of images."""
-
-
-class TabletopConfig(Section):
-    obs_mode: Literal["rgb", "state", "rgb+state"] = "rgb"
-    """What the policy sees. rgb: pictures, and the robot's own state; state: everything, as numbers."""
-    reward_mode: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at success; dense: the way covered by each step, as well."""
-    num_blocks: tuple[NumBlocks, NumBlocks] = (3, 3)
-    """Fewest and most blocks on the table, drawn per episode (a push has at most 2, a place at least 2)."""
-    num_wordings: Annotated[Int, Field(ge=1, le=4)] = 4
-    """Ways in which an instruction may be put."""
-    eval_pairs: Literal["train", "held_out", "all"] = "train"
-    """Colours that evaluation names. Training never names one colour of each family; held_out: only that one."""
-    shuffle_instructions: bool = False
-    """Give every episode the instruction of another one, to see what language is worth."""
-
-
 class EnvSplitConfig(Section):
     num_envs: PositiveInt = 16
     """Environments over all env workers and stages."""
@@ -219,9 +201,9 @@ class EvalSplitConfig(EnvSplitConfig):
     auto_reset: bool = False
     """Always false: each episode is played once."""
     ignore_terminations: bool | None = None
-    """Play on to the time limit after success or failure. null: where the simulator reports success at every step, as
-    maniskill's tasks and tabletop do, so that success at the end can be told from success at some time; gymnasium's
-    episodes end where the environment terminates them."""
+    """Play on to the time limit after success or failure. null: where the simulator reports success at every step,
+    so that success at the end can be told from success at some time; elsewhere episodes end where the environment
+    terminates them."""
     num_episodes: PositiveInt = 100
     """Seeded episodes per evaluation; the same ones every time."""
     seed: Seed = 10_000
@@ -234,84 +216,29 @@ class EvalSplitConfig(EnvSplitConfig):
 
 
 class EnvConfig(Section):
-    id: str = "maniskill"
-    """A registered environment (maniskill, tabletop, gymnasium, ...) or `pkg.module:make_env`."""
-    task: str = "PushCube-v1"
-    """Task of that simulator."""
-    kwargs: dict[str, Any] = {}
-    """Further arguments of the task, for gymnasium.make or a custom make_env."""
-    maniskill: ManiSkillConfig = ManiSkillConfig()
-    tabletop: TabletopConfig = TabletopConfig()
+    id: str = ENVIRONMENTS.default
+    """A registered environment, or `pkg.module:make_env`, or that of a card."""
+    task: Annotated[str, AfterValidator(_first_task)] = Field("", validate_default=True)
+    """Task of that simulator; empty: the first that its card lists."""
+    options: Annotated[Any, _options_of(env_card)] = Field({}, validate_default=True)
+    """The environment's own settings, which its card lists; without a card names to any values."""
     num_threads: PositiveInt = 1
     """torch threads of an env worker, while it simulates."""
     train: TrainSplitConfig = TrainSplitConfig()
     eval: EvalSplitConfig = EvalSplitConfig()
 
 
-class MLPConfig(Section):
-    hidden_sizes: list[PositiveInt] = [256, 256, 256]
-    """Widths of the hidden layers of actor and critic, each its own network."""
-    activation: Literal["tanh", "relu", "silu"] = "tanh"
-    """Nonlinearity."""
-    log_std_init: Float = -0.5
-    """Initial log standard deviation, in normalised action units."""
-
-
-class LoraConfig(Section):
-    rank: NonNegativeInt = 0
-    """Rank of the adapters; 0: train all weights."""
-    alpha: PositiveInt | None = None
-    """Adapters are scaled by alpha / rank; null: rank."""
-    targets: list[str] = [
-        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
-        *("fc1", "fc2", "fc3", "lm_head"),
-    ]
-    """Names of the linear layers that get an adapter."""
-    also_train: list[str] = []
-    """Modules that train in full besides the value head, for example proprio_projector."""
-    save_base: bool = True
-    """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
-
-
 class ModelConfig(Section):
-    id: str = "mlp_gaussian"
-    """A registered policy or `pkg.module:Class`."""
-    size: Literal["tiny", "small", "7b"] = "tiny"
-    """openvla from random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint brings its own."""
+    id: str = POLICIES.default
+    """A registered policy, or `pkg.module:Class`, or that of a card."""
     num_action_chunks: PositiveInt = 1
     """C: actions per decision."""
     value_type: Literal["chunk_level", "action_level"] = "chunk_level"
     """One value per chunk, or per action."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature, used alike when acting and when training."""
-    parallel_decoding: bool | None = None
-    """openvla: all action tokens in one pass (OpenVLA-OFT), or one by one (OpenVLA). null: the checkpoint's; true."""
-    append_stop: bool | None = None
-    """openvla: keep the stop token behind the action slots. null: the checkpoint's."""
-    unnorm_key: str | None = None
-    """openvla: whose statistics normalise actions. null: the checkpoint's, where it has just one."""
-    norm_type: Literal["bounds_q99", "bounds"] | None = None
-    """openvla: actions span q01 to q99, or min to max. null: the checkpoint's."""
-    center_crop: bool | None = None
-    """openvla: crop images to 90% of their area. null: the checkpoint's; false."""
-    cameras: list[str] | None = None
-    """openvla: the environment's cameras, in order. null: the checkpoint's; all."""
-    use_proprio: bool | None = None
-    """openvla: the robot's state enters as a token. null: the checkpoint's; false."""
-    max_prompt_length: PositiveInt | None = None
-    """openvla: tokens that every prompt is padded to. null: the checkpoint's."""
-    attn_implementation: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """openvla: attention kernels."""
-    gradient_checkpointing: bool = False
-    """openvla: recompute each layer in the backward pass instead of keeping its activations."""
-    compile: bool = False
-    """openvla: torch.compile every layer."""
-    sft_label_sigma: NonNegativeFloat = 0.0
-    """openvla: labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
-    lora: LoraConfig = LoraConfig()
-    mlp: MLPConfig = MLPConfig()
-    kwargs: dict[str, Any] = {}
-    """Arguments of a custom policy."""
+    options: Annotated[Any, _options_of(policy_card)] = Field({}, validate_default=True)
+    """The policy's own settings, which its card lists; without a card names to any values."""
 
 
 class DataConfig(Section):
@@ -436,7 +363,7 @@ class Config(BaseConfig):
 
     actor: ActorConfig = ActorConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    env: EnvConfig = EnvConfig()
+    env: EnvConfig = Field(default_factory=EnvConfig)
     rollout: RolloutConfig = RolloutConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()

@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +24,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_lite import __version__
+from rlinf_lite.cards import Section
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.config.schema import Section
 from rlinf_lite.envs.observations import concat_rows, take_rows
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.registry import env_card, is_installed
+from rlinf_lite.renamed_keys import with_new_names
 
 if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 FORMAT = 1
 SHARD_BYTES = 256 * 2**20
-_NO_MATTER = {"demos_dir", "eval_pairs", "render_backend"}  # keys without effect on what a demonstration holds
-_PACKAGES = ("numpy", "torch", "gymnasium", "mani_skill")
+_PACKAGES = ("numpy", "torch", "gymnasium")
 
 
 class DemonstrationError(ValueError):
@@ -155,27 +155,45 @@ def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.
 def recipe(cfg: Config) -> dict[str, Any]:
     """What demonstrations follow from, by config key; as JSON gives it back."""
     env, data = cfg.env, cfg.data
-    section = getattr(env, env.id, None)
     made_from: dict[str, Any] = {
         "env.id": env.id,
         "env.task": env.task,
-        "env.kwargs": env.kwargs,
-        f"env.{env.id}": section.model_dump(mode="json", exclude=_NO_MATTER) if isinstance(section, Section) else None,
+        "env.options": _options(env.id, env.options),
         "env.train.max_episode_steps": env.train.max_episode_steps,
         "env.train.ignore_terminations": env.train.ignore_terminations,
         "model.num_action_chunks": cfg.model.num_action_chunks,
-        **{f"data.{name}": value for name, value in data.model_dump().items() if name not in _NO_MATTER},
+        **{f"data.{name}": value for name, value in data.model_dump(exclude={"demos_dir"}).items()},
         "data.teacher_dir": data.teacher_dir and _policy_digest(Path(data.teacher_dir)),
     }
     content: dict[str, Any] = json.loads(json.dumps(made_from))
     return content
 
 
+def _options(env_id: str, given: Any) -> Any:
+    """Options of an environment, without those that have no effect on what a demonstration holds."""
+    card = env_card(env_id)
+    options = card.options(given)
+    return options.model_dump(mode="json", exclude=set(card.free_options)) if isinstance(options, Section) else options
+
+
+def _with_new_names(made_from: dict[str, Any]) -> dict[str, Any]:
+    """What `recipe` gave, whichever version wrote it."""
+    if "env.options" in made_from:
+        return made_from
+    env_id = made_from["env.id"]
+    sections = {name: made_from[f"env.{name}"] for name in ("id", "kwargs", env_id) if made_from.get(f"env.{name}")}
+    options = with_new_names({"env": sections})["env"].get("options", {})
+    kept = {key: value for key, value in made_from.items() if key not in ("env.kwargs", f"env.{env_id}")}
+    return kept | {"env.options": _options(env_id, options)}
+
+
 def write_meta(
     directory: Path, made_from: dict[str, Any], spec: EnvSpec, shards: list[dict[str, Any]], counts: dict[str, float]
 ) -> None:
     """Complete the directory."""
-    installed = {name: metadata.version(name) for name in _PACKAGES if find_spec(name) is not None}
+    of_env = env_card(made_from["env.id"]).package
+    packages = [*_PACKAGES, of_env] if of_env is not None and is_installed(of_env) else _PACKAGES
+    installed = {name: metadata.version(name) for name in packages}
     meta = {
         "format": FORMAT,
         "made_from": made_from,
@@ -210,7 +228,7 @@ def check_meta(directory: Path, made_from: dict[str, Any], spec: EnvSpec | None 
         DemonstrationError: listing what differs.
     """
     meta = read_meta(directory)
-    there, differences = meta["made_from"], []
+    there, differences = _with_new_names(meta["made_from"]), []
     for key, value in made_from.items():
         if there.get(key) != value and not (key == "data.teacher_dir" and value is None):
             differences.append(f"{key} is {there.get(key)!r} there and {value!r} here")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlinf_lite.config.resources import install_command
+from rlinf_lite.registry import install_command
 
 NUM_SHOWN = 5
 _ROWS_AT_ONCE = 1024

@@ -15,11 +15,11 @@ from rlinf_lite.envs.errors import (
     RenderUnavailableError,
     RowError,
     SimulatorError,
-    UnknownEnvError,
 )
-from rlinf_lite.envs.registry import env_names, make_vec_env, register_env
+from rlinf_lite.envs.registry import make_vec_env, register_env
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
+from rlinf_lite.registry import UnknownEnvError
 
 __all__ = [
     "ChunkResult",
@@ -42,7 +42,6 @@ __all__ = [
     "VecEnv",
     "check_env",
     "ensure_valid_env",
-    "env_names",
     "env_seed",
     "episode_seed",
     "get_env_spec",

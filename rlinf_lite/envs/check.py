@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlinf_lite.cards import EnvCard
 from rlinf_lite.envs.base import ChunkResult, IntArray, Obs, VecEnv, first_non_finite
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, NonFiniteError, SimulatorError
@@ -20,7 +21,7 @@ _MAX_STEPS = 2000  # of the search for an episode's end
 def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int = 2, quick: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each; an empty list is good news.
 
-    Takes a VecEnv, a Simulator, a gymnasium environment, or a `make_env`, called for `num_envs` rows with `cfg`.
+    Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, called for `num_envs` rows and `cfg`.
     The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
     seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be
     reset.
@@ -248,10 +249,14 @@ def _as_vec_env(given: Any, cfg: EnvConfig | None, num_envs: int) -> Any:
 
     if callable(getattr(given, "chunk_step", None)):
         return given
-    cfg = cfg or EnvConfig()
-    if isinstance(given, type) or not callable(getattr(given, "reset", None)):
-        return build_vec_env(given, cfg, "train", num_envs, "the environment")
-    return build_vec_env(lambda num_envs, cfg: given, cfg, "train", getattr(given, "num_envs", 1), "the environment")
+    if callable(getattr(given, "reset", None)) and not isinstance(given, type):
+        num_envs, built = getattr(given, "num_envs", 1), given
+        given = lambda num_envs, cfg: built  # noqa: E731
+    card = EnvCard.of(given, "the environment")
+    if cfg is None:
+        own = {"id": card.name, "task": next(iter(card.tasks), ""), "options": card.options({})}
+        cfg = EnvConfig().model_copy(update=own)
+    return build_vec_env(card, cfg, "train", num_envs)
 
 
 def _attempt(problems: list[str], what: str, call: Callable[[], Any]) -> Any:

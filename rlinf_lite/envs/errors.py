@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
 WHY_NOT_FINITE = "look for a division by zero or a diverged simulation; no policy learns from NaN or infinity"
@@ -21,17 +20,6 @@ def _rebuilt(kind: type[EnvError], args: tuple[Any, ...], state: dict[str, Any])
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-class UnknownEnvError(EnvError, ValueError):
-    """No environment or task of that name."""
-
-    def __init__(self, where: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        names = sorted(known)
-        nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-        meant = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        listed = f" Known: {', '.join(names)}." if len(names) <= 12 else ""
-        super().__init__(f"{where}: there is no environment {name!r}.{meant}{listed}{' ' + hint if hint else ''}")
 
 
 class EnvContractError(EnvError, ValueError):

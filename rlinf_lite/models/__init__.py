@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rlinf_lite.models.base import NOISE_KEY, ActionOutput, CheckpointFormatError, Mode, Policy, PolicyOutput
     from rlinf_lite.models.check import check_policy
     from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
-    from rlinf_lite.models.registry import UnknownPolicyError, build_policy, load_policy, policy_class, register_policy
+    from rlinf_lite.models.registry import build_policy, load_policy, policy_class, register_policy
+    from rlinf_lite.registry import UnknownPolicyError
 
 
 __all__ = [

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_lite.cards import PolicyCard
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models.base import NOISE_KEY, ActionOutput, Policy, PolicyOutput
 
@@ -34,6 +35,9 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
 
     problems: list[str] = []
     cfg = cfg or ModelConfig()
+    card = PolicyCard.of(policy if isinstance(policy, type) else type(policy), "the policy")
+    if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
+        cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):
         built: Policy | None = _attempt(problems, "from_config", partial(policy.from_config, cfg, spec))
         if built is None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
+from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
-
-_POLICIES: dict[str, type[Policy]] = {}
-_BUILT_IN = {
-    "mlp_gaussian": "rlinf_lite.models.mlp.policy:MLPGaussianPolicy",
-    "openvla": "rlinf_lite.models.vla.policy:OpenVLAPolicy",
-}
-
-
-class UnknownPolicyError(ValueError):
-    """`model.id` names no policy."""
 
 
 def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
@@ -33,36 +21,19 @@ def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
 
     def register(cls: type[Policy]) -> type[Policy]:
         cls.policy_id = name
-        _POLICIES[name] = cls
-        return cls
+        return POLICIES.register(name)(cls)
 
     return register
 
 
-def policy_names() -> list[str]:
-    """All registered names."""
-    return sorted({*_POLICIES, *_BUILT_IN})
-
-
 def policy_class(policy_id: str) -> type[Policy]:
-    """The class that `model.id` names.
+    """The class that `model.id` names, itself or by its card.
 
     Raises:
-        UnknownPolicyError: with the nearest registered name, or what could not be imported.
+        UnknownPolicyError: with the nearest registered name, or what is no policy.
+        PartImportError: where its module cannot be imported.
     """
-    if policy_id in _POLICIES:
-        return _POLICIES[policy_id]
-    path = _BUILT_IN.get(policy_id, policy_id)
-    if ":" not in path:
-        near = difflib.get_close_matches(policy_id, policy_names(), n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(policy_names())}."
-        raise UnknownPolicyError(f"model.id: no policy is called {policy_id!r}. {hint} Your own: pkg.module:Class")
-    module_name, _, attribute = path.partition(":")
-    try:
-        with imports_without_gc():
-            cls = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownPolicyError(f"model.id: {policy_id} cannot be imported: {error}") from error
+    cls = policy_card(policy_id).policy_class()
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise UnknownPolicyError(f"model.id: {policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy")
     cls.policy_id = policy_id

@@ -32,6 +32,7 @@ from rlinf_lite.generation.sampling import sample
 from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Counts, Meter, count, fake_tensors
+from rlinf_lite.registry import env_card
 from rlinf_lite.training.precision import autocast, cast_parameters
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _
 an env worker. Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
 TRANSFORMERS_BYTES = 170 * _MIB
 """What importing transformers adds, where a model has modules of it."""
-SIMULATOR_BYTES = {"maniskill": (440 * _MIB, _MIB), "tabletop": (0, 4096), "gymnasium": (8 * _MIB, 4096)}
-"""Of `env.id`: what a process takes for the simulator, and for each environment besides its observations."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def _embodied(plan: Plan) -> Estimate:
             f"activations and trajectories of {name} are left out: it could not be run without building it",
             lambda: _passes(plan, policy, spec, meter),
         )
-    if config.env.id not in SIMULATOR_BYTES:
+    if env_card(config.env.id).simulator_bytes is None:
         found.unknown.append(f"the simulator's own, {config.env.id}, is left out")
     obs_bytes = _FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
     found.models, found.sample_bytes = {"policy": counts}, (passes or _Passes()).sample
@@ -211,7 +210,7 @@ def _embodied_ranks(
     config, env, samples = plan.config, plan.config.env, plan.num_samples or 0
     workers, rollout_workers, ranks = (plan.size(name) or 1 for name in ("env", "rollout", "actor"))
     own_envs = -(-(env.train.num_envs + env.eval.num_envs) // workers)
-    simulator, each_env = SIMULATOR_BYTES.get(env.id, (0, 0))
+    simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
     hosts = {
         "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
         "rollout": {},

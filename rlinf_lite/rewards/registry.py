@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_lite.config.names import did_you_mean
+from rlinf_lite.registry import did_you_mean, import_part
 from rlinf_lite.rewards.errors import RewardError, UnknownSourceError
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
@@ -66,12 +65,10 @@ def rule_of(data_source: str) -> Rule:
 
 
 def import_reward(path: str) -> RewardFn:
-    """The function at `pkg.module:function`. Raises RewardError where there is none, and what the module raises."""
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
-        raise RewardError(f"{path!r} is no import path. Write pkg.module:function")
-    function = getattr(importlib.import_module(module_name), attribute, None)
+    """The function at `pkg.module:function`. Raises RewardError where there is none, PartImportError where its module
+    raises."""
+    function = import_part(path, "reward.fn", RewardError)
     if not callable(function):
-        raise RewardError(f"module {module_name} has no function {attribute!r}")
+        raise RewardError(f"reward.fn: {path} is {function!r}, no function")
     found: RewardFn = function
     return found

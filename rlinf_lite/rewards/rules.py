@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any
 
-from rlinf_lite.config.resources import install_command
+from rlinf_lite.registry import install_command
 from rlinf_lite.rewards.errors import RewardError
 
 GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all of a long text would cost time

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lite.config.resources import install_command
+from rlinf_lite.registry import install_command
 from rlinf_lite.rewards.errors import RewardError
 from rlinf_lite.rewards.isolated import CallFailedError, IsolatedFunction
 from rlinf_lite.rewards.registry import Rule, import_reward, rule_of

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
+from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.renamed_keys import with_new_names
 from rlinf_lite.runners.checkpoints import CheckpointError
 
 CONFIG = "config.yaml"
@@ -23,17 +24,16 @@ _FIXED = (
 )
 """Sections and keys that make a run the run it is: seed, environment or data, model, sizes."""
 _FREE = (
-    *("env.eval", "env.num_threads", "env.maniskill.render_backend"),
-    *("model.temperature", "model.attn_implementation", "model.gradient_checkpointing", "model.compile"),
-    *("model.sft_label_sigma", "model.lora.save_base"),
+    *("env.eval", "env.num_threads", "model.temperature"),
     *("data.demos_dir", "data.val_files", "data.max_val_prompts", "data.arithmetic.num_val", "reward.timeout_s"),
 )
-"""Of those, what may change all the same."""
+"""Of those, what may change all the same, besides what the cards of environment and policy name (`free_options`)."""
 _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
 """Of a language model's run, what cannot change: the order of prompts could not be continued."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
 """What the state of an unfinished episode belongs to."""
 _OF_RESUMING = ("runner.resume", "runner.allow_changes")
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,39 @@ class Change:
     key: str
     was: Any
     now: Any
+    is_fixed: bool
+    """It makes the run another one."""
 
     def __str__(self) -> str:
         return f"{self.key}: {_yaml(self.was)} -> {_yaml(self.now)}"
 
     def within(self, names: tuple[str, ...] | list[str]) -> bool:
-        return any(self.key == name or self.key.startswith(f"{name}.") for name in names)
-
-    @property
-    def is_fixed(self) -> bool:
-        return self.within(_FIXED) and not self.within(_FREE)
+        return _is_within(self.key, names)
 
 
 def read_config(file: Path) -> dict[str, Any] | None:
-    """The content of a config.yaml; None where there is none, or it is no config."""
+    """The content of a config.yaml, with the keys' new names; None where there is none, or it is no config."""
     try:
         content = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return content if isinstance(content, dict) else None
+    return with_new_names(content) if isinstance(content, dict) else None
 
 
 def find_changes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
     """The keys that differ, among those that both have: `saved` may come from another version."""
-    now = dict(_values(type(cfg), cfg.model_dump(mode="json")))
-    was = dict(_values(type(cfg), saved))
-    changes = [Change(key, was[key], value) for key, value in now.items() if key in was and was[key] != value]
-    return [change for change in changes if not change.within(_OF_RESUMING)]
+    content = cfg.model_dump(mode="json")
+    cards = cards_of(content, type(cfg))
+    free = [f"{key}.{name}" for key, found in cards.items() for card in found for name in card.free_options]
+    keys = schema_keys(type(cfg), cards)
+    sections = {key.rpartition(".")[0] for key in keys}
+    changes = []
+    for key in (key for key in keys if key not in sections and not _is_within(key, _OF_RESUMING)):
+        was, now = (_value(one, key.split(".")) for one in (saved, content))
+        if was is not _ABSENT and was != now:
+            is_fixed = _is_within(key, _FIXED) and not _is_within(key, (*_FREE, *free))
+            changes.append(Change(key, was, now, is_fixed))
+    return changes
 
 
 def changes_episodes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
@@ -127,16 +133,17 @@ def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Pa
     return kept
 
 
-def _values(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of the schema that `content` has; what a section without a schema holds is one value."""
-    for name, field in schema.model_fields.items():
-        annotation = field.annotation
-        if name not in content:
-            continue
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(content[name], Mapping):
-            yield from _values(annotation, content[name], f"{prefix}{name}.")
-        else:
-            yield prefix + name, content[name]
+def _value(content: Any, path: list[str]) -> Any:
+    """What a nested dict has there; _ABSENT where it has nothing."""
+    for name in path:
+        if not isinstance(content, Mapping) or name not in content:
+            return _ABSENT
+        content = content[name]
+    return content
+
+
+def _is_within(key: str, names: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def _yaml(value: object) -> str:

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from rlinf_lite.training.learner import Learner as Learner
     from rlinf_lite.training.learner import NonFiniteUpdateError as NonFiniteUpdateError
     from rlinf_lite.training.strategies import Strategy as Strategy
-    from rlinf_lite.training.strategies import UnknownStrategyError as UnknownStrategyError
     from rlinf_lite.training.strategies import register_strategy as register_strategy
 
 __getattr__ = lazy_names(
     __name__,
     {
         "learner": ["Learner", "NonFiniteUpdateError"],
-        "strategies": ["Strategy", "UnknownStrategyError", "register_strategy"],
+        "strategies": ["Strategy", "register_strategy"],
     },
 )

@@ -5,7 +5,6 @@ One rank trains the plain module. Process groups are gloo's between CPUs and NCC
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from rlinf_lite.config.names import did_you_mean
+from rlinf_lite.registry import STRATEGIES
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -39,10 +38,6 @@ def init_process_group(
     )
 
 
-class UnknownStrategyError(ValueError):
-    """`actor.strategy` names nothing."""
-
-
 class Strategy(Protocol):
     """A training backend. Where a group has one rank, none is used; else its process group is up."""
 
@@ -55,39 +50,17 @@ class Strategy(Protocol):
         ...
 
 
-_STRATEGIES: dict[str, Callable[[], Strategy]] = {}
-
-
 def register_strategy(name: str) -> Callable[[type], type]:
     """Make a `Strategy` available as `actor.strategy: <name>`."""
-
-    def register(cls: type) -> type:
-        _STRATEGIES[name] = cls
-        return cls
-
-    return register
+    return STRATEGIES.register(name)
 
 
 def build_strategy(name: str) -> Strategy:
     """The strategy of this name, or the class at `pkg.module:Class`. Raises UnknownStrategyError."""
-    module_name, colon, attribute = name.partition(":")
-    if colon:
-        cls = getattr(importlib.import_module(module_name), attribute, None)
-        if cls is None:
-            raise UnknownStrategyError(f"actor.strategy: module {module_name} has no class {attribute!r}")
-        strategy: Strategy = cls()
-        return strategy
-    if name not in _STRATEGIES:
-        known = did_you_mean(name, _STRATEGIES)
-        raise UnknownStrategyError(f"actor.strategy: nothing is registered as {name!r}. {known}")
-    return _STRATEGIES[name]()
+    strategy: Strategy = STRATEGIES.get(name)()
+    return strategy
 
 
-def strategy_names() -> list[str]:
-    return sorted(_STRATEGIES)
-
-
-@register_strategy("fsdp")
 class FSDP:
     """Parameters, gradients and optimizer states in shards (torch's `fully_shard`), gathered unit by unit."""
 
@@ -107,7 +80,6 @@ class FSDP:
         """Done in the backward pass."""
 
 
-@register_strategy("replicated")
 class Replicated:
     """The whole model on every rank; gradients are averaged once per update. Quickest for small models."""
 

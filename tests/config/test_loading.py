@@ -62,13 +62,13 @@ def test_overrides_set_keys_that_no_file_mentions() -> None:
         "actor.optim.warmup_steps=3",
         "+runner.timeline=true",
         "++model.temperature=0.5",
-        "env.kwargs.foo=[1,b]",
+        "env.options.kwargs.foo=[1,b]",
     ]
     config = load_config(PPO, [*overrides, "cluster.component_placement.env=0:0-3", "runner.run_name=mine"])
     assert config.actor.optim.warmup_steps == 3
     assert config.runner.timeline
     assert config.model.temperature == 0.5
-    assert config.env.kwargs == {"foo": [1, "b"]}
+    assert config.env.options.kwargs == {"foo": [1, "b"]}
     assert config.cluster.component_placement["env"] == "0:0-3"
     assert config.runner.run_name == "mine"
 
@@ -165,8 +165,8 @@ def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
         ("actor.optim.betas=[0.9,1.0]", "actor.optim.betas[1]: is 1.0. It must be less than 1"),
         ("algorithm.gamma=1.1", "algorithm.gamma: is 1.1. It must be less than or equal to 1"),
         ("actor.precision=fp16", "actor.precision: is 'fp16'. It must be one of 'fp32', 'bf16'"),
-        ("model.mlp=3", "model.mlp: is 3. It must be a section of keys"),
-        ("model.mlp.hidden_sizes=64", "model.mlp.hidden_sizes: is 64. It must be a list, such as [a, b]"),
+        ("model.options=3", "model.options: is 3. It must be a section of keys"),
+        ("model.options.hidden_sizes=64", "model.options.hidden_sizes: is 64. It must be a list, such as [a, b]"),
         ("runner.run_name=5", "runner.run_name: is 5. It must be a text (in quotes)"),
         ("cluster.component_placement.env=0.5", "cluster.component_placement.env: is 0.5. It must be"),
         ("cluster.component_placement=auto", "cluster.component_placement: is 'auto'. It must be a section of keys"),

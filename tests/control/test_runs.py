@@ -163,7 +163,7 @@ def test_a_stopped_rollout_worker_and_the_masters_death(start, undisturbed):
 
 def test_an_environment_that_hangs_is_replaced(start, tmp_path):
     how = f"{{how: hang_once, after: 40, marker: '{tmp_path / 'hung'}'}}"
-    broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", f"env.kwargs={how}"]
+    broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", f"env.options={how}"]
     runner = start(*broken, "control.hang_timeout_s=4", "runner.max_steps=12")
     before = pids(runner)
     result = runner.run()
@@ -175,7 +175,7 @@ def test_an_environment_that_hangs_is_replaced(start, tmp_path):
 
 
 def test_an_environment_that_raises_is_replaced_until_the_limit(start):
-    broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "env.kwargs={how: raise, after: 40}"]
+    broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "env.options={how: raise, after: 40}"]
     alone = "cluster.component_placement={actor: '0-1', rollout: '0-1', env: '0'}"  # which raises in later steps again
     runner = start(*broken, alone, "control.max_restarts=2", "runner.max_steps=100")
     with pytest.raises(JobFailedError, match=r"control\.max_restarts is 2") as error:

@@ -22,7 +22,7 @@ from rlinf_lite.models import MLPGaussianPolicy
 from rlinf_lite.workers.collecting import Collector
 from tests.envs.toy import ToySimulator
 
-SMALL = ["env.tabletop.obs_mode=rgb+state", "env.train.max_episode_steps=8", "data.num_episodes=40"]
+SMALL = ["env.options.obs_mode=rgb+state", "env.train.max_episode_steps=8", "data.num_episodes=40"]
 
 
 def collect(directory, *overrides, splits=((0, 20), (20, 40))):
@@ -127,7 +127,7 @@ def test_a_state_policy_demonstrates_in_maniskill(tmp_path, obs_mode):
     torch.manual_seed(0)
     teacher = MLPGaussianPolicy(35, [-1.0] * 8, [1.0] * 8, hidden_sizes=(16,))
     teacher.save_pretrained(tmp_path / "teacher")
-    task = ["env.id=maniskill", "env.task=PushCube-v1", f"env.maniskill.obs_mode={obs_mode}"]
+    task = ["env.id=maniskill", "env.task=PushCube-v1", f"env.options.obs_mode={obs_mode}"]
     settings = [f"data.teacher_dir={tmp_path / 'teacher'}", "data.keep_failures=true", "data.num_episodes=2"]
     try:
         _, records, found = collect(tmp_path / "demos", *task, *settings, splits=((0, 2),))
@@ -142,10 +142,10 @@ def test_a_state_policy_demonstrates_in_maniskill(tmp_path, obs_mode):
 def test_other_demonstrations_are_refused_with_every_difference(tmp_path):
     cfg, _, _ = collect(tmp_path)
     assert check_meta(tmp_path, recipe(cfg))["counts"] == {"num_episodes": 40}
-    other = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "data.seed=1", "env.tabletop.num_wordings=2"])
+    other = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "data.seed=1", "env.options.num_wordings=2"])
     with pytest.raises(DemonstrationError, match=r"env\.tabletop.*data\.seed is 0 there and 1 here"):
         check_meta(tmp_path, recipe(other))
-    evaluation = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "env.tabletop.eval_pairs=held_out"])
+    evaluation = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "env.options.eval_pairs=held_out"])
     check_meta(tmp_path, recipe(evaluation))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ import numpy as np
 import pytest
 import yaml
 
-from rlinf_lite.config import Config, ReasoningConfig, load_config
-from rlinf_lite.config.explain import schema_keys
+from rlinf_lite.config import Config, ConfigError, ReasoningConfig, load_config
+from rlinf_lite.config.names import schema_keys
+from rlinf_lite.registry import import_part
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -99,9 +102,22 @@ def test_there_are_commands() -> None:
     assert len(ALL_COMMANDS) >= 15
 
 
+def write_files(directory: Path) -> None:
+    """All files that the pages show."""
+    for page in PAGES:
+        for file, body in blocks(page, "python"):
+            if file is not None:
+                (directory / file).parent.mkdir(parents=True, exist_ok=True)
+                (directory / file).write_text(body)
+
+
 @pytest.mark.parametrize(("page", "words"), ALL_COMMANDS, ids=lambda value: " ".join(value)[:70] if value else "")
-def test_command_would_run(page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_would_run(
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leftover_modules: None
+) -> None:
     monkeypatch.chdir(REPO)
+    write_files(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     program, *arguments = words
@@ -232,6 +248,69 @@ def test_the_policy_of_the_docs_scores_what_it_samples(tmp_path: Path, no_leftov
     policy.save_pretrained(tmp_path / "policy")
     loaded = policy_class.from_pretrained(tmp_path / "policy")
     assert torch.equal(loaded.linear.weight, policy.linear.weight)
+
+
+def test_a_simulator_and_a_policy_in_one_folder_each_train_word_for_word(tmp_path: Path) -> None:
+    """What the page says, done outside the package: its files are written, and its command is run."""
+    page = (REPO / "docs" / "extending.md").read_text()
+    section = page.partition("## A policy in one folder")[2].partition("\n## ")[0]
+    write_files(tmp_path)
+    [command] = [
+        body for language, body in re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S) if language == "bash"
+    ]
+    program, *words = shlex.split(command.replace("\\\n", " "))
+    assert program == ".venv/bin/rlinf-lite"
+    small = ["runner.val_check_interval=-1", "rollout.num_chunks=16", "actor.global_batch_size=128"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rlinf_lite.cli", *words, *small, "cluster.accelerator=cpu"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 2/2" in done.stdout
+    [policy] = tmp_path.glob("results/*/checkpoints/last/policy/config.json")
+    assert '"policy_id": "my_linear.card:Linear"' in policy.read_text() and '"log_std_init": -1.0' in policy.read_text()
+
+
+def test_a_users_cards_are_as_good_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftover_modules: None
+) -> None:
+    from rlinf_lite.envs import EnvSpec, check_env
+    from rlinf_lite.models import check_policy
+    from rlinf_lite.preview.dry_run import describe
+
+    write_files(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ["env.id=my_corridor.card:Corridor", "env.task=stop", "model.id=my_linear.card:Linear"]
+
+    def problems(*overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load_config("gym_pendulum_ppo_mlp", [*mine, *overrides])
+        return caught.value.problems
+
+    cfg = load_config("gym_pendulum_ppo_mlp", mine)
+    assert cfg.env.options.length == 4.0 and cfg.model.options.log_std_init == -0.5
+    assert "length: 4.0" in describe(cfg)
+    assert problems("env.options.lenght=3") == [
+        "env.options.lenght: there is no such key. Did you mean env.options.length?"
+    ]
+    assert problems("env.options.length=0") == ["env.options.length: is 0. It must be greater than 0"]
+    assert problems("model.options.log_std_int=0") == [
+        "model.options.log_std_int: there is no such key. Did you mean model.options.log_std_init?"
+    ]
+    assert problems("env.task=stopp") == ["env.task: my_corridor.card:Corridor has no task 'stopp'. Did you mean stop?"]
+    assert problems("env.options.tolerance=5") == [
+        "env.options.tolerance: 5.0 m is all of a corridor of 4.0 m. Use less"
+    ]
+    assert problems("model.num_action_chunks=21", "rollout.num_chunks=1", "actor.global_batch_size=16")[0].startswith(
+        "model.num_action_chunks: a chunk of 21 actions is longer than an episode of 20 env steps"
+    )
+    assert check_env(import_part("my_corridor.card:Corridor", "")) == []
+    spec = EnvSpec(1, 2, {}, [-1.0], [1.0], 20, True)
+    assert check_policy(import_part("my_linear.policy:LinearPolicy", ""), spec, cfg.model) == []
 
 
 def test_the_estimator_of_the_docs_runs(tmp_path: Path, no_leftover_modules: None) -> None:

@@ -147,7 +147,7 @@ def test_unusable_action_spaces_are_refused() -> None:
 
 
 def test_an_unknown_task_gets_the_nearest_name() -> None:
-    with pytest.raises(UnknownEnvError, match="Did you mean 'Pendulum-v1'"):
+    with pytest.raises(UnknownEnvError, match="Did you mean Pendulum-v1"):
         make_vec_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)
 
 

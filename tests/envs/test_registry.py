@@ -27,7 +27,7 @@ from rlinf_lite.envs import (
 )
 from tests.envs.toy import ToySimulator
 
-CUSTOM = "examples.embodiment.custom_env:make_env"
+CUSTOM = "examples.embodiment.custom_env:PuckPush"
 
 
 def custom(**train: Any) -> EnvConfig:
@@ -69,9 +69,9 @@ def test_unknown_names_get_the_nearest(tmp_path: Path, monkeypatch: pytest.Monke
             make_vec_env(EnvConfig(id=env_id), "train", 1)
         return str(pickle.loads(pickle.dumps(caught.value)))
 
-    assert "Did you mean 'maniskill'" in wrong("manyskill")
+    assert "Did you mean maniskill" in wrong("manyskill")
     assert "is its folder on PYTHONPATH" in wrong("my_tusk:make_env")
-    assert "Did you mean 'make_env'" in wrong("my_task:make_evn")
+    assert "Did you mean make_env" in wrong("my_task:make_evn")
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
         make_vec_env(EnvConfig(id="broken_task:make_env"), "train", 1)
 

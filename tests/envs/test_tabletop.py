@@ -39,7 +39,7 @@ def tabletop(
 ) -> tuple[ChunkedEnv, Obs]:
     """An environment, frozen at the end of its episodes, and its first observation."""
     rules = {"auto_reset": False, "ignore_terminations": False} | (rules or {})
-    given = {"id": "tabletop", "task": task, "tabletop": options, "train": rules, "eval": rules}
+    given = {"id": "tabletop", "task": task, "options": options, "train": rules, "eval": rules}
     env = make_vec_env(EnvConfig.model_validate(given), "eval" if split == "eval" else "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env, env.reset(seeds=range(num_envs) if seeds is None else seeds)
@@ -294,7 +294,7 @@ def test_the_gripper_can_be_seen() -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(UnknownEnvError, match=r"env\.task: there is no environment 'pik'\. Did you mean 'pick'"):
+    with pytest.raises(UnknownEnvError, match=r"env\.task: there is no environment 'pik'\. Did you mean pick"):
         tabletop("pik")
 
 

@@ -19,7 +19,7 @@ def policy():
 
 
 def success(policy, **tabletop) -> float:
-    cfg = EnvConfig.model_validate({"id": "tabletop", "task": "pick", "tabletop": tabletop})
+    cfg = EnvConfig.model_validate({"id": "tabletop", "task": "pick", "options": tabletop})
     env = make_vec_env(cfg, "eval", NUM_EPISODES)
     obs = env.reset(seeds=range(10_000, 10_000 + NUM_EPISODES))
     ended = {}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import check_tensors
@@ -19,6 +18,7 @@ from rlinf_lite.models.vla.config import TowerConfig, VLAConfig, preset
 from rlinf_lite.models.vla.keymap import KeyMap
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.models.vla.prompts import TokenizerError
+from tests.models.settings import openvla
 
 FIXTURE = Path(__file__).parent / "tiny_openvla"
 QKV = "vision_backbone.featurizer.blocks.0.attn.qkv"
@@ -35,7 +35,7 @@ def published(tmp_path):
 
 
 def run_settings(**settings):
-    return ModelConfig(id="openvla", num_action_chunks=8, **settings)
+    return openvla(num_action_chunks=8, **settings)
 
 
 def bits(tensors):
@@ -124,7 +124,7 @@ def test_what_the_class_token_learnt_of_its_position_is_kept_and_exported(tmp_pa
 
 def test_a_policy_from_random_weights_is_whole_in_its_directory(tmp_path):
     spec = EnvSpec(3, 4, {"front": (64, 64)}, [-2.0] * 3, [2.0] * 3, 24, True)
-    policy = OpenVLAPolicy.from_config(ModelConfig(id="openvla", num_action_chunks=4, use_proprio=True), spec)
+    policy = OpenVLAPolicy.from_config(openvla(num_action_chunks=4, use_proprio=True), spec)
     policy.save_pretrained(tmp_path)
     loaded = load_policy(tmp_path)
     assert loaded.cfg == policy.cfg and bits(loaded.state_dict()) == bits(policy.state_dict())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import load_policy
 from rlinf_lite.models.vla.images import resize_images
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
+from tests.models.settings import openvla
 
 DIRECTORY = Path(__file__).parent / "tiny_openvla"
 GOLDEN = {name: torch.from_numpy(array) for name, array in np.load(DIRECTORY / "golden.npz").items()}
@@ -17,7 +17,7 @@ cases = pytest.mark.parametrize("case", [0, 1])
 
 
 def load(**settings):
-    policy = load_policy(DIRECTORY, ModelConfig(id="openvla", **settings) if settings else None)
+    policy = load_policy(DIRECTORY, openvla(**settings) if settings else None)
     assert isinstance(policy, OpenVLAPolicy)
     return policy.eval()
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import check_policy
 from rlinf_lite.models.sampling import noise_keys
@@ -15,6 +14,7 @@ from rlinf_lite.models.vla.actions import ActionCodec, StatisticsError
 from rlinf_lite.models.vla.config import VLAConfig, preset
 from rlinf_lite.models.vla.policy import ObservationError, OpenVLAPolicy
 from rlinf_lite.models.vla.prompts import PromptTooLongError
+from tests.models.settings import openvla
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64), "wrist": (64, 64)}, [-2.0, 0.0, -1.0], [2.0, 1.0, 1.0], 24, True)
 TASKS = ["pick up the red block", "push the green cube to the blue bowl", "lift it"]
@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "one_
 
 def make_policy(seed=0, **settings):
     torch.manual_seed(seed)
-    return OpenVLAPolicy.from_config(ModelConfig(id="openvla", num_action_chunks=2, **settings), SPEC).eval()
+    return OpenVLAPolicy.from_config(openvla(num_action_chunks=2, **settings), SPEC).eval()
 
 
 def make_obs(num_rows=6, decision=0):
@@ -39,7 +39,7 @@ def make_obs(num_rows=6, decision=0):
 @both
 def test_the_contract_of_policies_is_kept(parallel):
     settings = {"parallel_decoding": parallel, "use_proprio": True, "temperature": 1.6, "value_type": "action_level"}
-    assert check_policy(OpenVLAPolicy, SPEC, ModelConfig(id="openvla", num_action_chunks=2, **settings)) == []
+    assert check_policy(OpenVLAPolicy, SPEC, openvla(num_action_chunks=2, **settings)) == []
 
 
 @both
@@ -61,7 +61,7 @@ def test_training_logprobs_equal_rollout_logprobs(parallel):
 def test_dropout_of_a_published_config_does_not_train_another_distribution(parallel, checkpointing):
     fresh = make_policy(parallel_decoding=parallel)
     config = replace(fresh.cfg, text={**fresh.cfg.text, "attention_dropout": 0.5})
-    policy = OpenVLAPolicy(config, fresh.prompts).prepare(ModelConfig(gradient_checkpointing=checkpointing))
+    policy = OpenVLAPolicy(config, fresh.prompts).prepare(openvla(gradient_checkpointing=checkpointing))
     with torch.no_grad():
         acted = policy.eval().predict_action_batch(make_obs())
     scored = policy.train()(acted.forward_inputs)
@@ -175,15 +175,15 @@ def test_observations_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="looks through wrist; the environment has front"):
         policy.check_env_spec(replace(SPEC, cameras={"front": (64, 64)}))
     with pytest.raises(ValueError, match="openvla looks at images"):
-        OpenVLAPolicy.from_config(ModelConfig(id="openvla"), replace(SPEC, cameras={}))
+        OpenVLAPolicy.from_config(openvla(), replace(SPEC, cameras={}))
     with pytest.raises(ValueError, match="use_proprio: is true, and there is no state"):
-        OpenVLAPolicy.from_config(ModelConfig(id="openvla", use_proprio=True), replace(SPEC, state_dim=None))
+        OpenVLAPolicy.from_config(openvla(use_proprio=True), replace(SPEC, state_dim=None))
     with pytest.raises(ObservationError, match="there is no 'wrist'; the environment has front"):
         policy.predict_action_batch({**obs, "images": {"front": obs["images"]["front"]}})
     floats = {name: image / np.float32(255) for name, image in obs["images"].items()}
     with pytest.raises(ObservationError, match="'front' are float32; uint8"):
         policy.predict_action_batch({**obs, "images": floats})
-    with pytest.raises(PromptTooLongError, match=r"model\.max_prompt_length"):
+    with pytest.raises(PromptTooLongError, match=r"model\.options\.max_prompt_length"):
         policy.predict_action_batch({**obs, "instruction": ["put " * 20] * 6})
 
 

@@ -8,19 +8,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
-from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.training.strategies import FSDP, init_process_group
+from tests.models.settings import openvla
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
 
 
 def make_policy(settings):
     torch.manual_seed(0)
-    return OpenVLAPolicy.from_config(ModelConfig(id="openvla", num_action_chunks=2, **settings), SPEC)
+    return OpenVLAPolicy.from_config(openvla(num_action_chunks=2, **settings), SPEC)
 
 
 def make_obs():

@@ -27,11 +27,16 @@ from rlinf_lite.workers.messages import StepResult
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
 VLA = ["model.num_action_chunks=2"]
-LORA = [*VLA, "model.size=small", "model.lora.rank=8"]
-AUTOREGRESSIVE = [*VLA, "model.parallel_decoding=false"]
-PROPRIO = [*VLA, "model.use_proprio=true", "model.value_type=action_level", "algorithm.reward_type=action_level"]
-SEVEN_B = ["env.id=maniskill", "env.task=StackCube-v1", "env.maniskill.obs_mode=rgb", "model.size=7b", *VLA]
-MLP = ["model.id=mlp_gaussian", "env.tabletop.obs_mode=state"]
+LORA = [*VLA, "model.options.size=small", "model.options.lora.rank=8"]
+AUTOREGRESSIVE = [*VLA, "model.options.parallel_decoding=false"]
+PROPRIO = [
+    *VLA,
+    "model.options.use_proprio=true",
+    "model.value_type=action_level",
+    "algorithm.reward_type=action_level",
+]
+SEVEN_B = ["env.id=maniskill", "env.task=StackCube-v1", "env.options.obs_mode=rgb", "model.options.size=7b", *VLA]
+MLP = ["model.id=mlp_gaussian", "env.options.obs_mode=state"]
 
 
 def load(*overrides: str) -> Config:
@@ -86,14 +91,14 @@ def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) 
     "overrides",
     [
         MLP,
-        [*MLP, "model.num_action_chunks=2", "model.mlp.hidden_sizes=[8, 16]"],
+        [*MLP, "model.num_action_chunks=2", "model.options.hidden_sizes=[8, 16]"],
         VLA,
-        [*VLA, "model.size=small"],
+        [*VLA, "model.options.size=small"],
         AUTOREGRESSIVE,
         PROPRIO,
         LORA,
-        [*LORA, "model.lora.also_train=[projector]", "model.lora.targets=[q_proj, fc1]"],
-        [*VLA, "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy", "model.kwargs={hidden_size: 24}"],
+        [*LORA, "model.options.lora.also_train=[projector]", "model.options.lora.targets=[q_proj, fc1]"],
+        [*VLA, "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy", "model.options={hidden_size: 24}"],
     ],
 )
 def test_parameters_and_samples_are_counted_as_the_policy_has_them(overrides: list[str]) -> None:
@@ -126,10 +131,10 @@ def trajectory_bytes(acted: Any) -> int:
 # by hand: vision towers, projector, decoder, adapters, value head
 @pytest.mark.parametrize(
     ("overrides", "parameters", "trained"),
-    [([], 7_500_322_208, 7_500_321_184), (["model.lora.rank=32"], 7_612_765_600, 114_606_848)],
+    [([], 7_500_322_208, 7_500_321_184), (["model.options.lora.rank=32"], 7_612_765_600, 114_606_848)],
 )
 def test_7b_is_counted_without_its_weights(overrides: list[str], parameters: int, trained: int) -> None:
-    config = load(*SEVEN_B, *overrides, "model.num_action_chunks=8", "env.maniskill.control_mode=pd_ee_delta_pose")
+    config = load(*SEVEN_B, *overrides, "model.num_action_chunks=8", "env.options.control_mode=pd_ee_delta_pose")
     with fake_tensors():
         policy = build_policy(config, spec_of(config), read_weights=False)
         counts = count(policy, policy.fsdp_units())
@@ -139,7 +144,7 @@ def test_7b_is_counted_without_its_weights(overrides: list[str], parameters: int
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "overrides",
-    [MLP, VLA, AUTOREGRESSIVE, LORA, [*VLA, "model.size=small", "model.gradient_checkpointing=true"]],
+    [MLP, VLA, AUTOREGRESSIVE, LORA, [*VLA, "model.options.size=small", "model.options.gradient_checkpointing=true"]],
 )
 def test_activations_are_those_of_a_real_pass(overrides: list[str], precision: str) -> None:
     """The same bytes are counted of tensors that have numbers, within 2%."""
@@ -225,10 +230,10 @@ def test_ranks_share_what_is_sharded_and_slots_add_up() -> None:
 
 
 def test_lora_checkpointing_and_a_smaller_micro_batch_save_what_they_should() -> None:
-    small = [*VLA, "model.size=small"]
-    full, lora = estimate_of(*small), estimate_of(*small, "model.lora.rank=8")
+    small = [*VLA, "model.options.size=small"]
+    full, lora = estimate_of(*small), estimate_of(*small, "model.options.lora.rank=8")
     assert lora.ranks["actor"].held["AdamW"] < 0.1 * full.ranks["actor"].held["AdamW"]
-    checkpointed = estimate_of(*small, "model.gradient_checkpointing=true")
+    checkpointed = estimate_of(*small, "model.options.gradient_checkpointing=true")
     assert working(checkpointed, "activations") < 0.4 * working(full, "activations")
     halved = estimate_of(*small, "actor.micro_batch_size=64")
     assert working(halved, "activations") * 2 == pytest.approx(working(full, "activations"), rel=0.02)
@@ -241,12 +246,12 @@ def test_imitation_is_measured_by_its_own_loss() -> None:
 
 
 def test_a_checkpoint_says_its_own_size_and_its_weights_are_not_read(tmp_path: Path) -> None:
-    config = load(*VLA, "model.size=small")
+    config = load(*VLA, "model.options.size=small")
     build(config).save_pretrained(tmp_path)
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
-    started = estimate_of(f"rollout.model_dir={tmp_path}", "model.num_action_chunks=2")  # model.size: tiny
-    assert started == estimate_of(*VLA, "model.size=small")
+    started = estimate_of(f"rollout.model_dir={tmp_path}", "model.num_action_chunks=2")  # model.options.size: tiny
+    assert started == estimate_of(*VLA, "model.options.size=small")
 
 
 class ReadsANumber(SquashedGaussianPolicy):

@@ -1,4 +1,4 @@
-"""Environments that go wrong in ways the tests ask for; `env.kwargs` says which and when."""
+"""Environments that go wrong in ways the tests ask for; `env.options` says which and when."""
 
 import os
 import time
@@ -44,4 +44,4 @@ class Broken(gymnasium.Env):
 
 
 def make_env(num_envs, cfg):
-    return Broken(cfg.kwargs)
+    return Broken(cfg.options)

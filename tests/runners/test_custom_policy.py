@@ -14,7 +14,7 @@ POLICY = "examples.embodiment.custom_policy:SquashedGaussianPolicy"
 
 
 def test_a_custom_policy_trains_and_goes_on_from_its_checkpoint(start: Any, tmp_path: Path) -> None:
-    mine = [f"model.id={POLICY}", "model.kwargs.hidden_size=16", "runner.max_steps=2", "runner.save_interval=2"]
+    mine = [f"model.id={POLICY}", "model.options.hidden_size=16", "runner.max_steps=2", "runner.save_interval=2"]
     result = start(*mine).run()
     losses = [line["train/actor/policy_loss"] for line in read_metrics(result.run_dir)]
     assert len(losses) == 2 and np.isfinite(losses).all()

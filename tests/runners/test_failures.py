@@ -19,7 +19,7 @@ BROKEN = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "runne
 
 def broken(how, **more):
     settings = ", ".join(f"{name}: {value}" for name, value in {"how": how, **more}.items())
-    return [*BROKEN, f"env.kwargs={{{settings}}}"]
+    return [*BROKEN, f"env.options={{{settings}}}"]
 
 
 def test_an_environment_that_raises_is_named_with_its_traceback(start):

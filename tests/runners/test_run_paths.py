@@ -210,8 +210,8 @@ def test_auto_takes_what_was_trained_and_passes_by_what_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        *("runner.seed=5", "env.task=MountainCarContinuous-v0", "env.train.num_envs=32", "env.kwargs={g: 9.0}"),
-        *("model.mlp.hidden_sizes=[64]", "rollout.num_chunks=7", "env.train.max_episode_steps=11"),
+        *("runner.seed=5", "env.task=MountainCarContinuous-v0", "env.train.num_envs=32", "env.options={g: 9.0}"),
+        *("model.options.hidden_sizes=[64]", "rollout.num_chunks=7", "env.train.max_episode_steps=11"),
     ],
 )
 def test_a_changed_run_is_refused_with_what_to_write_and_goes_on_when_told(tmp_path, capsys, change):
@@ -261,13 +261,13 @@ def test_a_checkpoint_of_another_version_is_compared_by_what_both_have(tmp_path,
     del content["control"], content["env"]["num_threads"]
     content["algorithm"] |= {"gamma": 0.5, "gone": 1}
     content["gone"] = {"a": 1}
-    content["env"]["kwargs"] = None
+    content["env"]["options"] = None
     checkpoint = save(cfg, run, 1)
     store = CheckpointStore(run, 5)
     partial = store.begin(2)
     for name in ("runner.json", "config.yaml"):
         (partial / "training_state" / name).write_text((checkpoint / "training_state" / name).read_text())
-    content["env"]["kwargs"] = {}
+    content["env"]["options"] = {}
     (partial / "training_state" / "config.yaml").write_text(yaml.safe_dump(content))
     store.commit(2, partial)
     claim_run(config(tmp_path, "runner.resume=auto")).release()

@@ -9,7 +9,7 @@ from tests.runners.conftest import read_metrics
 PICK = [
     "env.id=tabletop",
     "env.task=pick",
-    "env.tabletop.obs_mode=rgb+state",
+    "env.options.obs_mode=rgb+state",
     "env.eval.num_videos=3",
     "runner.max_steps=2",
     "runner.val_check_interval=2",

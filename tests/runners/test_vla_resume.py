@@ -40,7 +40,7 @@ def base(tmp_path_factory):
     "settings",
     [
         ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}"],
-        [SHARDED, "model.lora.rank=2", "model.lora.save_base=false"],
+        [SHARDED, "model.options.lora.rank=2", "model.options.lora.save_base=false"],
     ],
     ids=["whole", "sharded_adapters"],
 )

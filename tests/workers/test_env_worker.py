@@ -60,7 +60,7 @@ def test_environments_without_a_saved_state_start_anew(caplog):
     ("now", "is_same"),
     [
         *((Config(), True), (Config(env={"train": {"num_envs": 3}}, algorithm={"gamma": 0.5}), True)),
-        *((Config(runner={"seed": 5}), False), (Config(env={"kwargs": {"g": 9.0}}), False)),
+        *((Config(runner={"seed": 5}), False), (Config(env={"id": "gymnasium", "options": {"g": 9.0}}), False)),
         (Config(env={"train": {"max_episode_steps": 7}}), False),
     ],
 )

@@ -255,7 +255,7 @@ def test_the_entropy_of_a_chunk_is_that_of_the_actions_that_were_executed() -> N
     executed = actor.trajectories.mask.sum(-1).double()
     assert executed.max() < sizes.chunk
     actor.compute_advantages_and_returns()
-    per_action = 0.5 * np.log(2 * np.pi * np.e) + actor.cfg.model.mlp.log_std_init
+    per_action = 0.5 * np.log(2 * np.pi * np.e) + actor.cfg.model.options.log_std_init
     metrics = actor.run_training(0)["metrics"]
     assert metrics["train/actor/entropy"] == pytest.approx(float(executed.mean()) * per_action, rel=1e-5)
 

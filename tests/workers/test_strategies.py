@@ -27,7 +27,7 @@ CONFIGS = {
         "gym_pendulum_ppo_mlp",
         [
             f"model.num_action_chunks={C}",
-            "model.mlp.hidden_sizes=[16]",
+            "model.options.hidden_sizes=[16]",
             "algorithm.critic_warmup_steps=1",
             "algorithm.update_epochs=2",
             "actor.global_batch_size=4",

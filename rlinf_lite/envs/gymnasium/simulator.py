@@ -6,7 +6,7 @@ Success is `info["success"]` or `info["is_success"]` where an environment report
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -14,28 +14,27 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
-from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError, UnknownEnvError
+from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError
 from rlinf_lite.envs.gymnasium.obs import ObsReader
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
-
-if TYPE_CHECKING:
-    from rlinf_lite.config import EnvConfig
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 
-def make_env(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
-    """`gymnasium.make(cfg.task, **cfg.kwargs)`, once per row. Raises UnknownEnvError, MissingExtraError."""
-    spec = _spec(cfg.task)
+def make_simulator(num_envs: int, task: str, kwargs: Mapping[str, Any]) -> GymnasiumSimulator:
+    """`gymnasium.make(task, **kwargs)`, once per row. Raises UnknownEnvError, MissingExtraError."""
+    spec = _spec(task)
     # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
-    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **cfg.kwargs) for _ in range(num_envs)]
-    return GymnasiumSimulator(envs, cfg.task, max_episode_steps=spec.max_episode_steps)
+    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
+    return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
 
 
 def _spec(task: str) -> Any:
     try:
         return gymnasium.spec(task)
     except gymnasium.error.Error as error:
-        raise UnknownEnvError("env.task", task, gymnasium.registry) from error
+        known = did_you_mean(task, gymnasium.registry)
+        raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
 

@@ -11,9 +11,9 @@ from mani_skill.utils.common import flatten_state_dict
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from rlinf_lite.envs.base import FloatArray
-from rlinf_lite.envs.errors import UnknownEnvError
 from rlinf_lite.envs.gymnasium.simulator import box_actions
 from rlinf_lite.envs.maniskill.setup import Backends
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
     """The bare environment (no wrappers: their only use here, time limits, is ChunkedEnv's). Raises UnknownEnvError."""
     if cfg.task not in REGISTERED_ENVS:
-        raise UnknownEnvError("env.task", cfg.task, REGISTERED_ENVS)
+        known = did_you_mean(cfg.task, REGISTERED_ENVS)
+        raise UnknownEnvError(f"env.task: there is no environment {cfg.task!r}. {known}")
     settings: dict[str, Any] = dict(
         num_envs=num_envs,
-        obs_mode=cfg.maniskill.obs_mode,
-        reward_mode=cfg.maniskill.reward_mode,
+        obs_mode=cfg.options.obs_mode,
+        reward_mode=cfg.options.reward_mode,
         sim_backend=backends.sim,
         render_backend=backends.render,
     )
-    if cfg.maniskill.control_mode is not None:
-        settings["control_mode"] = cfg.maniskill.control_mode
+    if cfg.options.control_mode is not None:
+        settings["control_mode"] = cfg.options.control_mode
     if backends.render != "none":
-        height, width = cfg.maniskill.camera_size
+        height, width = cfg.options.camera_size
         settings["sensor_configs"] = {"height": height, "width": width}
-    return gymnasium.make(cfg.task, **(settings | cfg.kwargs)).unwrapped
+    return gymnasium.make(cfg.task, **(settings | cfg.options.kwargs)).unwrapped
 
 
 def limit_of(task: str) -> int | None:

@@ -35,7 +35,7 @@ class CpuSimulator:
         self._steppers = [Stepper(env) for env in self.envs]
         self._infos: list[dict[str, Any]] = [{} for _ in self.envs]
         self._instruction = instruction_of(cfg.task)
-        self._keep_state = "state" in cfg.maniskill.obs_mode
+        self._keep_state = "state" in cfg.options.obs_mode
 
     @property
     def reports_success(self) -> bool:

@@ -41,7 +41,7 @@ class CudaSimulator:
         self._info: dict[str, Any] = {}
         self._obs: Obs | None = None  # of all rows, since the last step or reset
         self._instruction = instruction_of(cfg.task)
-        self._keep_state = "state" in cfg.maniskill.obs_mode
+        self._keep_state = "state" in cfg.options.obs_mode
 
     @property
     def reports_success(self) -> bool:

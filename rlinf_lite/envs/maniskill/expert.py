@@ -13,8 +13,8 @@ import numpy as np
 
 from rlinf_lite.envs.base import FloatArray
 from rlinf_lite.envs.errors import EnvContractError
+from rlinf_lite.envs.maniskill.card import EXPERT_CONTROL_MODES, EXPERT_TASKS
 
-CONTROL_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 REACH = 0.1  # metres that an action of 1 moves the gripper by
 _ABOVE = 0.08  # how high over the cube the gripper travels
 _ALIGNED = 0.015  # horizontal distance from which it goes down
@@ -36,20 +36,20 @@ def _pick_cube(env: Any) -> tuple[FloatArray, float]:
     return way, OPEN
 
 
-TASKS: dict[str, Callable[[Any], tuple[FloatArray, float]]] = {"PickCube-v1": _pick_cube}
+_EXPERTS: dict[str, Callable[[Any], tuple[FloatArray, float]]] = dict(zip(EXPERT_TASKS, [_pick_cube], strict=True))
 
 
 def expert_action(env: Any, task: str) -> FloatArray:
     """The next action [D] in a CPU-simulated environment. Raises EnvContractError where no expert knows how."""
-    if task not in TASKS or env.control_mode not in CONTROL_MODES:
+    if task not in _EXPERTS or env.control_mode not in EXPERT_CONTROL_MODES:
         raise EnvContractError(
             [
-                f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(TASKS)} under "
-                f"{' and '.join(CONTROL_MODES)}. Name a trained policy in data.teacher_dir."
+                f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(EXPERT_TASKS)} "
+                f"under {' and '.join(EXPERT_CONTROL_MODES)}. Name a trained policy in data.teacher_dir."
             ],
-            "env.maniskill",
+            "env.options",
         )
-    way, gripper = TASKS[task](env)
+    way, gripper = _EXPERTS[task](env)
     action = np.zeros(env.single_action_space.shape, np.float32)
     action[:3], action[-1] = np.clip(way / REACH, -1, 1), gripper
     return action

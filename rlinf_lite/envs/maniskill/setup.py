@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RenderUnavailableError
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import ManiSkillConfig
+    from rlinf_lite.envs.maniskill.card import ManiSkillOptions
 
 _INSTALL = (
     "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: "
     "add the suite bookworm-backports to your apt sources, then apt-get update && "
     "apt-get install -t bookworm-backports libvulkan1 mesa-vulkan-drivers), or train from states: "
-    "env.maniskill.obs_mode=state."
+    "env.options.obs_mode=state."
 )
 
 
@@ -60,7 +60,7 @@ def import_maniskill() -> None:
     logging.getLogger("mani_skill").setLevel(logging.ERROR)
 
 
-def plan_backends(cfg: ManiSkillConfig) -> Backends:
+def plan_backends(cfg: ManiSkillOptions) -> Backends:
     """Resolves `auto`, and puts the inert material in place where nothing can render and no image is asked for.
 
     Raises RenderUnavailableError where images are asked for and no device renders, EnvContractError where CUDA is
@@ -73,7 +73,7 @@ def plan_backends(cfg: ManiSkillConfig) -> Backends:
     elif sim == "physx_cuda" and not has_cuda:
         raise EnvContractError(
             ["sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots."],
-            "env.maniskill",
+            "env.options",
         )
     if cfg.obs_mode == "state":
         if cfg.render_backend in ("cpu", "gpu"):
@@ -84,7 +84,7 @@ def plan_backends(cfg: ManiSkillConfig) -> Backends:
         return Backends(sim, "none")
     if cfg.render_backend == "none":
         raise RenderUnavailableError(
-            f"env.maniskill: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
+            f"env.options: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
         )
     render = cfg.render_backend
     if render == "auto":
@@ -96,7 +96,26 @@ def plan_backends(cfg: ManiSkillConfig) -> Backends:
 def require_renderer(render: str) -> None:
     """Raises RenderUnavailableError, with what to install, unless this backend can render."""
     if not _can_render("cuda" if render == "gpu" else "cpu"):
-        raise RenderUnavailableError(f"env.maniskill: no Vulkan device for render_backend {render}. {_INSTALL}")
+        raise RenderUnavailableError(f"env.options: no Vulkan device for render_backend {render}. {_INSTALL}")
+
+
+def rendered_frame(env_id: str) -> str:
+    """For doctor: render one frame of the first task. Raises where nothing can, or the frame is blank."""
+    import time
+
+    from rlinf_lite.config import EnvConfig
+    from rlinf_lite.envs.registry import make_vec_env
+
+    options = {"obs_mode": "rgb", "camera_size": [128, 128], "sim_backend": "physx_cpu"}
+    cfg = EnvConfig.model_validate({"id": env_id, "options": options})
+    env = make_vec_env(cfg, "train", 1)
+    image = next(iter(env.reset([1])["images"].values()))
+    if image.std() < 1:
+        raise RuntimeError(f"the frame is blank (all pixels near {image.mean():.0f})")
+    started = time.perf_counter()
+    for _ in range(3):
+        env.reset([1])
+    return f"a 128 x 128 frame of {cfg.task} in {1e3 / 3 * (time.perf_counter() - started):.0f} ms, reset included"
 
 
 def material_works() -> bool:

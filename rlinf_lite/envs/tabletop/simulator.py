@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_lite.config.schema import TabletopConfig
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.simulator import StepOutputs
+from rlinf_lite.envs.tabletop.card import CAMERA, Tabletop, TabletopOptions
 from rlinf_lite.envs.tabletop.episodes import Rules, draw
 from rlinf_lite.envs.tabletop.expert import expert_action
 from rlinf_lite.envs.tabletop.language import FAMILIES
 from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, Scene, advance, goals, remaining
 from rlinf_lite.envs.tabletop.render import render
-
-MAX_EPISODE_STEPS = {"pick": 24, "push": 40, "place": 32, "all": 40}
-CAMERA = "top"
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 
 class TabletopSimulator:
@@ -22,19 +20,23 @@ class TabletopSimulator:
 
     reports_success = True
 
-    def __init__(self, num_envs: int, task: str, cfg: TabletopConfig, pairs: str) -> None:
+    def __init__(self, num_envs: int, task: str, options: TabletopOptions, pairs: str) -> None:
+        """Raises UnknownEnvError for a task that is none of the card's."""
+        if task not in Tabletop.tasks:
+            known = did_you_mean(task, Tabletop.tasks)
+            raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}")
         self.num_envs = num_envs
         self.task_id = task
         self.task_ids = [""] * num_envs
-        self.max_episode_steps: int | None = MAX_EPISODE_STEPS[task]
+        self.max_episode_steps: int | None = Tabletop.tasks[task].max_episode_steps
         self.action_low, self.action_high = -np.ones(3, np.float32), np.ones(3, np.float32)
-        self._cfg = cfg
+        self._options = options
         self._rules = Rules(
             families=tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),),
             pairs=pairs,
-            num_blocks=cfg.num_blocks,
-            num_wordings=cfg.num_wordings,
-            shuffle_instructions=cfg.shuffle_instructions,
+            num_blocks=options.num_blocks,
+            num_wordings=options.num_wordings,
+            shuffle_instructions=options.shuffle_instructions,
         )
         self._scene = Scene.empty(num_envs)
         self._sentences = [""] * num_envs
@@ -48,7 +50,7 @@ class TabletopSimulator:
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         """Sparse reward: 1 at the step that succeeds. Dense: the way covered in that step, as well."""
         scene, undecided = self._scene, self._scene.outcome == 0
-        before = remaining(scene) if self._cfg.reward_mode == "dense" else None
+        before = remaining(scene) if self._options.reward_mode == "dense" else None
         advance(scene, actions)
         succeeded = scene.outcome > 0
         out.reward[:] = undecided & succeeded
@@ -59,9 +61,9 @@ class TabletopSimulator:
 
     def observe(self, rows: IntArray) -> Obs:
         obs: Obs = {"instruction": [self._sentences[row] for row in rows.tolist()]}
-        obs["state"] = self._proprio(rows) if self._cfg.obs_mode == "rgb" else self._state(rows)
-        if self._cfg.obs_mode != "state":
-            obs["images"] = {CAMERA: render(self._scene, rows)}
+        obs["state"] = self._proprio(rows) if self._options.obs_mode == "rgb" else self._state(rows)
+        if self._options.obs_mode != "state":
+            obs["images"] = dict.fromkeys(CAMERA, render(self._scene, rows))
         return obs
 
     def expert_actions(self, num_actions: int) -> FloatArray:

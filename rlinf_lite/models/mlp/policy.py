@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
 from rlinf_lite.models.heads import Gaussian
-from rlinf_lite.models.registry import register_policy
+from rlinf_lite.models.mlp.card import MLP
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
 
-@register_policy("mlp_gaussian")
 class MLPGaussianPolicy(Policy):
     """Actor and critic are two MLPs that share nothing; orthogonal initialisation as in CleanRL's PPO.
 
     The network works in normalised actions: [-1, 1] maps onto the environment's bounds. Samples are not squashed: the
     environment clips what lies outside, and log-probabilities are those of the unclipped sample.
     """
+
+    policy_id, card = "mlp_gaussian", MLP
 
     def __init__(
         self,
@@ -74,9 +75,9 @@ class MLPGaussianPolicy(Policy):
             spec.action_high,
             cfg.num_action_chunks,
             cfg.value_type,
-            tuple(cfg.mlp.hidden_sizes),
-            cfg.mlp.activation,
-            cfg.mlp.log_std_init,
+            tuple(cfg.options.hidden_sizes),
+            cfg.options.activation,
+            cfg.options.log_std_init,
             cfg.temperature,
         )
 

@@ -25,8 +25,8 @@ class Normalizer:
         missing = [key for key in (low_name, high_name) if key not in entry]
         if missing:
             raise StatisticsError(
-                f"model.norm_type: {cfg.norm_type} needs {' and '.join(missing)} of {name}, and the statistics have "
-                f"{', '.join(entry) or 'none'}"
+                f"model.options.norm_type: {cfg.norm_type} needs {' and '.join(missing)} of {name}, and the statistics "
+                f"have {', '.join(entry) or 'none'}"
             )
         low, high = np.array(entry[low_name], dtype=np.float64), np.array(entry[high_name], dtype=np.float64)
         if len(low) != num_dims:
@@ -85,7 +85,11 @@ def dataset_statistics(cfg: VLAConfig) -> dict[str, Any]:
     if cfg.unnorm_key is None:
         if len(cfg.norm_stats) == 1:
             return next(iter(cfg.norm_stats.values()))
-        raise StatisticsError(f"model.unnorm_key: is null, and the checkpoint has statistics of {known or 'nothing'}")
+        raise StatisticsError(
+            f"model.options.unnorm_key: is null, and the checkpoint has statistics of {known or 'nothing'}"
+        )
     if cfg.unnorm_key not in cfg.norm_stats:
-        raise StatisticsError(f"model.unnorm_key: the checkpoint has no {cfg.unnorm_key!r}. It has {known or 'none'}")
+        raise StatisticsError(
+            f"model.options.unnorm_key: the checkpoint has no {cfg.unnorm_key!r}. It has {known or 'none'}"
+        )
     return cfg.norm_stats[cfg.unnorm_key]

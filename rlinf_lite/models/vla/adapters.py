@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from rlinf_lite.config.schema import LoraConfig
+from rlinf_lite.models.vla.card import LoraOptions
 
 
 def add_adapters(policy: nn.Module, lora: Mapping[str, Any]) -> None:
-    """Put adapters as `model.lora` has them into `policy`, in place.
+    """Put adapters as `model.options.lora` has them into `policy`, in place.
 
     They, the value head and the modules of `also_train` are all that trains then.
 
@@ -25,13 +25,15 @@ def add_adapters(policy: nn.Module, lora: Mapping[str, Any]) -> None:
     unknown = [name for name in trained if not isinstance(getattr(policy, name, None), nn.Module | nn.Parameter)]
     if unknown:
         known = ", ".join(name for name, _ in policy.named_children())
-        raise ValueError(f"model.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
+        raise ValueError(f"model.options.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
     linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
-    usual = LoraConfig().targets  # of which a policy has those that its architecture has
+    usual = LoraOptions().targets  # of which a policy has those that its architecture has
     unknown = [name for name in lora["targets"] if name not in linears and name not in usual]
     if unknown:
         known = ", ".join(sorted(linears))
-        raise ValueError(f"model.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}")
+        raise ValueError(
+            f"model.options.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}"
+        )
     config = peft.LoraConfig(
         r=lora["rank"],
         lora_alpha=lora["alpha"] or lora["rank"],

@@ -164,8 +164,8 @@ def _write_published(directory: Path, tensors: dict[str, Tensor], origin: Origin
 def _base(origin: Origin) -> Path:
     if origin.weights_dir is None:
         raise ValueError(
-            "model.lora.save_base: false needs base weights in a directory. Start from one (rollout.model_dir), or "
-            "save them with the checkpoint (true)"
+            "model.options.lora.save_base: false needs base weights in a directory. Start from one "
+            "(rollout.model_dir), or save them with the checkpoint (true)"
         )
     return origin.weights_dir.absolute()
 

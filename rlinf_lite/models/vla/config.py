@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rlinf_lite.cards import Observed, Problem, ProblemError
+from rlinf_lite.config.resources import policy_directory
+
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.config.schema import Config, ModelConfig
 
 OPENVLA_PROMPT = "In: What action should the robot take to {instruction}?\nOut: "
 
@@ -45,7 +49,7 @@ class VLAConfig:
     """Image positions start as 2D sines and cosines instead of random numbers."""
 
     lora: dict[str, Any] = field(default_factory=dict)
-    """Adapters within the policy: `rank`, `alpha`, `targets` and `also_train` of `model.lora`; empty: none."""
+    """Adapters within the policy: `rank`, `alpha`, `targets` and `also_train` of `model.options.lora`; empty: none."""
 
     # actions and observations
     action_dim: int = 7
@@ -133,27 +137,30 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
     """`cfg` with what a run's `model` section says of it; null there keeps what is here.
 
     Raises:
-        ValueError: where the weights of `cfg` cannot serve what the run wants.
+        ProblemError: where the weights of `cfg` cannot serve what the run wants.
     """
+    options = model.options
     if cfg.learned_slots and model.num_action_chunks != cfg.num_action_chunks:
-        raise ValueError(
-            f"model.num_action_chunks: is {model.num_action_chunks}, and the policy learned slots for "
-            f"{cfg.num_action_chunks} actions. Set it to {cfg.num_action_chunks}"
+        text = (
+            f"is {model.num_action_chunks}, and the policy learned slots for {cfg.num_action_chunks} actions. Set it "
+            f"to {cfg.num_action_chunks}"
         )
-    if model.use_proprio and not cfg.proprio_dim:
-        raise ValueError(
-            "model.use_proprio: is true, and there is no state to read: the environment gives none, or the checkpoint "
-            "has no proprio projector. Set it to false, or to null"
+        raise ProblemError(Problem("model.num_action_chunks", text))
+    if options.use_proprio and not cfg.proprio_dim:
+        text = (
+            "is true, and there is no state to read: the environment gives none, or the checkpoint has no proprio "
+            "projector. Set it to false, or to null"
         )
+        raise ProblemError(Problem("model.options.use_proprio", text))
     said = {
-        "parallel_decoding": model.parallel_decoding,
-        "append_stop": model.append_stop,
-        "unnorm_key": model.unnorm_key,
-        "norm_type": model.norm_type,
-        "center_crop": model.center_crop,
-        "cameras": None if model.cameras is None else tuple(model.cameras),
-        "max_prompt_length": model.max_prompt_length,
-        "proprio_dim": 0 if model.use_proprio is False else None,
+        "parallel_decoding": options.parallel_decoding,
+        "append_stop": options.append_stop,
+        "unnorm_key": options.unnorm_key,
+        "norm_type": options.norm_type,
+        "center_crop": options.center_crop,
+        "cameras": None if options.cameras is None else tuple(options.cameras),
+        "max_prompt_length": options.max_prompt_length,
+        "proprio_dim": 0 if options.use_proprio is False else None,
     }
     changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     return replace(
@@ -165,8 +172,41 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
     )
 
 
+def vla_config(config: Config, seen: Observed) -> VLAConfig:
+    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it.
+
+    Raises:
+        ProblemError: where the checkpoint cannot serve what the run wants.
+    """
+    saved, model = saved_vla_config(config), config.model
+    if saved is not None:
+        return with_run_settings(saved, model)
+    fresh = replace(
+        preset(model.options.size),
+        action_dim=seen.action_dim,
+        num_action_chunks=model.num_action_chunks,
+        cameras=tuple(seen.cameras),
+        proprio_dim=seen.state_dim if model.options.use_proprio else 0,
+    )
+    return with_run_settings(fresh, model)
+
+
+def saved_vla_config(config: Config) -> VLAConfig | None:
+    """What the checkpoint that a run starts from says of its architecture, if there is one. A published one counts as
+    OpenVLA's 7B with the language model that it names."""
+    path = config.actor.checkpoint_load_path or config.rollout.model_dir
+    file = None if path is None else policy_directory(path) / "config.json"
+    if file is None or not file.is_file():
+        return None
+    content = json.loads(file.read_text())
+    if "rlinf_lite" in content:
+        return VLAConfig.from_dict(content["rlinf_lite"]["settings"])
+    published = preset("7b")
+    return replace(published, text=published.text | content.get("text_config", {}))
+
+
 def preset(size: str) -> VLAConfig:
-    """The architecture that `model.size` names: tiny (0.9 M parameters), small (5 M) or 7b (OpenVLA's)."""
+    """The architecture that `model.options.size` names: tiny (0.9 M parameters), small (5 M) or 7b (OpenVLA's)."""
     return _PRESETS[size]
 
 

@@ -17,12 +17,12 @@ from transformers.initialization import no_init_weights
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
-from rlinf_lite.models.registry import register_policy
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.text.recompute import recompute_in_backward
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
 from rlinf_lite.models.vla.adapters import add_adapters, merge_adapters
+from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
 from rlinf_lite.models.vla.images import normalize_images, resize_images
@@ -39,13 +39,14 @@ class ObservationError(ValueError):
     """An observation that this policy cannot read: no such camera, or images of the wrong type or size."""
 
 
-@register_policy("openvla")
 class OpenVLAPolicy(Policy):
     """Both publications in one class; `cfg.parallel_decoding` says which.
 
     The sequence is `<s>`, the patches of every camera, the robot's state, the left-padded prompt, the action tokens.
     The state that emits a token stands one position before it; the value is read off the one that emits the first.
     """
+
+    policy_id, card = "openvla", OpenVLA
 
     def __init__(self, cfg: VLAConfig, prompts: PromptEncoder | None = None, attn_implementation: str = "sdpa") -> None:
         """Without `prompts` the policy cannot act, but be loaded, inspected and saved."""
@@ -142,7 +143,9 @@ class OpenVLAPolicy(Policy):
     def _camera(self, obs: Mapping[str, Any], name: str) -> Tensor:
         images = obs.get("images", {})
         if name not in images:
-            raise ObservationError(f"model.cameras: there is no {name!r}; the environment has {', '.join(images)}")
+            raise ObservationError(
+                f"model.options.cameras: there is no {name!r}; the environment has {', '.join(images)}"
+            )
         image = np.asarray(images[name])
         if image.dtype != np.uint8:
             raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
@@ -269,11 +272,13 @@ class OpenVLAPolicy(Policy):
         unknown = [name for name in self.cfg.cameras if name not in spec.cameras]
         if unknown:
             has = ", ".join(spec.cameras) or "none"
-            raise ValueError(f"model.cameras: the policy looks through {', '.join(unknown)}; the environment has {has}")
+            raise ValueError(
+                f"model.options.cameras: the policy looks through {', '.join(unknown)}; the environment has {has}"
+            )
         if self.cfg.proprio_dim and spec.state_dim != self.cfg.proprio_dim:
             raise ValueError(
-                f"model.use_proprio: the policy reads {self.cfg.proprio_dim} state numbers, the environment gives "
-                f"{spec.state_dim}"
+                f"model.options.use_proprio: the policy reads {self.cfg.proprio_dim} state numbers, the environment "
+                f"gives {spec.state_dim}"
             )
 
     @classmethod
@@ -281,31 +286,32 @@ class OpenVLAPolicy(Policy):
         statistics = {"min": spec.action_low, "max": spec.action_high}
         tiny = preset("tiny")  # whose tokenizer is the one that is shipped
         fresh = replace(
-            preset(cfg.size),
+            preset(cfg.options.size),
             prompt=tiny.prompt,
             empty_token_id=tiny.empty_token_id,
             action_dim=spec.action_dim,
             num_action_chunks=cfg.num_action_chunks,
             cameras=tuple(spec.cameras),
-            proprio_dim=spec.state_dim or 0 if cfg.use_proprio else 0,
+            proprio_dim=spec.state_dim or 0 if cfg.options.use_proprio else 0,
             norm_stats={"env": {"action": statistics}},
             norm_type="bounds",
         )
         config = with_run_settings(fresh, cfg)
         directory = shipped("assets") / "tiny_tokenizer"
-        policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.attn_implementation)
+        policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.options.attn_implementation)
         policy.origin = Origin.of(directory)
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
     def prepare(self, cfg: ModelConfig) -> Self:
         """Apply what a run says besides the policy's config: adapters, checkpointing, compilation, SFT labels."""
-        self.sft_label_sigma, self.save_base = cfg.sft_label_sigma, cfg.lora.save_base
-        if cfg.lora.rank:
-            self._add_adapters(cfg.lora.model_dump(exclude={"save_base"}))
-        if cfg.gradient_checkpointing:
+        options = cfg.options
+        self.sft_label_sigma, self.save_base = options.sft_label_sigma, options.lora.save_base
+        if options.lora.rank:
+            self._add_adapters(options.lora.model_dump(exclude={"save_base"}))
+        if options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
-        if cfg.compile:
+        if options.compile:
             for unit in self.fsdp_units():
                 unit.compile()
         return self
@@ -316,8 +322,8 @@ class OpenVLAPolicy(Policy):
             self.cfg = replace(self.cfg, lora=lora)
         elif self.cfg.lora != lora:
             raise ValueError(
-                f"model.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or merge "
-                "them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
+                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
+                "merge them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
             )
 
     def merge_adapters(self) -> None:
@@ -349,7 +355,7 @@ class OpenVLAPolicy(Policy):
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors, or saying what is not supported.
-            StatisticsError: where `model.unnorm_key` is none of the statistics.
+            StatisticsError: where `model.options.unnorm_key` is none of the statistics.
             TokenizerError: where the tokenizer does not start or end prompts as the policy needs.
         """
         directory = Path(directory)
@@ -360,7 +366,7 @@ class OpenVLAPolicy(Policy):
             policy = cls(
                 cfg,
                 PromptEncoder.from_directory(directory, cfg) if has_tokenizer else None,
-                "sdpa" if model is None else model.attn_implementation,
+                "sdpa" if model is None else model.options.attn_implementation,
             )
         policy._init_value_head()
         if read_weights:

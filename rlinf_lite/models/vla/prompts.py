@@ -17,7 +17,7 @@ class TokenizerError(ValueError):
 
 
 class PromptTooLongError(ValueError):
-    """A prompt longer than `model.max_prompt_length`, or that than what the language model's context leaves."""
+    """A prompt longer than `model.options.max_prompt_length`, or that than what the language model's context leaves."""
 
 
 class PromptEncoder:
@@ -78,7 +78,7 @@ class PromptEncoder:
         padding = length - len(ids)
         if padding < 0:
             raise PromptTooLongError(
-                f"the prompt of {instruction!r} has {len(ids)} tokens, model.max_prompt_length is {length}. "
+                f"the prompt of {instruction!r} has {len(ids)} tokens, model.options.max_prompt_length is {length}. "
                 f"Raise it to {len(ids)} or more, or shorten the instruction"
             )
         mask = torch.ones(length, dtype=torch.bool)
@@ -95,7 +95,7 @@ def _check_context(cfg: VLAConfig) -> None:
     others = len(cfg.cameras) * cfg.num_patches + cfg.num_action_tokens + (cfg.proprio_dim > 0) + cfg.append_stop
     if cfg.max_prompt_length + others > context:
         raise PromptTooLongError(
-            f"model.max_prompt_length: {cfg.max_prompt_length} tokens, beside {others} of images and actions, do not "
-            f"fit the language model's context of {context}. Use {context - others} or less, fewer cameras or shorter "
-            "chunks"
+            f"model.options.max_prompt_length: {cfg.max_prompt_length} tokens, beside {others} of images and actions, "
+            f"do not fit the language model's context of {context}. Use {context - others} or less, fewer cameras or "
+            "shorter chunks"
         )

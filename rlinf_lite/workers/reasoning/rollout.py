@@ -16,6 +16,7 @@ from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
 from rlinf_lite.generation import Generation, SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.registry import estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast, cast_parameters
@@ -116,7 +117,7 @@ class LanguageRollout(Worker):
             top_p=rollout.top_p,
             n=algorithm.group_size,
             stop_token_ids=stops,
-            add_greedy=algorithm.adv_type == "remax",
+            add_greedy=estimator_needs(algorithm.adv_type).greedy,
         )
 
     def _stream(self, prompts: DataProto) -> Iterator[Generation]:

@@ -1,0 +1,112 @@
+"""ManiSkill's card: options, tasks, what does not fit, and what doctor tries out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlinf_lite.cards import EnvCard, Observed, PositiveInt, Probe, Problem, Section, Task
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config, EnvConfig
+    from rlinf_lite.envs.simulator import Simulator
+
+EXPERT_TASKS = ("PickCube-v1",)
+EXPERT_CONTROL_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
+_ACTION_DIMS = {"pd_joint_delta_pos": 8, "pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4}
+_ONE = {"base_camera": (128, 128)}
+_TWO = {"base_camera": (128, 128), "hand_camera": (128, 128)}
+
+
+class ManiSkillOptions(Section):
+    control_mode: str | None = "pd_joint_delta_pos"
+    """Controller of the robot; null: the task's default."""
+    obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
+    """What the policy sees."""
+    reward_mode: Literal["sparse", "dense", "normalized_dense"] = "normalized_dense"
+    """Reward that the task computes."""
+    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
+    """auto: physx_cuda on an env worker that owns a GPU slot, else physx_cpu."""
+    render_backend: Literal["auto", "cpu", "gpu", "none"] = "auto"
+    """auto: none for state observations, else gpu or cpu (software Vulkan), whichever is there."""
+    camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
+    """Height and width of images."""
+    kwargs: dict[str, Any] = {}
+    """Further arguments of the task, for gymnasium.make."""
+
+
+class ManiSkill(EnvCard):
+    """ManiSkill 3: CPU simulation (one scene per row) or GPU simulation (one batch), state or images."""
+
+    Options = ManiSkillOptions
+    package, extra = "mani_skill", "maniskill"
+    # A test compares these numbers with the simulators. Action dimensions are those of pd_joint_delta_pos.
+    tasks = {
+        "PushCube-v1": Task(50, 35, 8, 25, _ONE),
+        "PickCube-v1": Task(50, 42, 8, 29, _ONE),
+        "StackCube-v1": Task(50, 48, 8, 25, _TWO),
+        "PegInsertionSide-v1": Task(100, 43, 8, 25, _TWO),
+    }
+    has_other_tasks = True
+    simulator_bytes = (440 * 2**20, 2**20)
+    free_options = ("render_backend",)
+    probe_options = {"obs_mode": "state", "sim_backend": "physx_cpu"}
+
+    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> Simulator:
+        """Raises MissingExtraError, UnknownEnvError, RenderUnavailableError, or EnvContractError where an option does
+        not fit."""
+        from rlinf_lite.envs.maniskill.setup import import_maniskill, plan_backends
+
+        import_maniskill()
+        backends = plan_backends(cfg.options)
+        if backends.sim == "physx_cuda":
+            from rlinf_lite.envs.maniskill.cuda import CudaSimulator
+
+            return CudaSimulator(num_envs, cfg, backends)
+        from rlinf_lite.envs.maniskill.cpu import CpuSimulator
+
+        return CpuSimulator(num_envs, cfg, backends)
+
+    def observed(self, task: str, options: ManiSkillOptions) -> Observed | None:
+        found, action_dim = self.tasks.get(task), _ACTION_DIMS.get(str(options.control_mode))
+        if found is None or action_dim is None or options.kwargs:
+            return None
+        cameras = {} if options.obs_mode == "state" else dict.fromkeys(found.cameras, options.camera_size)
+        return Observed(action_dim, found.own_state_dim if options.obs_mode == "rgb" else found.state_dim, cameras)
+
+    def lacks_state(self, options: ManiSkillOptions) -> Problem | None:
+        return Problem("env.options.obs_mode", "rgb has no state") if options.obs_mode == "rgb" else None
+
+    def lacks_expert(self, task: str, options: ManiSkillOptions) -> str | None:
+        control, sim = options.control_mode, options.sim_backend
+        if task in EXPERT_TASKS and control in EXPERT_CONTROL_MODES and sim != "physx_cuda":
+            return None
+        return (
+            f"no scripted expert for {task} under {control} in {sim}: there is one for {', '.join(EXPERT_TASKS)} under "
+            f"{' and '.join(EXPERT_CONTROL_MODES)}, in physx_cpu"
+        )
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        from rlinf_lite.config.plan import slots  # only now: a config is being loaded, or its module would be
+
+        if config.env.options.sim_backend == "physx_cuda" and slots(config.cluster)[0] == "cpu":
+            text = "physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu"
+            yield Problem("env.options.sim_backend", text)
+
+    def probes(self) -> dict[str, Probe]:
+        """A failure of Vulkan is no more than a warning: states, and other environments' images, need no renderer."""
+        release = Path("/etc/os-release")
+        suite = "-t bookworm-backports " if release.is_file() and "bookworm" in release.read_text() else ""
+        return {
+            "maniskill": Probe(
+                "rlinf_lite.cli.probes:simulator",
+                "pip install --force-reinstall 'rlinf_lite[maniskill]'",
+                fixes={"shared object": "apt-get install libgl1 libglib2.0-0 libx11-6"},
+            ),
+            "Vulkan": Probe(
+                "rlinf_lite.envs.maniskill.setup:rendered_frame",
+                f"apt-get install {suite}libvulkan1 mesa-vulkan-drivers",
+                unless="ManiSkill images",
+            ),
+        }

@@ -1,0 +1,67 @@
+"""Tabletop's card: options, tasks, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from rlinf_lite.cards import EnvCard, Int, Observed, Problem, Section, Task
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config, EnvConfig
+    from rlinf_lite.envs.simulator import Simulator
+
+NumBlocks = Annotated[Int, Field(ge=1, le=3)]
+CAMERA = {"top": (64, 64)}
+
+
+class TabletopOptions(Section):
+    obs_mode: Literal["rgb", "state", "rgb+state"] = "rgb"
+    """What the policy sees. rgb: pictures, and the robot's own state; state: everything, as numbers."""
+    reward_mode: Literal["sparse", "dense"] = "sparse"
+    """sparse: 1 at success; dense: the way covered by each step, as well."""
+    num_blocks: tuple[NumBlocks, NumBlocks] = (3, 3)
+    """Fewest and most blocks on the table, drawn per episode (a push has at most 2, a place at least 2)."""
+    num_wordings: Annotated[Int, Field(ge=1, le=4)] = 4
+    """Ways in which an instruction may be put."""
+    eval_pairs: Literal["train", "held_out", "all"] = "train"
+    """Colours that evaluation names. Training never names one colour of each family; held_out: only that one."""
+    shuffle_instructions: bool = False
+    """Give every episode the instruction of another one, to see what language is worth."""
+
+
+class Tabletop(EnvCard):
+    """A small vectorised world for vision-language-action policies, in NumPy alone."""
+
+    Options = TabletopOptions
+    tasks = {
+        "pick": Task(24, 16, 3, 4, CAMERA),
+        "push": Task(40, 16, 3, 4, CAMERA),
+        "place": Task(32, 16, 3, 4, CAMERA),
+        "all": Task(40, 16, 3, 4, CAMERA),
+    }
+    simulator_bytes = (0, 4096)
+    free_options = ("eval_pairs",)
+
+    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> Simulator:
+        from rlinf_lite.envs.tabletop.simulator import TabletopSimulator
+
+        pairs = cfg.options.eval_pairs if split == "eval" else "train"
+        return TabletopSimulator(num_envs, cfg.task, cfg.options, pairs)
+
+    def observed(self, task: str, options: TabletopOptions) -> Observed | None:
+        found = self.tasks.get(task)
+        if found is None:
+            return None
+        state_dim = found.own_state_dim if options.obs_mode == "rgb" else found.state_dim
+        return Observed(found.action_dim, state_dim, {} if options.obs_mode == "state" else dict(found.cameras))
+
+    def lacks_state(self, options: TabletopOptions) -> Problem | None:
+        return Problem("env.options.obs_mode", "rgb has no blocks in its state") if options.obs_mode == "rgb" else None
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        fewest, most = config.env.options.num_blocks
+        if fewest > most:
+            yield Problem("env.options.num_blocks", f"fewest {fewest} is more than most {most}. Use [{most}, {fewest}]")

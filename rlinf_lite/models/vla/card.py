@@ -1,0 +1,100 @@
+"""OpenVLA's card: options, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from rlinf_lite.cards import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Observed,
+    PolicyCard,
+    PositiveInt,
+    Problem,
+    ProblemError,
+    Section,
+)
+from rlinf_lite.models.text.card import AttnImplementation, attention_problems
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config
+    from rlinf_lite.models.base import Policy
+
+
+class LoraOptions(Section):
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: train all weights."""
+    alpha: PositiveInt | None = None
+    """Adapters are scaled by alpha / rank; null: rank."""
+    targets: list[str] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
+        *("fc1", "fc2", "fc3", "lm_head"),
+    ]
+    """Names of the linear layers that get an adapter."""
+    also_train: list[str] = []
+    """Modules that train in full besides the value head, for example proprio_projector."""
+    save_base: bool = True
+    """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
+
+
+class OpenVLAOptions(Section):
+    size: Literal["tiny", "small", "7b"] = "tiny"
+    """From random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint brings its own."""
+    parallel_decoding: bool | None = None
+    """All action tokens in one pass (OpenVLA-OFT), or one by one (OpenVLA). null: the checkpoint's; true."""
+    append_stop: bool | None = None
+    """Keep the stop token behind the action slots. null: the checkpoint's."""
+    unnorm_key: str | None = None
+    """Whose statistics normalise actions. null: the checkpoint's, where it has just one."""
+    norm_type: Literal["bounds_q99", "bounds"] | None = None
+    """Actions span q01 to q99, or min to max. null: the checkpoint's."""
+    center_crop: bool | None = None
+    """Crop images to 90% of their area. null: the checkpoint's; false."""
+    cameras: list[str] | None = None
+    """The environment's cameras, in order. null: the checkpoint's; all."""
+    use_proprio: bool | None = None
+    """The robot's state enters as a token. null: the checkpoint's; false."""
+    max_prompt_length: PositiveInt | None = None
+    """Tokens that every prompt is padded to. null: the checkpoint's."""
+    attn_implementation: AttnImplementation = "sdpa"
+    """Attention kernels."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """torch.compile every layer."""
+    sft_label_sigma: NonNegativeFloat = 0.0
+    """Labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
+    lora: LoraOptions = LoraOptions()
+
+
+class OpenVLA(PolicyCard):
+    """OpenVLA and OpenVLA-OFT: images and an instruction in, action tokens out."""
+
+    Options = OpenVLAOptions
+    free_options = ("attn_implementation", "gradient_checkpointing", "compile", "sft_label_sigma", "lora.save_base")
+
+    def policy_class(self) -> type[Policy]:
+        from rlinf_lite.models.vla.policy import OpenVLAPolicy
+
+        return self.part or OpenVLAPolicy
+
+    def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
+        attn, precision = config.model.options.attn_implementation, config.actor.precision
+        yield from attention_problems("model.options.attn_implementation", attn, precision)
+        if seen is None:
+            return
+        from rlinf_lite.models.vla.config import vla_config
+
+        try:
+            cameras = vla_config(config, seen).cameras
+        except ProblemError as error:
+            yield error.problem
+            return
+        if not seen.cameras or not set(cameras) <= set(seen.cameras):
+            shown = ", ".join(seen.cameras) or "a state alone"
+            yield Problem(
+                "model.options.cameras",
+                f"the policy looks through {', '.join(cameras) or 'cameras'}, and what {config.env.task} shows is "
+                f"{shown}. Set it, or what the environment shows (env.options)",
+            )

@@ -1,0 +1,252 @@
+"""Parts by name, ours and a user's: one registry of each kind, one importer, one "did you mean".
+
+A name is one that is registered, or an import path `pkg.module:attribute`. Ours are registered here, as import paths:
+nothing is loaded before it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar
+
+from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, PolicyCard
+from rlinf_lite.lazy import imports_without_gc
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+P = TypeVar("P")
+_LISTED = 40  # names in a message, at the most
+_EXTRAS = {
+    **dict.fromkeys(("mani_skill", "sapien"), "maniskill"),
+    **dict.fromkeys(("math_verify", "pyarrow"), "math"),
+    **dict.fromkeys(("stable_baselines3", "matplotlib"), "bench"),
+    **{"wandb": "wandb", "flash_attn": "gpu"},
+}
+"""The extra of rlinf_lite that installs a module."""
+
+
+class PartError(ValueError):
+    """A name or import path under which there is no part that can be used."""
+
+
+class PartImportError(PartError, ImportError):
+    """The module is there, and importing it raised; `__cause__` is what."""
+
+
+class UnknownEnvError(PartError):
+    """No environment or task of that name."""
+
+
+class UnknownPolicyError(PartError):
+    """`model.id` names no policy."""
+
+
+class UnknownAlgorithmError(PartError):
+    """A name that no algorithm is registered under."""
+
+
+class UnknownStrategyError(PartError):
+    """`actor.strategy` names nothing."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 2, cutoff: float = 0.6) -> list[str]:
+    """The known names that `name` may have been meant to be, best first."""
+    return difflib.get_close_matches(name, sorted(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean x?`, or the known names where none is near."""
+    known = sorted(known)
+    near = nearest(name, known)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"Known: {', '.join(known[:_LISTED])}{more}."
+
+
+def install_command(extra: str) -> str:
+    """How to install an extra of rlinf_lite, for the end of an error message."""
+    return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+
+
+def is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def import_part(path: str, where: str, error: type[Exception] = PartError) -> Any:
+    """What is at `pkg.module:attribute`. `where` begins the messages.
+
+    Raises:
+        `error`: where there is no such module or attribute.
+        PartImportError: where importing the module raised, with the command that installs what it misses.
+    """
+    module_name, colon, attribute = path.partition(":")
+    if not colon:
+        raise error(f"{where}: {path!r} is no import path. Write pkg.module:function")
+    try:
+        with imports_without_gc():
+            module = importlib.import_module(module_name)
+    except Exception as raised:
+        missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise error(
+                f"{where}: {path} cannot be imported: No module named {missing!r}: is its folder on PYTHONPATH?"
+            ) from raised
+        extra = _EXTRAS.get((missing or "").partition(".")[0])
+        advice = f". {install_command(extra)}" if extra else ""
+        raise PartImportError(
+            f"{where}: {path} cannot be imported: {type(raised).__name__}: {raised}{advice}"
+        ) from raised
+    if not hasattr(module, attribute):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise error(f"{where}: {module_name} has no {attribute!r}. {did_you_mean(attribute, public)}")
+    return getattr(module, attribute)
+
+
+class Entry(NamedTuple):
+    """A registered part, or its import path, and what it needs."""
+
+    part: Any
+    needs: Any = None
+
+
+class Registry:
+    """Parts of one kind. `key` is the config key that names them, `own` the form of a user's import path."""
+
+    def __init__(self, key: str, own: str, error: type[PartError], built_in: Mapping[str, str | Entry]) -> None:
+        self.key, self.own, self.error = key, own, error
+        self.default = next(iter(built_in))
+        """What a config gets that names none."""
+        self._entries = {name: Entry(part) if isinstance(part, str) else part for name, part in built_in.items()}
+
+    def register(self, name: str, needs: Any = None) -> Callable[[P], P]:
+        """A decorator that registers a part. Its module has to be imported wherever the name is used.
+
+        Raises ValueError where the name is taken; the module that took it may replace its own.
+        """
+
+        def add(part: P) -> P:
+            there = self._entries.get(name)
+            if there is not None and _module_of(there.part) != _module_of(part):
+                raise ValueError(f"{self.key}: {name!r} is registered already ({there.part!r}). Choose another name")
+            self._entries[name] = Entry(part, needs)
+            return part
+
+        return add
+
+    def names(self) -> list[str]:
+        """Every registered name."""
+        return sorted(self._entries)
+
+    def get(self, name: str) -> Any:
+        """The part that `name` stands for. Raises the registry's error, or PartImportError."""
+        path = self._entries[name].part if name in self._entries else name
+        if not isinstance(path, str):
+            return path
+        if ":" not in path:
+            raise self.error(
+                f"{self.key}: nothing is registered as {name!r}. {did_you_mean(name, self._entries)} "
+                f"Your own: {self.own}"
+            )
+        return import_part(path, self.key, self.error)
+
+    def needs(self, name: str) -> Any:
+        """What the part said that it needs when it was registered, under any name; None: nothing. Raises as `get`."""
+        if name in self._entries:
+            return self._entries[name].needs
+        part = self.get(name)
+        return next((entry.needs for entry in self._entries.values() if entry.part in (part, name)), None)
+
+
+def _module_of(part: Any) -> str | None:
+    return None if isinstance(part, str) else getattr(part, "__module__", None)
+
+
+# What comes with rlinf_lite. The first of each is what a config gets that names none.
+
+ENVIRONMENTS = Registry(
+    "env.id",
+    "pkg.module:make_env, or a card",
+    UnknownEnvError,
+    {
+        "maniskill": "rlinf_lite.envs.maniskill.card:ManiSkill",
+        "tabletop": "rlinf_lite.envs.tabletop.card:Tabletop",
+        "gymnasium": "rlinf_lite.envs.gymnasium.card:Gymnasium",
+    },
+)
+POLICIES = Registry(
+    "model.id",
+    "pkg.module:Class, or a card",
+    UnknownPolicyError,
+    {
+        "mlp_gaussian": "rlinf_lite.models.mlp.card:MLP",
+        "openvla": "rlinf_lite.models.vla.card:OpenVLA",
+    },
+)
+_GROUPS = EstimatorNeeds(groups=True, whole_episodes=True)
+ESTIMATORS = Registry(
+    "algorithm.adv_type",
+    "pkg.module:function",
+    UnknownAlgorithmError,
+    {
+        "gae": Entry("rlinf_lite.algorithms.advantages:gae", EstimatorNeeds(values=True)),
+        "grpo": Entry("rlinf_lite.algorithms.advantages:grpo", _GROUPS),
+        "rloo": Entry("rlinf_lite.algorithms.advantages:rloo", _GROUPS),
+        "opo": Entry("rlinf_lite.algorithms.advantages:opo", _GROUPS),
+        "remax": Entry("rlinf_lite.algorithms.advantages:remax", EstimatorNeeds(greedy=True)),
+        "reinforce_plus_plus": Entry(
+            "rlinf_lite.algorithms.advantages:reinforce_plus_plus", EstimatorNeeds(whole_episodes=True)
+        ),
+        "reinforce_plus_plus_baseline": Entry("rlinf_lite.algorithms.advantages:reinforce_plus_plus_baseline", _GROUPS),
+    },
+)
+LOSSES = Registry(
+    "algorithm.loss_type",
+    "pkg.module:function",
+    UnknownAlgorithmError,
+    {
+        "ppo": "rlinf_lite.algorithms.losses:ppo",
+        "gspo": "rlinf_lite.algorithms.losses:gspo",
+        "cispo": "rlinf_lite.algorithms.losses:cispo",
+    },
+)
+STRATEGIES = Registry(
+    "actor.strategy",
+    "pkg.module:Class",
+    UnknownStrategyError,
+    {
+        "fsdp": "rlinf_lite.training.strategies:FSDP",
+        "replicated": "rlinf_lite.training.strategies:Replicated",
+    },
+)
+LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
+"""The card of what reasoning runs train; they have no other models."""
+REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES)}
+"""By the key that names their parts."""
+
+
+def env_card(name: str) -> EnvCard:
+    """The card of `env.id`; one that knows nothing for a make_env without. Raises UnknownEnvError, PartImportError."""
+    part = ENVIRONMENTS.get(name)
+    if not callable(part) and not isinstance(part, EnvCard):
+        raise UnknownEnvError(f"env.id: {name} is {part!r}, neither a make_env nor a card")
+    return EnvCard.of(part, name)
+
+
+def policy_card(name: str) -> PolicyCard:
+    """The card of `model.id`; one that knows nothing for a class without. Raises as `env_card`, UnknownPolicyError."""
+    return PolicyCard.of(POLICIES.get(name), name)
+
+
+def language_card() -> Any:
+    """The card whose Options are the `model` section of a reasoning run."""
+    return Card.of(import_part(LANGUAGE_MODEL, "model"), "model")
+
+
+def estimator_needs(name: str) -> EstimatorNeeds:
+    """What `algorithm.adv_type` needs. Raises UnknownAlgorithmError, PartImportError."""
+    needs = ESTIMATORS.needs(name)
+    return EstimatorNeeds() if needs is None else needs
