@@ -95,13 +95,17 @@ def _ranks() -> str:
 
 
 def row(method: str, num_gpus: int) -> str:
-    """A line of the first table."""
-    found = computed(method, num_gpus)
-    device = found.ranks["actor"].held | found.ranks["actor"].working
+    """A line of the first table. More than 2 GPUs divide what 2 do: shards, and the rows of a rollout worker."""
+    found, share = computed(method, min(num_gpus, 2)), min(num_gpus, 2) / num_gpus
+    actor, rollout = found.ranks["actor"], found.ranks["rollout"]
+    parts = {name: actor.held[name] * share for name in ("weights", "AdamW")}
+    parts["gradients"] = actor.working["gradients"] * share
+    parts |= {name: actor.working.get(name, 0) for name in ("gathered layers", "activations")}
+    acting = rollout.held["weights"] + rollout.working["acting"] * share
+    both = sum(parts.values()), acting, sum(parts.values()) + acting
     names = ("weights", "gradients", "AdamW", "gathered layers", "activations")
-    actor, rollout = (found.ranks[name].device_bytes for name in ("actor", "rollout"))
-    parts = [_gib(device.get(name, 0)) for name in names]
-    return "| " + " | ".join([method, str(num_gpus), *parts, *map(_verdict, (actor, rollout, actor + rollout))]) + " |"
+    cells = [method, str(num_gpus), *(_gib(parts[name]) for name in names), *map(_verdict, both)]
+    return "| " + " | ".join(cells) + " |"
 
 
 def _activations() -> str:
@@ -122,11 +126,11 @@ def _samples() -> str:
     )
 
 
-def _gib(count: int) -> str:
+def _gib(count: float) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _verdict(count: int) -> str:
+def _verdict(count: float) -> str:
     return f"**{_gib(count)}**" if count + RESERVED_BYTES <= CARD_BYTES else _gib(count)
 
 
