@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from rlinf_lite.config import load_config
-from rlinf_lite.config.plan import complete_plan
-from rlinf_lite.preview.memory import Estimate, estimate
+from rlinf_lite.config import Config, load_config
+from rlinf_lite.config.plan import complete_plan, observed
+from rlinf_lite.models import build_policy
+from rlinf_lite.preview.fake import count, fake_tensors
+from rlinf_lite.preview.memory import Estimate, estimate, spec_of
 
 OUT = Path(__file__).resolve().parent / "memory.md"
 CONFIG = "tabletop_ppo_vla"
@@ -44,27 +46,41 @@ dimensions, `actor.precision: bf16`, `model.gradient_checkpointing: true`, micro
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
 
 
+def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
+    """With an actor and a rollout worker on each of the GPUs."""
+    slots = f"0-{num_gpus - 1}"
+    settings = [
+        *SETTINGS,
+        *METHODS[method],
+        f"actor.micro_batch_size={MICRO_BATCH}",
+        f"cluster.num_gpus_per_node={num_gpus}",
+        f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
+        *overrides,
+    ]
+    config = load_config(CONFIG, settings)
+    assert isinstance(config, Config)
+    return config
+
+
 @functools.cache
 def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
-    """With an actor and a rollout worker on each of the GPUs; about 10 s."""
-    slots = f"0-{num_gpus - 1}"
-    found = estimate(
-        complete_plan(
-            load_config(
-                CONFIG,
-                [
-                    *SETTINGS,
-                    *METHODS[method],
-                    f"actor.micro_batch_size={MICRO_BATCH}",
-                    f"cluster.num_gpus_per_node={num_gpus}",
-                    f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
-                    *overrides,
-                ],
-            )
-        )
-    )
+    """About 10 s."""
+    found = estimate(complete_plan(config_of(method, num_gpus, *overrides)))
     assert not found.unknown, found.unknown
     return found
+
+
+def counted(method: str, num_gpus: int) -> tuple[str, str, str]:
+    """Weights, gradients and AdamW of an actor, as the first table has them, without running the policy."""
+    config = config_of(method, num_gpus)
+    seen = observed(config)
+    assert seen is not None
+    with fake_tensors():
+        policy = build_policy(config, spec_of(seen), read_weights=False)
+        counts = count(policy, policy.fsdp_units())
+    per_rank = counts.num_bytes, 4 * counts.trained, 8 * counts.trained
+    weights, gradients, moments = (_gib(number / num_gpus) for number in per_rank)
+    return weights, gradients, moments
 
 
 def page() -> str:
