@@ -73,9 +73,9 @@ def main() -> None:
             row = Comparison(what, found / MIB, "measured", peak / MIB, "MiB", off, TOLERANCE, at_least=False)
             report.comparisons.append(row)
         say(f"  {title}: {', '.join(f'{row[1]} {row[4]}' for row in rows if row[0] == title)}")
+        report.write()  # what is measured stays where a later run fails
     columns = ["run", "component", "predicted, MiB", "measured, MiB", "error"]
     print_table("peak resident memory of a worker", columns, rows)
-    report.write()
 
 
 def predict(name: str, overrides: list[str]) -> dict[str, int]:
@@ -100,10 +100,14 @@ def run(name: str, overrides: list[str], steps: int) -> dict[str, list[int]]:
             words = [sys.executable, "-m", "rlinf_lite.cli", command, "--config-name", name, *settings, *overrides]
             process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
             peaks: dict[int, tuple[str, int]] = {}
-            while process.poll() is None:
-                for pid, kind, peak in workers_below(process.pid):
-                    peaks[pid] = (kind, max(peak, peaks.get(pid, ("", 0))[1]))
-                time.sleep(0.1)
+            try:
+                while process.poll() is None:
+                    for pid, kind, peak in workers_below(process.pid):
+                        peaks[pid] = (kind, max(peak, peaks.get(pid, ("", 0))[1]))
+                    time.sleep(0.1)
+            finally:
+                process.terminate()  # where this ends early, the run does; a run that ended hears nothing
+                process.wait()
         if process.returncode:
             raise SystemExit(f"{name} failed with {process.returncode}:\n{log.read_text()[-3000:]}")
     found: dict[str, list[int]] = {}

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from rlinf_lite.config import load_config
-from rlinf_lite.config.plan import complete_plan
-from rlinf_lite.preview.memory import Estimate, estimate
+from rlinf_lite.config import Config, load_config
+from rlinf_lite.config.plan import complete_plan, observed
+from rlinf_lite.models import build_policy
+from rlinf_lite.preview.fake import count, fake_tensors
+from rlinf_lite.preview.memory import Estimate, estimate, spec_of
 
 OUT = Path(__file__).resolve().parent / "memory.md"
 CONFIG = "tabletop_ppo_vla"
@@ -44,27 +46,41 @@ dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
 
 
+def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
+    """With an actor and a rollout worker on each of the GPUs."""
+    slots = f"0-{num_gpus - 1}"
+    settings = [
+        *SETTINGS,
+        *METHODS[method],
+        f"actor.micro_batch_size={MICRO_BATCH}",
+        f"cluster.num_gpus_per_node={num_gpus}",
+        f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
+        *overrides,
+    ]
+    config = load_config(CONFIG, settings)
+    assert isinstance(config, Config)
+    return config
+
+
 @functools.cache
 def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
-    """With an actor and a rollout worker on each of the GPUs; about 10 s."""
-    slots = f"0-{num_gpus - 1}"
-    found = estimate(
-        complete_plan(
-            load_config(
-                CONFIG,
-                [
-                    *SETTINGS,
-                    *METHODS[method],
-                    f"actor.micro_batch_size={MICRO_BATCH}",
-                    f"cluster.num_gpus_per_node={num_gpus}",
-                    f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
-                    *overrides,
-                ],
-            )
-        )
-    )
+    """About 10 s."""
+    found = estimate(complete_plan(config_of(method, num_gpus, *overrides)))
     assert not found.unknown, found.unknown
     return found
+
+
+def counted(method: str, num_gpus: int) -> tuple[str, str, str]:
+    """Weights, gradients and AdamW of an actor, as the first table has them, without running the policy."""
+    config = config_of(method, num_gpus)
+    seen = observed(config)
+    assert seen is not None
+    with fake_tensors():
+        policy = build_policy(config, spec_of(seen), read_weights=False)
+        counts = count(policy, policy.fsdp_units())
+    per_rank = counts.num_bytes, 4 * counts.trained, 8 * counts.trained
+    weights, gradients, moments = (_gib(number / num_gpus) for number in per_rank)
+    return weights, gradients, moments
 
 
 def page() -> str:
@@ -95,13 +111,17 @@ def _ranks() -> str:
 
 
 def row(method: str, num_gpus: int) -> str:
-    """A line of the first table."""
-    found = computed(method, num_gpus)
-    device = found.ranks["actor"].held | found.ranks["actor"].working
+    """A line of the first table. More than 2 GPUs divide what 2 do: shards, and the rows of a rollout worker."""
+    found, share = computed(method, min(num_gpus, 2)), min(num_gpus, 2) / num_gpus
+    actor, rollout = found.ranks["actor"], found.ranks["rollout"]
+    parts = {name: actor.held[name] * share for name in ("weights", "AdamW")}
+    parts["gradients"] = actor.working["gradients"] * share
+    parts |= {name: actor.working.get(name, 0) for name in ("gathered layers", "activations")}
+    acting = rollout.held["weights"] + rollout.working["acting"] * share
+    both = sum(parts.values()), acting, sum(parts.values()) + acting
     names = ("weights", "gradients", "AdamW", "gathered layers", "activations")
-    actor, rollout = (found.ranks[name].device_bytes for name in ("actor", "rollout"))
-    parts = [_gib(device.get(name, 0)) for name in names]
-    return "| " + " | ".join([method, str(num_gpus), *parts, *map(_verdict, (actor, rollout, actor + rollout))]) + " |"
+    cells = [method, str(num_gpus), *(_gib(parts[name]) for name in names), *map(_verdict, both)]
+    return "| " + " | ".join(cells) + " |"
 
 
 def _activations() -> str:
@@ -125,11 +145,11 @@ def _samples() -> str:
     )
 
 
-def _gib(count: int) -> str:
+def _gib(count: float) -> str:
     return f"{count / 2**30:.1f}"
 
 
-def _verdict(count: int) -> str:
+def _verdict(count: float) -> str:
     return f"**{_gib(count)}**" if count + RESERVED_BYTES <= CARD_BYTES else _gib(count)
 
 

@@ -119,8 +119,18 @@ def fake_tensors() -> Iterator[Meter]:
 
     Real ones, such as tables that a class has made at import, are taken for their shapes.
     """
-    meter = Meter()
-    # its loop draws again what falls outside, and asks numbers that are not there whether any does
-    trunc_normal = patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor)
-    with FakeTensorMode(allow_non_fake_inputs=True), meter, trunc_normal:
+    meter, swap = Meter(), torch.utils.swap_tensors
+
+    def swap_changed(old: Tensor, new: Tensor) -> None:
+        """`Module.to` swaps fake parameters, which peft asks for where nothing changes; torch refuses to."""
+        if (old.dtype, old.device) != (new.dtype, new.device):
+            swap(old, new)
+
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        meter,
+        patch.object(torch.utils, "swap_tensors", swap_changed),
+        # its loop draws again what falls outside, and asks numbers that are not there whether any does
+        patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
+    ):
         yield meter

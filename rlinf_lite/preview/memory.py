@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlinf_lite.config.plan import Plan, observed, slots
+from rlinf_lite.config.plan import Observed, Plan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.reasoning_checks import ReasoningPlan
 from rlinf_lite.config.resources import policy_directory
@@ -117,6 +117,12 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
 # policies
 
 
+def spec_of(seen: Observed) -> EnvSpec:
+    """What a policy is built for; bounds and time limits are not known yet, and change no size."""
+    bounds = [-1.0] * seen.action_dim, [1.0] * seen.action_dim
+    return EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, True)
+
+
 def _built(config: Config, spec: EnvSpec) -> Policy:
     with imports_without_gc():
         from rlinf_lite.models import build_policy
@@ -138,8 +144,7 @@ def _embodied(plan: Plan) -> Estimate:
     if seen is None or plan.num_samples is None:
         found.unknown.append(f"known once {config.env.task} and {config.model.id} are built")
         return found
-    bounds = [-1.0] * seen.action_dim, [1.0] * seen.action_dim  # as the time limit, not known yet, and change no size
-    spec = EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, True)
+    spec = spec_of(seen)
     name = config.model.id
     with fake_tensors() as meter:
         policy = found.attempt(

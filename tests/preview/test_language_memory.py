@@ -63,9 +63,6 @@ def test_parameters_are_those_of_the_model(size: str) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activations_are_those_of_a_real_pass(checkpointing: bool) -> None:
     found = estimate_of(TINY, f"model.gradient_checkpointing={checkpointing}", "rollout.temperature=0.9")
-    model = CausalLM.from_config(preset("tiny"))
-    if checkpointing:
-        model.gradient_checkpointing_enable()
     rows, columns = 4096 // 88, 88
 
     def loss() -> Tensor:
@@ -75,8 +72,11 @@ def test_activations_are_those_of_a_real_pass(checkpointing: bool) -> None:
         return output.logprobs.sum() + output.entropy.sum()
 
     with Meter() as meter:
+        model = CausalLM.from_config(preset("tiny"))
+        if checkpointing:
+            model.gradient_checkpointing_enable()
         measured = meter.activations(model, loss)
-    assert found.ranks["actor"].working["activations"] == pytest.approx(measured, rel=0.05)
+    assert found.ranks["actor"].working["activations"] == pytest.approx(measured, rel=0.02)
 
 
 def test_the_dry_run_says_what_each_role_needs() -> None:

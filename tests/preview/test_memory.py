@@ -150,18 +150,17 @@ def test_activations_are_those_of_a_real_pass(overrides: list[str], precision: s
     """The same bytes are counted of tensors that have numbers, within 2%."""
     settings = [*overrides, f"actor.precision={precision}", "actor.micro_batch_size=16"]
     config = load(*settings)
-    policy = build(config)
-    with torch.no_grad():
-        acted = policy.predict_action_batch(random_obs(spec_of(config), rows=16))
-    inputs = {name: x.clone() for name, x in acted.forward_inputs.items()}
-
-    def loss() -> Tensor:
-        copies = {name: x.clone() for name, x in inputs.items()}
-        with autocast("cpu", precision):
-            output = policy.train()(copies)
-        return output.logprobs.sum() + output.entropy.sum() + output.values.sum()
-
     with Meter() as meter:
+        policy = build(config)
+        with torch.no_grad():
+            inputs = policy.predict_action_batch(random_obs(spec_of(config), rows=16)).forward_inputs
+
+        def loss() -> Tensor:
+            copies = {name: x.clone() for name, x in inputs.items()}
+            with autocast("cpu", precision):
+                output = policy.train()(copies)
+            return output.logprobs.sum() + output.entropy.sum() + output.values.sum()
+
         measured = meter.activations(policy, loss)
     assert working(estimate_of(*settings), "activations") == pytest.approx(measured, rel=0.02)
 
