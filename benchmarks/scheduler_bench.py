@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -152,9 +155,26 @@ class Contest:
         stop_group(group)
         return took
 
-    def bare_launch(self) -> float:
+    def group_restart(self) -> float:
+        """From the kill on, which a call that waits notices."""
+        self.num_launches += 1
+        group = self.launch(f"launch{self.num_launches}", 2)
         start = time.perf_counter()
-        actors = [self.bare.remote() for _ in range(2)]
+        os.kill(group.members[0].pid, signal.SIGKILL)
+        with suppress(self.module.WorkerDiedError):
+            group.noop().wait()
+        group.restart(0)
+        group.noop().wait()
+        took = time.perf_counter() - start
+        stop_group(group)
+        return took
+
+    def bare_restart(self) -> float:
+        return self.bare_launch(1)
+
+    def bare_launch(self, count: int = 2) -> float:
+        start = time.perf_counter()
+        actors = [self.bare.remote() for _ in range(count)]
         ray.get([actor.noop.remote() for actor in actors], timeout=LAUNCH_TIMEOUT_S)
         took = time.perf_counter() - start
         for actor in actors:
@@ -212,7 +232,14 @@ def measure(contest: Contest, report: Report, repeats: int) -> None:
     say("launch of 2 workers that import torch, to the first call done")
     took = interleaved({"launch/group": contest.group_launch, "launch/bare": contest.bare_launch}, repeats, unit="s")
     rows.keep(took)
-    rows.add(compare("launch, 2 workers, s", took, "two bare actors", 1.5, lambda ours, other: ours / other, "s"))
+    rows.add(compare("launch, 2 workers, s", took, "two bare actors", 0.3, lambda ours, other: ours / other, "s"))
+
+    say("a killed worker that imports torch, to the first call of the one in its place done")
+    took = interleaved(
+        {"restart/group": contest.group_restart, "restart/bare": contest.bare_restart}, repeats, unit="s"
+    )
+    rows.keep(took)
+    rows.add(compare("a killed worker, s", took, "a bare actor", 1.5, lambda ours, _: ours, "s"))
 
     contest.open()
     say("group call, 2 workers, no payload")

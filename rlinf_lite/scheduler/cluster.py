@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -127,7 +128,7 @@ class Cluster:
                     self._env_vars[rank].update(group.env_vars)
 
             # connect to Ray, or start it
-            self._forked = ForkedWorkers(dirs.temp) if forked_workers else None
+            self._forked = ForkedWorkers(dirs.temp) if forked_workers and sys.platform == "linux" else None
             self._is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
 
             # know the nodes and what a slot is

@@ -12,8 +12,8 @@ import sys
 
 PLAIN = "RLINF_LITE_PLAIN_WORKER"
 """Tells a worker that was to be forked, and could not be, why."""
-ANSWER_S = 60.0
-"""How long the warm process may take: at first it imports torch."""
+ANSWER_S = 30.0
+"""How long the warm process may take: at first it imports torch. Ray gives up a worker that is not there in 60 s."""
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language="
 
@@ -30,7 +30,7 @@ def main() -> None:
         if not socket.endswith(".sock") or __file__ not in python or any(context.values()):
             _run_as_ray_does(arguments)
         arguments = [socket, *(item for item in arguments if not item.startswith((_CONTEXT, _LANGUAGE)))]
-    reason = ask_for_fork(*arguments[:1], arguments[1:])
+    reason = ask_for_fork(arguments[0], arguments[1:])
     os.environ[PLAIN] = reason
     os.execv(sys.executable, [sys.executable, *arguments[1:]])
 

@@ -19,7 +19,7 @@ import pytest
 from rlinf_lite.scheduler import Cluster, Worker, WorkerDiedError, setup_worker, warm
 from rlinf_lite.scheduler.forked import SETUP_SCRIPT, WarmProcess
 
-WAIT_S = 20.0
+WAIT_S = 30.0
 BY_IMPORTS = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 """Variables that torch and what it imports set."""
 
@@ -60,7 +60,7 @@ def start(
     """Run a script as Ray runs its own, and wait until whoever runs it has closed its output."""
     command = [sys.executable, "-IS", SETUP_SCRIPT, process.socket, str(script), *arguments]
     return subprocess.run(
-        command, env=environment() | (env or {}), capture_output=True, text=True, timeout=WAIT_S * 3, **options
+        command, env=environment() | (env or {}), capture_output=True, text=True, timeout=4 * WAIT_S, **options
     )
 
 
@@ -245,9 +245,9 @@ class Sleeper(Worker):
 cluster = Cluster(num_gpus_per_node=2, accelerator="cpu", log_to_driver=False)
 group = Sleeper.create_group().launch(cluster, "0-1", name="sleeper")
 pids = group.pid().wait()
-group.sleep()
+handle = group.sleep()
 print(get_context().temp_dir, _of_our_ray()["RAY_RAYLET_PID"], *pids, flush=True)
-time.sleep(1000)
+handle.wait()
 """
 
 
@@ -262,8 +262,8 @@ def test_nothing_is_left_of_a_killed_driver_or_node(victim: str, tmp_path: Path)
         [warm_pid] = warm_pids(directory)
         assert len(workers) == 2
         os.kill(driver.pid if victim == "driver" else int(raylet), signal.SIGKILL)
-        for pid in (warm_pid, *map(int, workers)):
-            wait_until(lambda pid=pid: not is_alive(pid), f"process {pid} to be gone with the {victim}")  # type: ignore[misc]
+        wait_until(lambda: not is_alive(warm_pid), f"the warm process to be gone with the {victim}")
+        wait_until(lambda: not any(is_alive(int(pid)) for pid in workers), f"the workers to be gone with the {victim}")
     finally:
         driver.kill()
         driver.communicate()
