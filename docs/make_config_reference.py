@@ -27,7 +27,7 @@ HEAD = """# Config reference
 
 Every key of a config: from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
 `runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py), and from the
-cards of the environments and policies that come with rlinf_lite. The defaults here are theirs; the files under `configs/`
+cards of environments and policies that come with rlinf_lite. The defaults here are theirs; the files under `configs/`
 set others on top ([how configs compose](configuration.md)). Written by `python docs/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
