@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.plan import TASKS, complete_plan, observed
+from rlinf_lite.config.plan import complete_plan, observed
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_vec_env
 from rlinf_lite.models import Policy, policy_class
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.preview.footprint import policy_sizes
 from rlinf_lite.preview.memory import estimate
+from rlinf_lite.registry import ENVIRONMENTS, env_card
 from rlinf_lite.workers.messages import StepResult
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
@@ -72,6 +73,7 @@ def test_it_needs_no_torch() -> None:
     assert done.stdout == f"{sizes_of(load(*VLA)).parameters} False\n", done.stderr
 
 
+TASKS = {(env_id, name): task for env_id in ENVIRONMENTS.names() for name, task in env_card(env_id).tasks.items()}
 SEEN = [(*task, "state") for task in TASKS]
 SEEN += [(*task, "rgb") for task in TASKS if task[1] in ("pick", "all", "PickCube-v1", "StackCube-v1")]
 SEEN += [("tabletop", "pick", "rgb+state")]
@@ -85,8 +87,9 @@ def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) 
         import_maniskill()
         if not material_works():
             pytest.skip("NO VULKAN DEVICE: sizes of image observations are NOT compared (docs/environments.md)")
-    modes = [f"env.{name}.obs_mode={obs_mode}" for name in ("tabletop", "maniskill")]
-    config = load(f"env.id={env_id}", f"env.task={task}", *modes, "model.id=my_pkg.mine:Policy")
+    modes = [f"env.options.obs_mode={obs_mode}"] * (env_card(env_id).Options is not None)
+    policy = "examples.embodiment.custom_policy:SquashedGaussianPolicy"
+    config = load(f"env.id={env_id}", f"env.task={task}", *modes, f"model.id={policy}")
     env = make_vec_env(config.env, "train", 1)
     spec, seen = get_env_spec(env, env.reset([1])), observed(config)
     assert seen is not None
