@@ -47,7 +47,7 @@ def reference() -> str:
     parts.append("# Of reasoning runs\n\nSections that are not listed here are as above.")
     cards = built_in_cards(ReasoningConfig)
     for name, field in ReasoningConfig.model_fields.items():
-        section = cards[name][0].Options if name in cards else _section(field)
+        section = (cards[name][0].Options if name in cards else None) or _section(field)
         if name not in Config.model_fields or section is not _section(Config.model_fields[name]):
             parts += [f"## {name} (reasoning)", _table(list(_rows(section, f"{name}.")))]
     for title, model in LIST_ITEMS.items():

@@ -6,19 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from rlinf_lite.cards import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, UnitFloat
 from rlinf_lite.config.schema import (
     BaseAlgorithmConfig,
     BaseConfig,
     ClusterConfig,
-    NonNegativeFloat,
-    NonNegativeInt,
     OptimConfig,
     PlacementSpec,
-    PositiveFloat,
-    PositiveInt,
-    Section,
     TrainConfig,
-    UnitFloat,
 )
 from rlinf_lite.registry import STRATEGIES, language_card
 
