@@ -27,9 +27,8 @@ HEAD = """# Config reference
 
 Every key of a config: from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
 `runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py), and from the
-cards of the environments and policies that come with rlinf_lite. The defaults here are theirs; the files under
-`configs/` set others on top ([how configs compose](configuration.md)). Written by
-`python docs/make_config_reference.py`.
+cards of environments and policies that come with rlinf_lite. The defaults here are theirs; the files under `configs/`
+set others on top ([how configs compose](configuration.md)). Written by `python docs/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
     "An entry of `cluster.node_groups`": NodeGroup,
@@ -48,7 +47,7 @@ def reference() -> str:
     parts.append("# Of reasoning runs\n\nSections that are not listed here are as above.")
     cards = built_in_cards(ReasoningConfig)
     for name, field in ReasoningConfig.model_fields.items():
-        section = cards[name][0].Options if name in cards else _section(field)
+        section = (cards[name][0].Options if name in cards else None) or _section(field)
         if name not in Config.model_fields or section is not _section(Config.model_fields[name]):
             parts += [f"## {name} (reasoning)", _table(list(_rows(section, f"{name}.")))]
     for title, model in LIST_ITEMS.items():

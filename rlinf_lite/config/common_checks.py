@@ -29,8 +29,8 @@ def _name_rule(key: str) -> None:
     @rule(key)
     def names_stand_for_parts(config: Any, plan: Any) -> Iterator[Problem]:
         name = getattr(getattr(config, section, None), last, None)
-        if name is None:
-            return  # a key of other runs
+        if name is None or name in REGISTRIES[key].names():  # None: a key of other runs
+            return
         try:
             card_of(name)
         except PartError as error:

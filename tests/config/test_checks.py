@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from rlinf_lite import registry
-from rlinf_lite.algorithms import register_advantage
-from rlinf_lite.config import ConfigError, load_config, resources
+from rlinf_lite.algorithms import needs_values, register_advantage
+from rlinf_lite.config import ConfigError, ReasoningConfig, load_config, resources
+from rlinf_lite.config.roles import fused_roles, roles_of
+from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.registry import REGISTRIES
 from rlinf_lite.training.minibatches import minibatches
 
 YAML = Path(__file__).parent / "yaml"
 PPO = str(YAML / "ppo.yaml")  # 32 envs, 2 env workers, 2 stages, T = 64, batches of 512
 GRPO = str(YAML / "grpo.yaml")  # groups of 8, episodes of 50
+REASONING = str(YAML / "reasoning.yaml")
 HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
@@ -303,6 +306,23 @@ def test_unknown_names_get_the_nearest(override: str, expected: str) -> None:
 def test_names_registered_in_this_process_are_known() -> None:
     register_advantage("test_checks_estimator")(lambda inputs, cfg: None)  # type: ignore[return-value]
     assert problems_of(PPO, "algorithm.adv_type=test_checks_estimator") == []
+
+
+def test_checks_launching_and_dry_run_ask_an_estimator_alike_what_it_needs() -> None:
+    register_advantage("test_checks_critic", needs_values=True)(lambda inputs, cfg: None)  # type: ignore[return-value]
+    register_advantage("test_checks_groups", needs_groups=True, whole_episodes=True)(
+        lambda inputs, cfg: None  # type: ignore[return-value]
+    )
+    warm = ["algorithm.adv_type=test_checks_critic", "algorithm.critic_warmup_steps=2"]
+    assert problems_of(PPO, *warm) == [] and needs_values("test_checks_critic")
+    [problem] = problems_of(PPO, "algorithm.adv_type=test_checks_critic", "model.value_type=action_level")
+    assert "and test_checks_critic subtracts one from the other" in problem
+    reasoning = load_config(REASONING, warm)
+    assert isinstance(reasoning, ReasoningConfig) and "critic" in roles_of(reasoning)
+    assert "critic" in fused_roles(load_config(REASONING, [*warm, "cluster.fuse='actor,rollout,critic'"]))  # type: ignore[arg-type]
+    assert "  critic " in describe(reasoning)
+    found = problems_of(PPO, "algorithm.adv_type=test_checks_groups")
+    assert [text.partition(":")[0] for text in found] == ["algorithm.group_size", "env.train.auto_reset"]
 
 
 def test_the_built_in_names_stand_for_parts() -> None:

@@ -21,10 +21,10 @@ from rlinf_lite.envs import (
     MissingExtraError,
     UnknownEnvError,
     check_env,
-    env_names,
     make_vec_env,
     register_env,
 )
+from rlinf_lite.registry import ENVIRONMENTS, PartImportError
 from tests.envs.toy import ToySimulator
 
 CUSTOM = "examples.embodiment.custom_env:PuckPush"
@@ -38,7 +38,7 @@ def test_custom_env_in_one_file(repo: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.syspath_prepend(str(repo))
     env = make_vec_env(custom(num_envs=4), "train", 4)
     assert check_env(env) == []
-    assert "puck_push" in env_names()
+    assert "puck_push" in ENVIRONMENTS.names()
     by_name = make_vec_env(custom().model_copy(update={"id": "puck_push"}), "eval", 4)
     assert isinstance(by_name, ChunkedEnv) and not by_name.auto_reset  # the rules of env.eval
     obs = by_name.reset(seeds=range(4))
@@ -72,8 +72,15 @@ def test_unknown_names_get_the_nearest(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Did you mean maniskill" in wrong("manyskill")
     assert "is its folder on PYTHONPATH" in wrong("my_tusk:make_env")
     assert "Did you mean make_env" in wrong("my_task:make_evn")
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+    with pytest.raises(
+        PartImportError, match="ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
+    ) as of:
         make_vec_env(EnvConfig(id="broken_task:make_env"), "train", 1)
+    assert isinstance(of.value.__cause__, ModuleNotFoundError)
+    (tmp_path / "heavy_task.py").write_text("import mani_skill_of_another_name\n")
+    (tmp_path / "mani_skill_of_another_name.py").write_text("raise ModuleNotFoundError('no', name='sapien')\n")
+    with pytest.raises(PartImportError, match=r"pip install 'rlinf_lite\[maniskill\]'"):
+        make_vec_env(EnvConfig(id="heavy_task:make_env"), "train", 1)
 
 
 def test_what_make_env_may_return() -> None:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from examples.embodiment.custom_policy import SquashedGaussianPolicy
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.plan import TASKS, complete_plan, observed
+from rlinf_lite.config.plan import complete_plan, observed
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_vec_env
 from rlinf_lite.models import ActionOutput, Policy, PolicyOutput, build_policy, policy_class
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.preview.fake import Meter, count, fake_tensors
 from rlinf_lite.preview.memory import Estimate, estimate
+from rlinf_lite.registry import ENVIRONMENTS, env_card
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.workers.messages import StepResult
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
@@ -65,6 +66,7 @@ def working(found: Estimate, part: str) -> int:
     return found.ranks["actor"].working[part]
 
 
+TASKS = {(env_id, name): task for env_id in ENVIRONMENTS.names() for name, task in env_card(env_id).tasks.items()}
 SEEN = [(*task, "state") for task in TASKS]
 SEEN += [(*task, "rgb") for task in TASKS if task[1] in ("pick", "all", "PickCube-v1", "StackCube-v1")]
 SEEN += [("tabletop", "pick", "rgb+state")]
@@ -78,8 +80,9 @@ def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) 
         import_maniskill()
         if not material_works():
             pytest.skip("NO VULKAN DEVICE: sizes of image observations are NOT compared (docs/environments.md)")
-    modes = [f"env.{name}.obs_mode={obs_mode}" for name in ("tabletop", "maniskill")]
-    config = load(f"env.id={env_id}", f"env.task={task}", *modes, "model.id=my_pkg.mine:Policy")
+    modes = [f"env.options.obs_mode={obs_mode}"] * (env_card(env_id).Options is not None)
+    policy = "examples.embodiment.custom_policy:SquashedGaussianPolicy"
+    config = load(f"env.id={env_id}", f"env.task={task}", *modes, f"model.id={policy}")
     env = make_vec_env(config.env, "train", 1)
     spec, seen = get_env_spec(env, env.reset([1])), observed(config)
     assert seen is not None
