@@ -174,12 +174,10 @@ class EnvCard(Card):
 class PolicyCard(Card):
     """A policy's card. A Policy class carries it as its attribute `card`, or the card names the class."""
 
+    policy: str = ""
+    """Import path, `pkg.module:Class`, of the subclass of `rlinf_lite.models.Policy`."""
     reads_state: bool = False
     """The state is all that the policy sees."""
-
-    def policy_class(self) -> Any:
-        """The subclass of `rlinf_lite.models.Policy`; imports it."""
-        return self.part
 
     def problems(self, config: Any, seen: Observed | None) -> Iterator[Problem]:
         """All that is wrong with a run's config (a Config) for this policy; `seen` is what the environment shows."""

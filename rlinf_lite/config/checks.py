@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import rlinf_lite.config.common_checks  # noqa: F401  (adds its rules)
 from rlinf_lite.cards import EnvCard, Problem
+from rlinf_lite.config import common_checks  # noqa: F401  (adds its rules)
 from rlinf_lite.config.names import COMPONENTS, ROLES, needs_of
 from rlinf_lite.config.placing import placements
 from rlinf_lite.config.plan import Plan, episode_steps, observed

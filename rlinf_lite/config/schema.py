@@ -21,7 +21,7 @@ from rlinf_lite.cards import (
     Section,
     UnitFloat,
 )
-from rlinf_lite.registry import ENVIRONMENTS, ESTIMATORS, LOSSES, POLICIES, PartError, env_card, policy_card
+from rlinf_lite.registry import ENVIRONMENTS, ESTIMATORS, LOSSES, POLICIES, STRATEGIES, PartError, env_card, policy_card
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 Seed = Annotated[Int, Field(ge=0, lt=2**63)]  # what every generator takes
@@ -299,7 +299,7 @@ class TrainConfig(Section):
     """Samples (decisions) per optimizer update, over all actor ranks."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Parameter and compute type of forward and backward; the optimizer's copy is fp32."""
-    strategy: str = "fsdp"
+    strategy: str = STRATEGIES.default
     """How a model that trains lies over several ranks: fsdp (in shards), replicated (whole on each, quickest for small
     models), or `pkg.module:Class`; of language models the critic and the reference too."""
     num_threads: PositiveInt | None = None

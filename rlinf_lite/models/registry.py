@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
-from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card
+from rlinf_lite.registry import POLICIES, UnknownPolicyError, import_part, policy_card
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -33,7 +33,8 @@ def policy_class(policy_id: str) -> type[Policy]:
         UnknownPolicyError: with the nearest registered name, or what is no policy.
         PartImportError: where its module cannot be imported.
     """
-    cls = policy_card(policy_id).policy_class()
+    card = policy_card(policy_id)
+    cls = card.part or import_part(card.policy, "model.id", UnknownPolicyError)
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise UnknownPolicyError(f"model.id: {policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy")
     cls.policy_id = policy_id

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rlinf_lite.cards import Float, PolicyCard, PositiveInt, Section
-
-if TYPE_CHECKING:
-    from rlinf_lite.models.base import Policy
 
 
 class MLPOptions(Section):
@@ -23,9 +20,5 @@ class MLP(PolicyCard):
     """A Gaussian policy of multi-layer perceptrons, for state observations."""
 
     Options = MLPOptions
+    policy = "rlinf_lite.models.mlp.policy:MLPGaussianPolicy"
     reads_state = True
-
-    def policy_class(self) -> type[Policy]:
-        from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
-
-        return self.part or MLPGaussianPolicy

@@ -19,7 +19,6 @@ from rlinf_lite.models.text.card import AttnImplementation, attention_problems
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
-    from rlinf_lite.models.base import Policy
 
 
 class LoraOptions(Section):
@@ -71,13 +70,9 @@ class OpenVLAOptions(Section):
 class OpenVLA(PolicyCard):
     """OpenVLA and OpenVLA-OFT: images and an instruction in, action tokens out."""
 
+    policy = "rlinf_lite.models.vla.policy:OpenVLAPolicy"
     Options = OpenVLAOptions
     free_options = ("attn_implementation", "gradient_checkpointing", "compile", "sft_label_sigma", "lora.save_base")
-
-    def policy_class(self) -> type[Policy]:
-        from rlinf_lite.models.vla.policy import OpenVLAPolicy
-
-        return self.part or OpenVLAPolicy
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
         attn, precision = config.model.options.attn_implementation, config.actor.precision
