@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import EnvCard, Observed, PositiveInt, Probe, Problem, Section, Task
+from rlinf_lite.envs.maniskill.tasks import EXPERT_CONTROL_MODES, EXPERT_TASKS
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config, EnvConfig
     from rlinf_lite.envs.simulator import Simulator
 
-EXPERT_TASKS = ("PickCube-v1",)
-EXPERT_CONTROL_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 _ACTION_DIMS = {"pd_joint_delta_pos": 8, "pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4}
 _ONE = {"base_camera": (128, 128)}
 _TWO = {"base_camera": (128, 128), "hand_camera": (128, 128)}

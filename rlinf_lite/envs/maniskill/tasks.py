@@ -1,9 +1,11 @@
-"""What ManiSkill's tasks are called in words, for policies that read instructions."""
+"""What ManiSkill's tasks are called in words, for policies that read instructions, and which have an expert."""
 
 from __future__ import annotations
 
 import re
 
+EXPERT_TASKS = ("PickCube-v1",)
+EXPERT_CONTROL_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 _INSTRUCTIONS = {
     "PickCube-v1": "pick up the red cube and move it to the green goal",
     "PushCube-v1": "push the blue cube to the red and white target",
