@@ -107,7 +107,7 @@ class Meter(TorchDispatchMode):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         handles = [parameter.register_post_accumulate_grad_hook(drop) for parameter in trained]
         try:
-            return self.peak_of(lambda: loss().backward())[1]  # type: ignore[no-untyped-call]
+            return self.peak_of(lambda: loss().backward())[1]
         finally:
             for handle in handles:
                 handle.remove()

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlinf_lite.config.plan import Observed, Plan, observed, slots
+from rlinf_lite.cards import Observed
+from rlinf_lite.config.plan import Plan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.reasoning_checks import ReasoningPlan
 from rlinf_lite.config.resources import policy_directory

@@ -44,7 +44,11 @@ class KnownRay:
 
 @contextmanager
 def local_ray(
-    temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool, meanwhile: Callable[[], None]
+    temp_dir: str,
+    num_slots: int,
+    num_gpus: int | None,
+    log_to_driver: bool,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Runs for as long as the block. `meanwhile`: starts what takes long and needs the environment of Ray's workers.
 

@@ -319,7 +319,7 @@ def test_checks_launching_and_dry_run_ask_an_estimator_alike_what_it_needs() -> 
     assert "and test_checks_critic subtracts one from the other" in problem
     reasoning = load_config(REASONING, warm)
     assert isinstance(reasoning, ReasoningConfig) and "critic" in roles_of(reasoning)
-    assert "critic" in fused_roles(load_config(REASONING, [*warm, "cluster.fuse='actor,rollout,critic'"]))  # type: ignore[arg-type]
+    assert "critic" in fused_roles(load_config(REASONING, [*warm, "cluster.fuse='actor,rollout,critic'"]))
     assert "  critic " in describe(reasoning)
     found = problems_of(PPO, "algorithm.adv_type=test_checks_groups")
     assert [text.partition(":")[0] for text in found] == ["algorithm.group_size", "env.train.auto_reset"]
