@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from rich.table import Table
 from rlinf_lite.control.backends import ContextBackend, DirectoryBackend, KVBackend
 from rlinf_lite.control.context import ContextError, JobContext
 from rlinf_lite.jobs.submit import JobHandle, find_jobs
+from rlinf_lite.registry import nearest
 from rlinf_lite.report.axes import duration
 from rlinf_lite.scheduler import ClusterError, SchedulerError
 from rlinf_lite.scheduler.local_ray import KnownRay, find_local_rays, joined_ray
@@ -221,7 +221,7 @@ def _pick(options: argparse.Namespace) -> Found:
         which = ", ".join(f"{found.context.name} ({found.ray.address if found.ray else 'ended'})" for found in matching)
         raise SchedulerError(f"{name!r} is how several jobs' names start: {which}; say more, or --address")
     names = sorted({found.context.name for found in jobs})
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
+    near = nearest(name, names, count=3, cutoff=0.4) or names[:5]
     hint = f"The nearest: {', '.join(near)}" if near else "There are no jobs"
     raise SchedulerError(f"there is no job named {name!r}. {hint}")
 

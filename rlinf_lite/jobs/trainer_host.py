@@ -3,7 +3,6 @@ can; and how the job's master starts that process and hears of its end."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -22,6 +21,7 @@ from rlinf_lite.jobs.placement import place_roles
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
+from rlinf_lite.registry import did_you_mean
 from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.host import process_and_logs
@@ -188,9 +188,8 @@ def _load(spec: RoleSpec, base: type) -> type | str:
         return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
     found = getattr(module, spec.cls, None)
     if found is None:
-        close = difflib.get_close_matches(spec.cls, dir(module), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else "Name a class that is there."
-        return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {hint}"
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {did_you_mean(spec.cls, classes)}"
     where = f"{spec.call}: {spec.module}.{spec.cls}"
     if not isinstance(found, type) or not issubclass(found, base):
         return f"{where} is not a subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from rlinf_lite.registry import did_you_mean
 from rlinf_lite.scheduler.cluster import Cluster
 from rlinf_lite.scheduler.dispatch import CallRule, call_rule
 from rlinf_lite.scheduler.errors import SchedulerError
@@ -71,11 +71,8 @@ class WorkerGroup:
         """The function of the workers' class that a call of this name runs. Raises AttributeError."""
         methods = self.__dict__.get("_methods", {})
         if name not in methods:
-            close = difflib.get_close_matches(name, methods, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise AttributeError(
-                f"{self.__dict__.get('name', 'group')}: its workers have no public method {name!r}{hint}"
-            )
+            of = self.__dict__.get("name", "group")
+            raise AttributeError(f"{of}: its workers have no public method {name!r}. {did_you_mean(name, methods)}")
         function: Callable[..., Any] = getattr(self._cls, name)
         return function
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -130,9 +128,6 @@ class EnvWorker(Worker):
         Raises:
             EnvContractError: where an environment breaks the protocol, in sentences.
         """
-        os.environ["OMP_NUM_THREADS"] = str(self.cfg.env.num_threads)  # for what is only imported with a simulator
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(self.cfg.env.num_threads)
         self.layout = layout
         self.eval_layout = replace(layout, num_envs=self.cfg.env.eval.num_envs)
         self.stages = self._build_stages("train", layout)

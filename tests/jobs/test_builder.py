@@ -280,7 +280,7 @@ def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.
         ".actor(...): the module 'no.such.module' cannot be imported (ModuleNotFoundError: No module named 'no'). "
         "Correct it or its path."
     )
-    assert rollout == f".rollout(...): the module {HERE!r} has no 'Rolout'. Did you mean 'Rollout'?"
+    assert rollout == f".rollout(...): the module {HERE!r} has no 'Rolout'. Did you mean Rollout?"
     assert reference.startswith(f".reference(...): {HERE}.NotAWorker is not a subclass of Worker. Derive it from ")
     assert "'broken_workloads' cannot be imported (RuntimeError: no licence)" in reward
     assert critic.startswith(f".critic(...): {HERE}.THRESHOLD is not a subclass of Worker.")
