@@ -130,6 +130,9 @@ class Card:
 class EnvCard(Card):
     """An environment's card. Without one, a `make_env` is used as it is: nothing is known before it is built."""
 
+    simulator: str = ""
+    """Import path, `pkg.module:attribute`, of what makes the environments, called as a `make_env` is. A card whose
+    module loads nothing heavy may define `make` instead."""
     tasks: Mapping[str, Task] = {}
     """By name; the first is that of a config that names none."""
     has_other_tasks: bool = False
@@ -141,7 +144,7 @@ class EnvCard(Card):
 
     def make(self, num_envs: int, cfg: Any, split: Literal["train", "eval"]) -> Any:
         """Build `num_envs` environments of `cfg` (an EnvConfig): a VecEnv, a Simulator, a gymnasium.vector.VectorEnv,
-        or a gymnasium.Env, of which one is then made per row."""
+        or a gymnasium.Env, of which one is then made per row. `part` is what `simulator` names."""
         takes_split = "split" in inspect.signature(self.part).parameters
         return self.part(num_envs, cfg, split) if takes_split else self.part(num_envs, cfg)
 

@@ -11,7 +11,7 @@ from rlinf_lite.envs.base import VecEnv
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.simulator import Simulator
-from rlinf_lite.registry import ENVIRONMENTS, env_card
+from rlinf_lite.registry import ENVIRONMENTS, UnknownEnvError, env_card, import_part
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -40,6 +40,8 @@ def make_vec_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
 
 def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
     """What a card makes, as a VecEnv."""
+    if card.simulator and card.part is None:
+        card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)
     make, what = partial(card.make, num_envs, cfg, split), card.name
     made = make()
     if callable(getattr(made, "chunk_step", None)):

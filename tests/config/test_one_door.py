@@ -19,13 +19,8 @@ def test_no_environment_or_policy_is_named_in_config(repo: Path) -> None:
         if PARTS.search(line)
     ]
     assert named == []
-    assert {*ENVIRONMENTS.names(), *POLICIES.names()} <= {
-        "gymnasium",
-        "maniskill",
-        "tabletop",
-        "mlp_gaussian",
-        "openvla",
-    }
+    ours = [name for part in (ENVIRONMENTS, POLICIES) for name, (at, _) in part._entries.items() if isinstance(at, str)]
+    assert len(ours) >= 5 and all(PARTS.search(name) for name in ours), "the pattern above knows all of ours"
 
 
 def test_nothing_is_decided_by_a_parts_name(repo: Path) -> None:

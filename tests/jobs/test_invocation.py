@@ -107,7 +107,7 @@ def test_views(actors: RoleGroup) -> None:
 
 
 def test_unknown_methods(actors: RoleGroup) -> None:
-    with pytest.raises(AttributeError, match=r"actor: its workers have no public method 'ecko'. Did you mean echo\?"):
+    with pytest.raises(AttributeError, match=r"actor: its workers have no public method 'ecko'\. Did you mean echo\?"):
         actors.ecko(1)
 
 

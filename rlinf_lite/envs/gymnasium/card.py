@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from rlinf_lite.cards import EnvCard, Observed, Task
-
-if TYPE_CHECKING:
-    from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs.simulator import Simulator
 
 
 class Gymnasium(EnvCard):
     """Any environment of gymnasium with continuous actions."""
 
+    simulator = "rlinf_lite.envs.gymnasium.simulator:make_simulator"
     tasks = {"Pendulum-v1": Task(200, 3, 1)}
     has_other_tasks = True
     simulator_bytes = (8 * 2**20, 4096)
-
-    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> Simulator:
-        from rlinf_lite.envs.gymnasium.simulator import make_simulator
-
-        return make_simulator(num_envs, cfg.task, cfg.options)
 
     def observed(self, task: str, options: dict[str, Any]) -> Observed | None:
         return None if options else super().observed(task, options)

@@ -6,7 +6,7 @@ Success is `info["success"]` or `info["is_success"]` where an environment report
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -20,10 +20,13 @@ from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
 
-def make_simulator(num_envs: int, task: str, kwargs: Mapping[str, Any]) -> GymnasiumSimulator:
-    """`gymnasium.make(task, **kwargs)`, once per row. Raises UnknownEnvError, MissingExtraError."""
-    spec = _spec(task)
+
+def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
+    """`gymnasium.make(cfg.task, **cfg.options)`, once per row. Raises UnknownEnvError, MissingExtraError."""
+    task, kwargs, spec = cfg.task, cfg.options, _spec(cfg.task)
     # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
     envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
     return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)

@@ -10,8 +10,7 @@ from rlinf_lite.cards import EnvCard, Observed, PositiveInt, Probe, Problem, Sec
 from rlinf_lite.envs.maniskill.tasks import EXPERT_CONTROL_MODES, EXPERT_TASKS
 
 if TYPE_CHECKING:
-    from rlinf_lite.config import Config, EnvConfig
-    from rlinf_lite.envs.simulator import Simulator
+    from rlinf_lite.config import Config
 
 _ACTION_DIMS = {"pd_joint_delta_pos": 8, "pd_ee_delta_pose": 7, "pd_ee_delta_pos": 4}
 _ONE = {"base_camera": (128, 128)}
@@ -39,6 +38,7 @@ class ManiSkill(EnvCard):
     """ManiSkill 3: CPU simulation (one scene per row) or GPU simulation (one batch), state or images."""
 
     Options = ManiSkillOptions
+    simulator = "rlinf_lite.envs.maniskill.simulator:make_simulator"
     package, extra = "mani_skill", "maniskill"
     # A test compares these numbers with the simulators. Action dimensions are those of pd_joint_delta_pos.
     tasks = {
@@ -51,21 +51,6 @@ class ManiSkill(EnvCard):
     simulator_bytes = (440 * 2**20, 2**20)
     free_options = ("render_backend",)
     probe_options = {"obs_mode": "state", "sim_backend": "physx_cpu"}
-
-    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> Simulator:
-        """Raises MissingExtraError, UnknownEnvError, RenderUnavailableError, or EnvContractError where an option does
-        not fit."""
-        from rlinf_lite.envs.maniskill.setup import import_maniskill, plan_backends
-
-        import_maniskill()
-        backends = plan_backends(cfg.options)
-        if backends.sim == "physx_cuda":
-            from rlinf_lite.envs.maniskill.cuda import CudaSimulator
-
-            return CudaSimulator(num_envs, cfg, backends)
-        from rlinf_lite.envs.maniskill.cpu import CpuSimulator
-
-        return CpuSimulator(num_envs, cfg, backends)
 
     def observed(self, task: str, options: ManiSkillOptions) -> Observed | None:
         found, action_dim = self.tasks.get(task), _ACTION_DIMS.get(str(options.control_mode))

@@ -10,8 +10,7 @@ from pydantic import Field
 from rlinf_lite.cards import EnvCard, Int, Observed, Problem, Section, Task
 
 if TYPE_CHECKING:
-    from rlinf_lite.config import Config, EnvConfig
-    from rlinf_lite.envs.simulator import Simulator
+    from rlinf_lite.config import Config
 
 NumBlocks = Annotated[Int, Field(ge=1, le=3)]
 CAMERA = {"top": (64, 64)}
@@ -36,6 +35,7 @@ class Tabletop(EnvCard):
     """A small vectorised world for vision-language-action policies, in NumPy alone."""
 
     Options = TabletopOptions
+    simulator = "rlinf_lite.envs.tabletop.simulator:TabletopSimulator"
     tasks = {
         "pick": Task(24, 16, 3, 4, CAMERA),
         "push": Task(40, 16, 3, 4, CAMERA),
@@ -44,12 +44,6 @@ class Tabletop(EnvCard):
     }
     simulator_bytes = (0, 4096)
     free_options = ("eval_pairs",)
-
-    def make(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> Simulator:
-        from rlinf_lite.envs.tabletop.simulator import TabletopSimulator
-
-        pairs = cfg.options.eval_pairs if split == "eval" else "train"
-        return TabletopSimulator(num_envs, cfg.task, cfg.options, pairs)
 
     def observed(self, task: str, options: TabletopOptions) -> Observed | None:
         found = self.tasks.get(task)

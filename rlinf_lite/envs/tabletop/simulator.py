@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 import numpy as np
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.simulator import StepOutputs
-from rlinf_lite.envs.tabletop.card import CAMERA, Tabletop, TabletopOptions
+from rlinf_lite.envs.tabletop.card import CAMERA, Tabletop
 from rlinf_lite.envs.tabletop.episodes import Rules, draw
 from rlinf_lite.envs.tabletop.expert import expert_action
 from rlinf_lite.envs.tabletop.language import FAMILIES
@@ -14,14 +16,18 @@ from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, Scene, advance, goals, 
 from rlinf_lite.envs.tabletop.render import render
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
+
 
 class TabletopSimulator:
     """B tables, all stepped at once. What `task` is: a family, or "all" of them, one drawn per episode."""
 
     reports_success = True
 
-    def __init__(self, num_envs: int, task: str, options: TabletopOptions, pairs: str) -> None:
+    def __init__(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> None:
         """Raises UnknownEnvError for a task that is none of the card's."""
+        task, options = cfg.task, cfg.options
         if task not in Tabletop.tasks:
             known = did_you_mean(task, Tabletop.tasks)
             raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}")
@@ -33,7 +39,7 @@ class TabletopSimulator:
         self._options = options
         self._rules = Rules(
             families=tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),),
-            pairs=pairs,
+            pairs=options.eval_pairs if split == "eval" else "train",
             num_blocks=options.num_blocks,
             num_wordings=options.num_wordings,
             shuffle_instructions=options.shuffle_instructions,

@@ -1,0 +1,25 @@
+"""Which of the two adapters simulates: on the CPU, one scene per row, or on a GPU, all rows in one batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_lite.envs.maniskill.setup import import_maniskill, plan_backends
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
+    from rlinf_lite.envs.simulator import Simulator
+
+
+def make_simulator(num_envs: int, cfg: EnvConfig) -> Simulator:
+    """Raises MissingExtraError, UnknownEnvError, RenderUnavailableError, or EnvContractError where an option does not
+    fit."""
+    import_maniskill()
+    backends = plan_backends(cfg.options)
+    if backends.sim == "physx_cuda":
+        from rlinf_lite.envs.maniskill.cuda import CudaSimulator
+
+        return CudaSimulator(num_envs, cfg, backends)
+    from rlinf_lite.envs.maniskill.cpu import CpuSimulator
+
+    return CpuSimulator(num_envs, cfg, backends)
