@@ -143,7 +143,7 @@ def test_other_demonstrations_are_refused_with_every_difference(tmp_path):
     cfg, _, _ = collect(tmp_path)
     assert check_meta(tmp_path, recipe(cfg))["counts"] == {"num_episodes": 40}
     other = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "data.seed=1", "env.options.num_wordings=2"])
-    with pytest.raises(DemonstrationError, match=r"env\.tabletop.*data\.seed is 0 there and 1 here"):
+    with pytest.raises(DemonstrationError, match=r"env\.options.*data\.seed is 0 there and 1 here"):
         check_meta(tmp_path, recipe(other))
     evaluation = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "env.options.eval_pairs=held_out"])
     check_meta(tmp_path, recipe(evaluation))

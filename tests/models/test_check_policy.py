@@ -24,9 +24,10 @@ CHUNKS = ModelConfig(num_action_chunks=3, value_type="action_level", temperature
 
 @pytest.mark.parametrize("policy", [MLPGaussianPolicy, SquashedGaussianPolicy])
 def test_good_policies_pass(policy: Any) -> None:
+    chunks = ModelConfig(id=f"{policy.__module__}:{policy.__name__}", **CHUNKS.model_dump(exclude={"id", "options"}))
     assert check_policy(policy, SPEC) == []
-    assert check_policy(policy, SPEC, CHUNKS) == []
-    assert check_policy(policy.from_config(CHUNKS, SPEC), SPEC, CHUNKS) == []
+    assert check_policy(policy, SPEC, chunks) == []
+    assert check_policy(policy.from_config(chunks, SPEC), SPEC, chunks) == []
 
 
 def test_a_policy_on_images_passes() -> None:

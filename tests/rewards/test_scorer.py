@@ -117,7 +117,7 @@ def test_an_exception_in_a_built_in_rule_is_counted_too() -> None:
     ("fn", "said"),
     [
         ("nowhere:f", "No module named 'nowhere'"),
-        (f"{OWN}:nothing", "no function 'nothing'"),
+        (f"{OWN}:nothing", "has no 'nothing'"),
         ("gsm8k", "Write pkg.module:function"),
     ],
 )
