@@ -51,7 +51,8 @@ class TrainerHost:
         kind = "cuda" if self._spec.device_type == "GPU" else "cpu"
         stage, reason = Stage.FINISHED, ""
         try:
-            with Cluster(self._spec.num_nodes, self._spec.devices_per_node, kind) as cluster:
+            # plain workers: what a job's classes import is not known, and need not be torch
+            with Cluster(self._spec.num_nodes, self._spec.devices_per_node, kind, forked_workers=False) as cluster:
                 self._supervisor = Supervisor(self._job, cluster, timeout_s)
                 classes = load_classes(self._spec)
                 job = JobInfo.of(self._spec, self._job, master_name(self._job))

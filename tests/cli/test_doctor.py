@@ -69,7 +69,7 @@ def test_too_little_memory_fails_with_the_sizes(monkeypatch: pytest.MonkeyPatch)
     assert found["memory"].status == found["shared memory"].status == found["disk"].status == "fail"
     assert found["shared memory"].value == "64.0 MiB free in /dev/shm, up to 2.0 GiB needed"
     assert found["shared memory"].fix.startswith("mount -o remount,size=8g /dev/shm")
-    assert "10001.6 GiB needed by 4 worker processes" in found["memory"].value
+    assert "10000.0 GiB needed by 4 worker processes" in found["memory"].value
     without_config = sentences(monkeypatch, Needs(), Finding("ok", "fine"))["shared memory"]
     assert without_config.status == "warn"
 

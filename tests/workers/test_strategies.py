@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from rlinf_lite.config import load_config
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.training.sharding import full_policy_state
-from rlinf_lite.training.strategies import Replicated, UnknownStrategyError
+from rlinf_lite.training.strategies import Replicated
 from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories
@@ -148,5 +148,5 @@ def test_two_ranks_train_as_one_does(kind):
 
 
 def test_a_strategy_that_is_not_there_is_named():
-    with pytest.raises(UnknownStrategyError, match="has no class 'Missing'"):
+    with pytest.raises(ConfigError, match=r"actor\.strategy: .* has no 'Missing'"):
         train("ppo", f"{__name__}:Missing")
