@@ -22,17 +22,6 @@ for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
 REPO = Path(__file__).resolve().parents[1]
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` runs two processes side by side (pytest-xdist). Tests that start a Ray stay together, so that there
-    are at most two of them: what kills processes in one, what trains in the other. All others fill the gaps."""
-    lanes = dict.fromkeys(("control", "jobs", "scheduler"), "kills") | dict.fromkeys(("cli", "runners"), "runs")
-    for item in items:
-        folder = item.path.relative_to(REPO / "tests").parts[0]
-        if folder in lanes:
-            item.add_marker(pytest.mark.xdist_group(lanes[folder]))
-
-
 @pytest.fixture(scope="session")
 def repo() -> Path:
     """The root of the clone."""

@@ -214,7 +214,7 @@ def master_pid(handle):
 
 
 def test_the_master_is_killed_while_all_is_well_and_during_a_failover(submit):
-    handle = submit("master")
+    handle = submit("master", steps=6 * STEPS)
     reach(handle, 5)
     before, master = pids(handle), master_pid(handle)
     kill(master)
@@ -223,7 +223,7 @@ def test_the_master_is_killed_while_all_is_well_and_during_a_failover(submit):
     assert len(events(handle.home, "master_restarted")) == 1
     kill(before["rollout[1]"], master_pid(handle))
     context = handle.wait(120)
-    assert context.stage == "finished" and steps_done(handle) == list(range(STEPS))
+    assert context.stage == "finished" and steps_done(handle) == list(range(6 * STEPS))
     after = {name: record.pid for name, record in context.workers.items()}
     assert {name for name in before if before[name] != after[name]} == {"rollout[1]"}
     assert [failover.outcome for failover in context.failovers] == ["done"]
