@@ -1,10 +1,7 @@
 """The env worker by itself; this process plays the policy."""
 
-import os
-
 import numpy as np
 import pytest
-import torch
 
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.runners.run_config import write_config
@@ -42,16 +39,6 @@ def assert_same(rows, others):
     for row, other in zip(rows, others, strict=True):
         assert row.keys() == other.keys()
         assert all(np.array_equal(row[key], other[key]) for key in row)
-
-
-def test_an_env_worker_computes_on_as_many_threads_as_configured():
-    before = torch.get_num_threads()
-    try:
-        worker_of(8, "env.num_threads=3")
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def test_environments_without_a_saved_state_start_anew(caplog):

@@ -79,7 +79,7 @@ class Sizes:
                     },
                 },
                 "rollout": {"pipeline_stage_num": self.stages, "num_chunks": self.num_chunks},
-                "model": {"num_action_chunks": self.chunk, "mlp": {"hidden_sizes": [8]}},
+                "model": {"num_action_chunks": self.chunk, "options": {"hidden_sizes": [8]}},
                 "algorithm": {"bootstrap_type": self.bootstrap, "entropy_coef": 0.01},
                 "actor": {"global_batch_size": 4, "micro_batch_size": 3},
             }
