@@ -75,7 +75,7 @@ def test_help_lists_configs_and_every_key() -> None:
     assert "  actor.precision: fp32 (fp32 | bf16)\n" in done.stdout
     lines = done.stdout.split("keys:\n")[1].splitlines()
     assert all(help_line.strip() for help_line in lines[1::2]), "a key has no line of help in schema.py"
-    code = "from rlinf_lite.config.explain import schema_keys; print(*schema_keys())"
+    code = "from rlinf_lite.config.names import schema_keys; print(*schema_keys())"
     keys = python(code).stdout.split()  # in this process other tests have registered parts
     leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
     assert [line.split(":")[0].strip() for line in lines[::2]] == leaves
