@@ -8,11 +8,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.plan import complete_plan, observed
-from rlinf_lite.models import build_policy
-from rlinf_lite.preview.fake import count, fake_tensors
-from rlinf_lite.preview.memory import Estimate, estimate, spec_of
+from rlinf_lite.config import load_config
+from rlinf_lite.config.plan import complete_plan
+from rlinf_lite.preview.memory import Estimate, estimate
 
 OUT = Path(__file__).resolve().parent / "memory.md"
 CONFIG = "tabletop_ppo_vla"
@@ -20,7 +18,7 @@ SETTINGS = [
     "rollout.model_dir=null",
     "model.options.size=7b",
     "model.num_action_chunks=8",
-    "model.max_prompt_length=null",
+    "model.options.max_prompt_length=null",
     "env.id=maniskill",
     "env.task=PickCube-v1",
     "env.options.obs_mode=rgb",
@@ -46,8 +44,9 @@ dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
 
 
-def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
-    """With an actor and a rollout worker on each of the GPUs."""
+@functools.cache
+def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
+    """With an actor and a rollout worker on each of the GPUs. About 10 s."""
     slots = f"0-{num_gpus - 1}"
     settings = [
         *SETTINGS,
@@ -57,30 +56,9 @@ def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
         f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
         *overrides,
     ]
-    config = load_config(CONFIG, settings)
-    assert isinstance(config, Config)
-    return config
-
-
-@functools.cache
-def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
-    """About 10 s."""
-    found = estimate(complete_plan(config_of(method, num_gpus, *overrides)))
+    found = estimate(complete_plan(load_config(CONFIG, settings)))
     assert not found.unknown, found.unknown
     return found
-
-
-def counted(method: str, num_gpus: int) -> tuple[str, str, str]:
-    """Weights, gradients and AdamW of an actor, as the first table has them, without running the policy."""
-    config = config_of(method, num_gpus)
-    seen = observed(config)
-    assert seen is not None
-    with fake_tensors():
-        policy = build_policy(config, spec_of(seen), read_weights=False)
-        counts = count(policy, policy.fsdp_units())
-    per_rank = counts.num_bytes, 4 * counts.trained, 8 * counts.trained
-    weights, gradients, moments = (_gib(number / num_gpus) for number in per_rank)
-    return weights, gradients, moments
 
 
 def page() -> str:

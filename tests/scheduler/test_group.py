@@ -257,7 +257,7 @@ def test_timeouts_say_what_is_late(group: WorkerGroup) -> None:
 
 
 def test_missed_names(group: WorkerGroup) -> None:
-    with pytest.raises(AttributeError, match="no public method 'ecco'\. Did you mean echo"):
+    with pytest.raises(AttributeError, match=r"no public method 'ecco'\. Did you mean echo"):
         group.ecco()
     for name in ("_private", "send", "recv"):
         with pytest.raises(AttributeError):
@@ -290,7 +290,7 @@ def test_a_method_is_called_by_name(group: WorkerGroup) -> None:
     assert group.call("scatter", (Scatter(["a"]),), ranks=[1]).wait() == [(1, "a", None)]
     first = CallRule(execute_mode=Execute.RANK_ZERO)  # in the place of what the method says: nothing is scattered
     assert group.call("scatter", ([1, 2],), ranks=[1, 0], rule=first).wait() == (1, [1, 2], None)
-    with pytest.raises(AttributeError, match="no public method 'ecko'\. Did you mean echo"):
+    with pytest.raises(AttributeError, match=r"no public method 'ecko'\. Did you mean echo"):
         group.call("ecko")
     with pytest.raises(SchedulerError, match="'Echo' is not running: launch it first"):
         Echo.create_group().call("echo", (1,))
