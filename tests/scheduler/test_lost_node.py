@@ -8,6 +8,8 @@ from rlinf_lite.scheduler import Cluster, WorkerDiedError
 from rlinf_lite.scheduler import cluster as cluster_module
 from tests.scheduler.talkers import Talker
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 
 @pytest.mark.parametrize("with_spare", [True, False])
 def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
