@@ -24,6 +24,20 @@ for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)
 
 REPO = Path(__file__).resolve().parents[1]
+LONG = ("jobs", "control", "runners", "scheduler", "cli")
+"""Directories whose tests start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, those with a Ray of their own before those that share one: files are dealt out to two test
+    processes in this order, and neither should wait for the other at the end, or start more Rays than it needs."""
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        own_ray = any("own_ray" in mark.args for mark in item.iter_markers("usefixtures"))
+        directory = item.path.relative_to(REPO / "tests").parts[0]
+        return not own_ray, LONG.index(directory) if directory in LONG else len(LONG)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
