@@ -36,7 +36,7 @@ train-math: $(STAMP)  ## Train a language model: CONFIG=math_arithmetic_grpo ARG
 	@$(BIN)/python examples/math/train_math.py --config-name $(or $(CONFIG),math_arithmetic_grpo) $(ARGS)
 
 test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -9,8 +9,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from rlinf_lite.scheduler import Cluster
 
 # Before torch or numpy are imported anywhere: oversubscribed threads cost up to 50x on two cores.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -20,6 +24,20 @@ for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)
 
 REPO = Path(__file__).resolve().parents[1]
+LONG = ("jobs", "control", "runners", "scheduler", "cli")
+"""Directories whose tests start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, those with a Ray of their own before those that share one: files are dealt out to two test
+    processes in this order, and neither should wait for the other at the end, or start more Rays than it needs."""
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        own_ray = any("own_ray" in mark.args for mark in item.iter_markers("usefixtures"))
+        directory = item.path.relative_to(REPO / "tests").parts[0]
+        return not own_ray, LONG.index(directory) if directory in LONG else len(LONG)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +58,46 @@ def short_ray_tmp() -> Iterator[Path]:
     else:
         os.environ["RAY_TMPDIR"] = previous
     shutil.rmtree(path, ignore_errors=True)
+
+
+class SharedCluster:
+    """Four virtual slots on a Ray of our own, which the test modules of this process use one after the other: starting
+    one takes seconds."""
+
+    running: Cluster | None = None
+
+    @classmethod
+    def close(cls) -> None:
+        if cls.running is not None:
+            cls.running.shutdown()
+        cls.running = None
+
+
+@pytest.fixture(scope="module")
+def cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
+    """`SharedCluster`; what a module leaves running on it ends with the module."""
+    from rlinf_lite.scheduler import Cluster
+
+    if SharedCluster.running is None:
+        SharedCluster.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False)
+    cluster = SharedCluster.running
+    yield cluster
+    for processes in list(cluster.processes):
+        cluster.end(processes)
+    if Cluster.current() is not cluster:
+        SharedCluster.close()
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> None:
+    """For modules that start Ray in this process themselves."""
+    SharedCluster.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_ray_is_left(short_ray_tmp: Path) -> Iterator[None]:
+    yield
+    SharedCluster.close()
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.local_ray import find_local_rays
 from rlinf_lite.scheduler.scratch import ScratchDirs, living_temp_dirs
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 START = time.time() - 90
 RUN = "import json, sys; from rlinf_lite.cli import main\n"
 RUN += "for words in json.loads(sys.argv[1]): print('exit code', main(['job', *words]), flush=True)"

@@ -1,4 +1,4 @@
-"""Supervised training runs on one local cluster per module, and ways to hurt their workers at a chosen moment."""
+"""Supervised training runs on the shared cluster, and ways to hurt their workers at a chosen moment."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from rlinf_lite.config import load_config
 from rlinf_lite.control import supervise
 from rlinf_lite.runners import EmbodiedRunner
-from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+from rlinf_lite.scheduler import HybridComponentPlacement
 from tests.runners.conftest import SMALL_PENDULUM, WORKERS
 
 SUPERVISED = [
@@ -24,12 +24,6 @@ SUPERVISED = [
     "control.backoff_s=0.1",
     "runner.max_steps=14",
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Cluster(num_nodes=1, num_gpus_per_node=2, accelerator="cpu", log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -22,13 +22,6 @@ HERE = "tests.jobs.workloads"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Four virtual slots on a Ray of our own."""
-    with Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def job() -> JobInfo:
     builder = RLJobBuilder().device_per_node(4).config({"a": 1}).trainer(HERE, "Trainer")
     builder.actor(HERE, "Actor").total(2).per_node(2).rollout(HERE, "Rollout").share(0.5).total(2).per_node(2)

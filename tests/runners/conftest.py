@@ -1,4 +1,4 @@
-"""One local cluster per module, and short runs on it."""
+"""Short runs on the shared cluster."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_lite.config import load_config
 from rlinf_lite.runners import EmbodiedRunner
-from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
 WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker, "env": EnvWorker}
@@ -31,12 +31,6 @@ SMALL_PENDULUM = [
     "cluster.num_gpus_per_node=2",
     "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Cluster(num_nodes=1, num_gpus_per_node=2, accelerator="cpu") as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ WAIT_S = 30.0
 BY_IMPORTS = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 """Variables that torch and what it imports set."""
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 SELF_PORTRAIT = """
 import json, os, resource, signal, sys
 names = [name for name in dir(resource) if name.startswith("RLIMIT_")]

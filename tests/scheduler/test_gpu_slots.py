@@ -10,6 +10,8 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from rlinf_lite.scheduler import Cluster, ClusterError, Worker
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 
 class Seer(Worker):
     def sees(self) -> tuple[str, str]:

@@ -20,6 +20,8 @@ import pytest
 from rlinf_lite.scheduler import Cluster, ClusterError
 from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 SCRIPT = """
 import os, sys, time
 from rlinf_lite.scheduler import Cluster, Worker
@@ -29,7 +31,7 @@ class Sleeper(Worker):
         time.sleep(seconds)
         return self.rank
 
-with Cluster(num_gpus_per_node=2, accelerator="cpu") as cluster:
+with Cluster(num_gpus_per_node=2, accelerator="cpu", forked_workers={forked}) as cluster:
     group = Sleeper.create_group().launch(cluster, "0-1")
     print("uid", cluster.context(0).uid, flush=True)
     print("ranks", group.sleep(0).wait(), flush=True)
@@ -37,9 +39,10 @@ with Cluster(num_gpus_per_node=2, accelerator="cpu") as cluster:
 """
 
 
-def start(then: str, **environment: str) -> subprocess.Popen[str]:
+def start(then: str, forked: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """`forked`: from a process that imports torch first, which takes 5 s of a core."""
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(then=then)],
+        [sys.executable, "-c", SCRIPT.format(then=then, forked=forked)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,7 +85,7 @@ def test_a_foreign_token_is_never_looked_at(tmp_path: Path, token: str | None) -
     else:
         path.write_text(token)
     extra = {} if token else {"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "/nonexistent"}
-    again = "cluster.shutdown(); second = Cluster(num_gpus_per_node=1, accelerator='cpu'); "
+    again = "cluster.shutdown(); second = Cluster(num_gpus_per_node=1, accelerator='cpu', forked_workers=False); "
     again += "print('second', Sleeper.create_group().launch(second, '0').sleep(0).wait())"
     process = start(again if token else "pass", HOME=str(tmp_path), **extra)
     out, err = process.communicate(timeout=90)
@@ -108,7 +111,7 @@ def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
 
 
 def test_ctrl_c_leaves_nothing() -> None:
-    process = start("group.sleep(600).wait()")
+    process = start("group.sleep(600).wait()", forked=True)
     uid = read_until_running(process)
     time.sleep(0.5)
     everyone = family(process)
@@ -210,7 +213,7 @@ def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up(
 ) -> None:
     root = tempfile.mkdtemp(prefix="r", dir="/tmp")  # a short path, where no other test starts and tidies up
     monkeypatch.setattr(tempfile, "tempdir", root)
-    process = start("group.sleep(600).wait()", TMPDIR=root)
+    process = start("group.sleep(600).wait()", forked=True, TMPDIR=root)
     uid = read_until_running(process)
     everyone = family(process)
     process.kill()

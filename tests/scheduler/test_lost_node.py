@@ -8,6 +8,8 @@ from rlinf_lite.scheduler import Cluster, WorkerDiedError
 from rlinf_lite.scheduler import cluster as cluster_module
 from tests.scheduler.talkers import Talker
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 
 @pytest.mark.parametrize("with_spare", [True, False])
 def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +18,8 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
     doomed = machines.add_node(num_cpus=1)
     try:
         ray.init(address=machines.address, log_to_driver=False)
-        with Cluster(num_nodes=2, num_gpus_per_node=1, accelerator="cpu") as cluster:
+        forked = with_spare  # on a new node their first process is made anew
+        with Cluster(num_nodes=2, num_gpus_per_node=1, accelerator="cpu", forked_workers=forked) as cluster:
             group = Talker.create_group().launch(cluster, "0-1", name="talker")
             group.init("settings").wait()
             first, lost = group.node().wait()

@@ -27,6 +27,8 @@ from rlinf_lite.scheduler import (
     wait_all,
 )
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 
 class Remote(Worker):
     def where(self) -> tuple[int, int, int, str, str]:

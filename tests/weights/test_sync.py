@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerError, wait_all
+from rlinf_lite.scheduler import SchedulerError, Worker, WorkerError, wait_all
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import _Entry, _Segment
 
@@ -55,12 +55,6 @@ class Receiving(Worker):
             if int(start, 16) <= address < int(stop, 16):
                 return line.split(maxsplit=5)[5].strip() if len(line.split()) > 5 else ""
         return ""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Cluster(num_nodes=1, num_gpus_per_node=1, accelerator="cpu") as cluster:
-        yield cluster
 
 
 @pytest.fixture
