@@ -144,7 +144,7 @@ class Progress:
         if self._live is not None:
             self._live.refresh()
         else:
-            self._print(self._line(metrics))
+            self.message(self._line(metrics))
 
     def start_clock(self) -> None:
         """What was done until now is no part of a step, nor of the time left."""
@@ -156,16 +156,13 @@ class Progress:
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._print(text)
+            print(text, file=self._stream or sys.stdout, flush=True)
 
     def time_left_s(self) -> float | None:
         """Steps left at the pace of the last ones; None before the first."""
         if not self._durations:
             return None
         return (self.total_steps - self.step) * sum(self._durations) / len(self._durations)
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._stream or sys.stdout, flush=True)
 
     def _line(self, metrics: Mapping[str, float]) -> str:
         parts = [f"step {self.step}/{self.total_steps}"]
