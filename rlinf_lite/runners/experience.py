@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlinf_lite.algorithms import (
     AdvantageInputs,
     compute_advantages,
-    explained_variance,
     filter_groups,
     kl_in_rewards,
     loss_denominator,
@@ -27,6 +25,7 @@ from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import balanced_order, sequence_lengths
+from rlinf_lite.training.metrics import advantage_metrics
 from rlinf_lite.training.minibatches import minibatches
 
 KLController = FixedKLController | AdaptiveKLController
@@ -93,7 +92,14 @@ def add_advantages(
         rewards, mask, columns.get("values"), group_ids=columns["group"], baselines=columns.get("baselines")
     )
     outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
-    metrics |= _metrics(batch, outputs.advantages, outputs.returns)
+    drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
+    metrics |= {
+        "rollout/rewards": float(columns["scores"].mean()),
+        "rollout/stopped_frac": float(columns["stopped"].float().mean()),
+        "rollout/logprob_drift": float(masked_mean(drift, mask)),
+        "rollout/num_groups": float(num_groups(batch)),
+        **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),
+    }
     advantages = whiten(outputs.advantages, mask) if whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
@@ -116,21 +122,3 @@ def for_ranks(batch: DataProto, columns: list[str], num_ranks: int) -> DataProto
     """These columns of the batch, in an order that gives each of `num_ranks` about as many tokens."""
     chosen = batch.select(["input_ids", "attention_mask", "response_mask", *columns], ["row"])
     return chosen.reorder(balanced_order(sequence_lengths(chosen), num_ranks))
-
-
-def _metrics(batch: DataProto, advantages: Tensor, returns: Tensor) -> dict[str, float]:
-    columns, mask = batch.batch, batch.batch["response_mask"]
-    difference = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
-    metrics = {
-        "rollout/rewards": float(columns["scores"].mean()),
-        "rollout/stopped_frac": float(columns["stopped"].float().mean()),
-        "rollout/logprob_drift": float(masked_mean(difference, mask)),
-        "rollout/num_groups": float(num_groups(batch)),
-    }
-    for name, values in (("advantages", advantages[mask]), ("returns", returns[mask])):
-        metrics[f"rollout/{name}_mean"] = float(values.mean())
-        metrics[f"rollout/{name}_max"] = float(values.max())
-        metrics[f"rollout/{name}_min"] = float(values.min())
-    if "values" in columns and int(mask.sum()) > 1:
-        metrics["train/critic/explained_variance"] = explained_variance(columns["values"], returns, mask)
-    return metrics

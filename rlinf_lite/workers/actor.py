@@ -24,13 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlinf_lite.algorithms import (
-    AdvantageInputs,
     LossInputs,
     actor_critic_loss,
     compute_advantages,
     entropy_at_level,
     expand_to_level,
-    explained_variance,
     filter_groups,
     loss_denominator,
     needs_values,
@@ -44,7 +42,7 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import Policy, build_policy
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.learner import Learner
-from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.weights import WeightSender
 from rlinf_lite.workers.layout import Layout
@@ -125,7 +123,9 @@ class EmbodiedFSDPActor(Worker):
             inputs = replace(inputs, **gathered)
             outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages, outputs.returns
-            metrics = _advantage_metrics(inputs, advantages, returns)
+            mask = inputs.mask.bool()
+            metrics = {"rollout/rewards": float(inputs.rewards[mask].mean())}
+            metrics |= advantage_metrics(advantages, returns, mask, inputs.values)
             if whitens(algorithm):
                 advantages = whiten(advantages, inputs.mask)
 
@@ -174,10 +174,11 @@ class EmbodiedFSDPActor(Worker):
                 denominator = loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
                 environments = partial(_listed, "environments", minibatch // num_decisions)
-                update = learner.update(parts, partial(self._loss, denominator), sums, where, environments, only)
-                self.on_policy = self.on_policy and not update.done
+                loss_fn = partial(self._loss, denominator)
+                stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
+                self.on_policy = self.on_policy and not stepped
                 if target_kl is not None:
-                    of_update = update.sums.result(learner.sum_over_ranks)
+                    of_update = own_sums.result(learner.sum_over_ranks)
                     if of_update.get("train/actor/approx_kl_k3", 0.0) > target_kl:
                         sums.add_scalar("train/actor/stopped_early", 1.0)
                         break
@@ -280,15 +281,3 @@ class EmbodiedFSDPActor(Worker):
 
 def _listed(what: str, numbers: np.ndarray) -> str:
     return f"{what} {np.unique(numbers).tolist()}"
-
-
-def _advantage_metrics(inputs: AdvantageInputs, advantages: Tensor, returns: Tensor) -> dict[str, float]:
-    valid = inputs.mask.bool()
-    metrics = {"rollout/rewards": float(inputs.rewards[valid].mean())}
-    for name, values in (("advantages", advantages[valid]), ("returns", returns[valid])):
-        metrics[f"rollout/{name}_mean"] = float(values.mean())
-        metrics[f"rollout/{name}_max"] = float(values.max())
-        metrics[f"rollout/{name}_min"] = float(values.min())
-    if inputs.values is not None:
-        metrics["train/critic/explained_variance"] = explained_variance(inputs.values, returns, inputs.mask)
-    return metrics

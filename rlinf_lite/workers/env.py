@@ -275,26 +275,17 @@ class EnvWorker(Worker):
         result: ChunkResult | None = None,
         last: bool = False,
     ) -> None:
+        """Each rollout worker's rows to it, with what came of their last chunk."""
         for piece in stage.pieces:
-            rows = slice(piece.start, piece.stop)
-            answer = None if result is None else _piece_result(result, piece)
+            rows, answer = slice(piece.start, piece.stop), None
+            if result is not None:
+                final_rows, final_obs = np.empty(0, dtype=np.int64), None
+                if result.final_obs is not None:
+                    ended, obs_of_ended = result.final_obs
+                    inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
+                    final_rows, final_obs = ended[inside] - piece.start, take_rows(obs_of_ended, inside)
+                played = (result.rewards[rows], result.terminated[rows], result.truncated[rows], result.executed[rows])
+                answer = StepResult(*played, final_rows, final_obs)
             obs = take_rows(stage.obs, rows)
             message = ObsMessage(stage.index, piece.start, stage.t, obs, noise_ids[rows], decision, answer, last)
             self.send(message, "rollout", piece.rollout_rank)
-
-
-def _piece_result(result: ChunkResult, piece: StagePiece) -> StepResult:
-    rows = slice(piece.start, piece.stop)
-    final_rows, final_obs = np.empty(0, dtype=np.int64), None
-    if result.final_obs is not None:
-        ended, obs = result.final_obs
-        inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
-        final_rows, final_obs = ended[inside] - piece.start, take_rows(obs, inside)
-    return StepResult(
-        rewards=result.rewards[rows],
-        terminated=result.terminated[rows],
-        truncated=result.truncated[rows],
-        executed=result.executed[rows],
-        final_rows=final_rows,
-        final_obs=final_obs,
-    )
