@@ -6,21 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 from rlinf_lite import __version__
-from rlinf_lite.cli.parse import parse_cli
+from rlinf_lite.cli.parse import EXAMPLES, parse_cli
 from rlinf_lite.script import run_script
 from rlinf_lite.shipped import shipped
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-EXAMPLES = {
-    "train": "embodiment/train_embodied_agent.py",
-    "eval": "embodiment/eval_embodied_agent.py",
-    "sft": "embodiment/train_sft.py",
-    "math": "math/train_math.py",
-}
 COMMANDS = [*EXAMPLES, "report", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
@@ -61,10 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rlinf_lite.report.__main__ import main as report
 
         return report()
-    return _run_example(shipped("examples") / EXAMPLES[command])
-
-
-def _run_example(script: Path) -> int:
+    script = shipped("examples") / EXAMPLES[command]
     spec = spec_from_file_location(script.stem, script)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Names that a config has: its components, and its keys, those of options among them."""
+"""Names that a config has: its components or roles, and its keys, those of options among them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rlinf_lite.registry import (
     ESTIMATORS,
     POLICIES,
     PartError,
+    card_in,
     env_card,
     estimator_needs,
     language_card,
@@ -35,15 +36,8 @@ def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Ca
     """The cards that the parts of a config have, as far as there are such parts."""
     if issubclass(schema, ReasoningConfig):
         return {"model": [language_card()]}
-    found: dict[str, list[Card]] = {}
-    for section, registry, card_of in (("env", ENVIRONMENTS, env_card), ("model", POLICIES, policy_card)):
-        part = content.get(section)
-        try:
-            name = part.get("id", registry.default) if isinstance(part, Mapping) else registry.default
-            found[f"{section}.options"] = [card_of(name)]
-        except (PartError, TypeError):
-            continue  # a check says so
-    return found
+    found = {f"{section}.options": card_in(section, content) for section in ("env", "model")}
+    return {key: [card] for key, card in found.items() if card is not None}
 
 
 def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
@@ -80,3 +74,16 @@ def needs_of(config: Any) -> EstimatorNeeds:
         return estimator_needs(config.algorithm.adv_type)
     except PartError:  # said by its own rule
         return estimator_needs(ESTIMATORS.default)
+
+
+def roles_of(config: ReasoningConfig) -> list[str]:
+    """The roles that a run has."""
+    roles = ["actor", "rollout", "reward"]
+    roles += ["reference"] * (config.algorithm.kl.place != "none")
+    return roles + ["critic"] * needs_of(config).values
+
+
+def fused_roles(config: ReasoningConfig) -> list[str]:
+    """The roles that `cluster.fuse` names and that the run has; unknown names too."""
+    named = [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
+    return [name for name in named if name not in ROLES or name in roles_of(config)]

@@ -126,6 +126,10 @@ class CheckpointStore:
         """Complete checkpoints, oldest first."""
         return sorted(filter(_is_whole, _named(self.root, _STEP)), key=step_number)
 
+    def newest(self) -> Path | None:
+        """The last of `steps`."""
+        return next(reversed(self.steps()), None)
+
     def _point_last_to(self, checkpoint: Path | None) -> None:
         if checkpoint is None:
             (self.root / "last").unlink(missing_ok=True)
@@ -173,10 +177,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     CheckpointError."""
     file = checkpoint / "training_state" / "runner.json"
     try:
-        state: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
-    return state
 
 
 def verify(checkpoint: Path) -> None:
@@ -194,9 +197,8 @@ def verify(checkpoint: Path) -> None:
 @cache
 def _verify(checkpoint: Path, _written_ns: int) -> None:
     try:
-        sums = {
-            name: (size, digest) for name, (size, digest) in json.loads((checkpoint / CHECKSUMS).read_text()).items()
-        }
+        content = json.loads((checkpoint / CHECKSUMS).read_text())
+        sums = {name: (size, digest) for name, (size, digest) in content.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint / CHECKSUMS} {_damaged('cannot be read', checkpoint)}") from error
     for name, (size, digest) in sums.items():

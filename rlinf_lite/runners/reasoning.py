@@ -21,17 +21,18 @@ import torch
 from safetensors import safe_open
 
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.control import Supervisor
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
+from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
-from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.run_result import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
@@ -39,25 +40,6 @@ from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A response in an evaluation, as an episode of one decision per token; success is a score of 1."""
-
-    env_id: int
-    task_id: str
-    seed: int
-    length: int
-    return_: float
-
-    @property
-    def success_once(self) -> bool:
-        return self.return_ >= 1
-
-    @property
-    def success_at_end(self) -> bool:
-        return self.return_ >= 1
 
 
 @dataclass
@@ -88,7 +70,7 @@ class ReasoningRunner(Runner):
         reward: WorkerGroup,
         reference: WorkerGroup | None = None,
         critic: WorkerGroup | None = None,
-        supervisor: RunSupervisor | None = None,
+        supervisor: Supervisor | None = None,
         claim: RunClaim | None = None,
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
@@ -257,8 +239,9 @@ class ReasoningRunner(Runner):
                     file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
         columns = (rows.tolist(), batch.non_tensor_batch["data_source"].tolist(), lengths, scores)
-        answers = [
-            Answer(row, source or "problems", row, n, score) for row, source, n, score in zip(*columns, strict=True)
+        answers = [  # an answer is an episode of one decision per token; success is a score of 1
+            EpisodeRecord(row, source or "problems", row, length, score, score >= 1, score >= 1)
+            for row, source, length, score in zip(*columns, strict=True)
         ]
         return summarize_episodes(answers, "greedy")
 

@@ -1,4 +1,4 @@
-"""What a runner needs to go on after workers were started again: a supervisor, and copies of the training state."""
+"""What a runner needs to go on after workers were started again: copies of the training state."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from rlinf_lite.runners.checkpoints import CHECKSUMS, CheckpointError, CheckpointStore
-from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.segments import no_room
 
@@ -20,23 +19,6 @@ log = logging.getLogger(__name__)
 _AUTO_SHARE = 0.01
 _BYTES_PER_PARAMETER = 12
 """A weight and two moments of AdamW, in fp32."""
-
-
-class Recovered(Protocol):
-    """What was started again."""
-
-    @property
-    def ranks(self) -> Mapping[str, Sequence[int]]: ...
-
-
-class RunSupervisor(Protocol):
-    """Who keeps the workers of a run alive; `rlinf_lite.control.Supervisor` is one."""
-
-    def begin(self, directory: str, step: int, total_steps: int) -> None: ...
-    def progress(self, step: int) -> None: ...
-    def recover(self, error: SchedulerError, restore: Callable[[Recovered], int]) -> Recovered: ...
-    def metrics(self) -> dict[str, float]: ...
-    def interrupted(self, step: int) -> None: ...
 
 
 class Snapshots:
@@ -77,16 +59,14 @@ class Snapshots:
             self.store.write(step, write)
         except (CheckpointError, OSError) as error:
             self.why_none = str(error)
-            if shutil.disk_usage(self.store.root.parent.parent).free < self._num_bytes:
-                self.why_none = str(
-                    no_room(str(self.store.root.parent), "a snapshot of the training state", self._num_bytes)
-                )
+            here = self.store.root.parent
+            if shutil.disk_usage(here.parent).free < self._num_bytes:
+                self.why_none = str(no_room(str(here), "a snapshot of the training state", self._num_bytes))
             log.warning("no more snapshots: %s", self.why_none)
         self.took_s = time.monotonic() - self._began
 
     def newest(self) -> Path | None:
-        found = self.store.steps()
-        return found[-1] if found else None
+        return self.store.newest()
 
     def keep_newest(self, store: CheckpointStore, step: int) -> Path:
         """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""

@@ -1,4 +1,4 @@
-"""The actor: scores responses under the policy, and updates it."""
+"""The actor scores responses under the policy and updates it; the reference is the policy that the run began with."""
 
 from __future__ import annotations
 
@@ -126,3 +126,19 @@ class LanguageActor(LanguageModelWorker):
         losses = -self._score(rows, temperature=1.0)[0]
         loss = aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
         return loss, {"sft_loss": masked_mean(losses.detach(), mask)}, float(mask.sum())
+
+
+class LanguageReference(LanguageModelWorker):
+    """Scores responses under weights that never change."""
+
+    def init(self, directory: str) -> None:
+        """Load the policy in `directory`."""
+        model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
+        self._take(model.requires_grad_(False), "reference")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """`ref_logprobs` [B, R] of the responses."""
+        with self.timer("log-probs"):
+            columns = self._columns(data, lambda rows: {"ref_logprobs": self._score(rows)[0]})
+        return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})

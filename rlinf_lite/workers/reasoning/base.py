@@ -7,7 +7,6 @@ The micro-batches of language models are made here: rows of like length together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,18 +80,21 @@ class LanguageModelWorker(Worker):
         """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`. Returns metrics
         over all ranks, spans and memory."""
         learner, step, sums = self.learner, batch.meta_info["step"], MetricSums()
+
+        def weighted(micro_batch: MicroBatch, found: MetricSums) -> Tensor:
+            of_batch, rows, weight = micro_batch
+            with learner.autocast():
+                loss, metrics, positions = loss_fn(of_batch, rows)
+            found.add(metrics, positions * weight)
+            return loss * weight
+
+        def samples() -> str:
+            return f"data rows {np.unique(batch.non_tensor_batch['row']).tolist()}"
+
         with self.timer("update"):
             learner.set_learning_rate(step)
-            where, samples = f"{learner.name}, step {step}", partial(_rows_of, batch)
-            learner.update(self._micro_batches(batch), partial(self._weighted, loss_fn), sums, where, samples)
+            learner.update(self._micro_batches(batch), weighted, sums, f"{learner.name}, step {step}", samples)
         return learner.result(sums)
-
-    def _weighted(self, loss_fn: LossFn, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
-        of_batch, rows, weight = micro_batch
-        with self.learner.autocast():
-            loss, metrics, positions = loss_fn(of_batch, rows)
-        found.add(metrics, positions * weight)
-        return loss * weight
 
     def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
@@ -122,7 +124,3 @@ def is_whole(model: torch.nn.Module) -> bool:
 def max_length(cfg: ReasoningConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
     return cfg.data.max_prompt_length + cfg.rollout.max_response_length
-
-
-def _rows_of(batch: DataProto) -> str:
-    return f"data rows {np.unique(batch.non_tensor_batch['row']).tolist()}"

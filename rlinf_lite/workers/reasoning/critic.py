@@ -1,6 +1,6 @@
 """The critic: values of every token of a response.
 
-A run has one where its estimator reads values: `algorithms.needs_values`, asked in `roles.py`.
+A run has one where its estimator reads values: `algorithms.needs_values`, asked in `config.names.roles_of`.
 """
 
 from __future__ import annotations
