@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import ROLES, fused_roles, needs_of
 from rlinf_lite.config.plan import (
@@ -22,15 +23,6 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.rules import SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
 from rlinf_lite.config.schema import BaseConfig, Config
-from rlinf_lite.registry import (
-    IMPORT_PATH,
-    PartError,
-    did_you_mean,
-    install_command,
-    is_installed,
-    language_card,
-    policy_card,
-)
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
@@ -245,8 +237,8 @@ def _levels_match_rewards(config: Config, plan: Plan) -> Iterator[Problem]:
 @rule("env.id", kinds=SIMULATED)
 def _the_simulator_is_installed(config: Config, plan: Plan) -> Iterator[Problem]:
     card = env_card_of(config)
-    if card is not None and card.package is not None and not is_installed(card.package):
-        advice = f"{install_command(card.extra)}" if card.extra else f"pip install {card.package}"
+    if card is not None and card.package is not None and not registry.is_installed(card.package):
+        advice = registry.install_command(card.extra) if card.extra else f"pip install {card.package}"
         yield Problem("env.id", f"{card.name} is not installed (no module {card.package}). {advice}")
 
 
@@ -254,7 +246,7 @@ def _the_simulator_is_installed(config: Config, plan: Plan) -> Iterator[Problem]
 def _the_simulator_has_the_task(config: Config, plan: Plan) -> Iterator[Problem]:
     card, task = env_card_of(config), config.env.task
     if card is not None and card.tasks and not card.has_other_tasks and task not in card.tasks:
-        yield Problem("env.task", f"{card.name} has no task {task!r}. {did_you_mean(task, card.tasks)}")
+        yield Problem("env.task", f"{card.name} has no task {task!r}. {registry.did_you_mean(task, card.tasks)}")
 
 
 @rule("env.id", "env.task", "env.options", "cluster", kinds=SIMULATED)
@@ -267,8 +259,8 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:
-        card = policy_card(config.model.id)
-    except PartError:
+        card = registry.policy_card(config.model.id)
+    except registry.PartError:
         return
     env = env_card_of(config)
     lacking = env.lacks_state(config.env.options) if env is not None and card.reads_state else None
@@ -359,7 +351,8 @@ def _passes_hold_sequences(config: ReasoningConfig, plan: ReasoningPlan) -> Iter
     kinds=("reasoning",),
 )
 def _what_the_models_card_says(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
-    yield from language_card().problems(config, shares_process={"actor", "rollout"} <= set(fused_roles(config)))
+    shares_process = {"actor", "rollout"} <= set(fused_roles(config))
+    yield from registry.language_card().problems(config, shares_process)
 
 
 @rule("algorithm.kl", kinds=("reasoning",))
@@ -384,7 +377,7 @@ def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     roles = fused_roles(config)
     for role in roles:
         if role not in ROLES:
-            yield Problem("cluster.fuse", f"there is no role {role!r}. {did_you_mean(role, ROLES)}")
+            yield Problem("cluster.fuse", f"there is no role {role!r}. {registry.did_you_mean(role, ROLES)}")
     if len(set(roles)) < len(roles):
         yield Problem("cluster.fuse", f"{config.cluster.fuse} names a role twice. Name each once")
     shown = {role: [process.slots for process in plan.placements[role]] for role in roles if role in plan.placements}
@@ -399,7 +392,7 @@ def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
 
 @rule("reward.fn", kinds=("reasoning",))
 def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
-    if config.reward.fn is not None and not IMPORT_PATH.fullmatch(config.reward.fn):
+    if config.reward.fn is not None and not registry.IMPORT_PATH.fullmatch(config.reward.fn):
         yield Problem("reward.fn", f"{config.reward.fn!r} is no import path. Write pkg.module:function")
 
 

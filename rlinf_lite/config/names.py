@@ -8,20 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlinf_lite import registry
 from rlinf_lite.cards import Card, EstimatorNeeds
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
-from rlinf_lite.registry import (
-    ENVIRONMENTS,
-    ESTIMATORS,
-    POLICIES,
-    PartError,
-    card_in,
-    env_card,
-    estimator_needs,
-    language_card,
-    policy_card,
-)
 
 COMPONENTS = ("actor", "rollout", "env")
 """Of an embodied run."""
@@ -35,18 +25,18 @@ Cards = Mapping[str, Sequence[Card]]
 def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Cards:
     """The cards that the parts of a config have, as far as there are such parts."""
     if issubclass(schema, ReasoningConfig):
-        return {"model": [language_card()]}
-    found = {f"{section}.options": card_in(section, content) for section in ("env", "model")}
+        return {"model": [registry.language_card()]}
+    found = {f"{section}.options": registry.card_in(section, content) for section in ("env", "model")}
     return {key: [card] for key, card in found.items() if card is not None}
 
 
 def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
     """Those of all parts that come with rlinf_lite."""
     if issubclass(schema, ReasoningConfig):
-        return {"model": [language_card()]}
+        return {"model": [registry.language_card()]}
     return {
-        "env.options": [env_card(name) for name in ENVIRONMENTS.names()],
-        "model.options": [policy_card(name) for name in POLICIES.names()],
+        "env.options": [registry.env_card(name) for name in registry.ENVIRONMENTS.names()],
+        "model.options": [registry.policy_card(name) for name in registry.POLICIES.names()],
     }
 
 
@@ -71,9 +61,9 @@ def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) ->
 def needs_of(config: Any) -> EstimatorNeeds:
     """What the estimator of a run needs; what the usual one does where there is no such estimator."""
     try:
-        return estimator_needs(config.algorithm.adv_type)
-    except PartError:  # said by its own rule
-        return estimator_needs(ESTIMATORS.default)
+        return registry.estimator_needs(config.algorithm.adv_type)
+    except registry.PartError:  # said by its own rule
+        return registry.estimator_needs(registry.ESTIMATORS.default)
 
 
 def roles_of(config: ReasoningConfig) -> list[str]:

@@ -48,15 +48,20 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Sizes of one training step. A group's size is None where its placement is not valid."""
-
-    config: Config
+class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]
+    """Of the components whose placement is valid."""
 
     def size(self, component: str) -> int | None:
-        """Processes of a component."""
+        """Processes of a component or role; None where its placement is not valid."""
         return len(self.placements[component]) if component in self.placements else None
+
+
+@dataclass(frozen=True)
+class Plan(_Placed):
+    """Sizes of one training step."""
+
+    config: Config
 
     @property
     def num_steps(self) -> int:
@@ -78,14 +83,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class ReasoningPlan:
+class ReasoningPlan(_Placed):
     """As `Plan`, of a reasoning run."""
 
     config: ReasoningConfig
-    placements: dict[str, Sequence[ProcessPlacement]]
-
-    def size(self, role: str) -> int | None:
-        return len(self.placements[role]) if role in self.placements else None
 
     @property
     def num_samples(self) -> int:
@@ -103,10 +104,10 @@ def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | Re
     `suspects` as in `rules.violations`."""
     if isinstance(config, ReasoningConfig):
         found, problems = _placements(config.cluster, ROLES, roles_of(config), suspects)
-        return ReasoningPlan(config, found), problems
+        return ReasoningPlan(found, config), problems
     assert isinstance(config, Config)
     found, problems = _placements(config.cluster, COMPONENTS, COMPONENTS, suspects)
-    return Plan(config, found), problems
+    return Plan(found, config), problems
 
 
 def _placements(

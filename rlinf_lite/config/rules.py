@@ -11,19 +11,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import cards_of, needs_of, schema_keys
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.registry import (
-    REGISTRIES,
-    PartError,
-    did_you_mean,
-    env_card,
-    install_command,
-    is_installed,
-    policy_card,
-)
 
 Kind = Literal["embodied", "sft", "reasoning"]
 Rule = Callable[[Any, Any], Iterator[Problem]]
@@ -73,21 +65,21 @@ def largest_divisor(value: int, at_most: int) -> int:
 
 
 def _name_rule(key: str) -> None:
-    card_of = {"env.id": env_card, "model.id": policy_card}.get(key, REGISTRIES[key].get)
+    card_of = {"env.id": registry.env_card, "model.id": registry.policy_card}.get(key, registry.REGISTRIES[key].get)
     section, _, last = key.partition(".")
 
     @rule(key)
     def names_stand_for_parts(config: Any, plan: Any) -> Iterator[Problem]:
         name = getattr(getattr(config, section, None), last, None)
-        if name is None or name in REGISTRIES[key].names():  # None: a key of other runs
+        if name is None or name in registry.REGISTRIES[key].names():  # None: a key of other runs
             return
         try:
             card_of(name)
-        except PartError as error:
+        except registry.PartError as error:
             yield Problem(key, str(error).removeprefix(f"{key}: "))
 
 
-for _key in REGISTRIES:
+for _key in registry.REGISTRIES:
     _name_rule(_key)
 
 
@@ -124,8 +116,8 @@ def _dual_clip(config: Any, plan: Any) -> Iterator[Problem]:
 
 @rule("runner.logger.backends")
 def _loggers_are_installed(config: BaseConfig, plan: Any) -> Iterator[Problem]:
-    if "wandb" in config.runner.logger.backends and not is_installed("wandb"):
-        text = f"wandb is not installed. {install_command('wandb')}, or leave it out"
+    if "wandb" in config.runner.logger.backends and not registry.is_installed("wandb"):
+        text = f"wandb is not installed. {registry.install_command('wandb')}, or leave it out"
         yield Problem("runner.logger.backends", text)
 
 
@@ -168,4 +160,4 @@ def _changes_to_allow(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     known = schema_keys(type(config), cards_of(config.model_dump(), type(config)))
     for name in config.runner.allow_changes:
         if name not in known:
-            yield Problem("runner.allow_changes", f"there is no key {name!r}. {did_you_mean(name, known)}")
+            yield Problem("runner.allow_changes", f"there is no key {name!r}. {registry.did_you_mean(name, known)}")

@@ -19,8 +19,7 @@ from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
 from rlinf_lite.report import write_report
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, read_state, verify
-from rlinf_lite.runners.recovery import Snapshots
+from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, verify
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.run_result import RunResult

@@ -11,16 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from rlinf_lite.algorithms import (
-    AdvantageInputs,
-    compute_advantages,
-    filter_groups,
-    kl_in_rewards,
-    loss_denominator,
-    masked_mean,
-    whiten,
-    whitens,
-)
+from rlinf_lite import algorithms
 from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
@@ -52,8 +43,8 @@ def split_baselines(batch: DataProto, group_size: int) -> DataProto:
 def with_signal(batch: DataProto) -> DataProto:
     """The rows of groups whose members do not all score the same."""
     scores = batch.batch["scores"][:, None]
-    inputs = AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
-    return batch[filter_groups(inputs)]
+    inputs = algorithms.AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
+    return batch[algorithms.filter_groups(inputs)]
 
 
 def first_groups(batch: DataProto, num_groups: int) -> DataProto:
@@ -83,24 +74,24 @@ def add_advantages(
     metrics: dict[str, float] = {}
     if algorithm.kl.place == "reward":
         used = controller.coef
-        rewards, mean_kl = kl_in_rewards(
+        rewards, mean_kl = algorithms.kl_in_rewards(
             rewards, columns["old_logprobs"], columns["ref_logprobs"], mask, used, algorithm.kl.kind
         )
         controller.update(float(mean_kl), len(batch))
         metrics |= {"rollout/ref_kl": float(mean_kl), "rollout/kl_coef": used}
-    inputs = AdvantageInputs(
+    inputs = algorithms.AdvantageInputs(
         rewards, mask, columns.get("values"), group_ids=columns["group"], baselines=columns.get("baselines")
     )
-    outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
+    outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
     drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
     metrics |= {
         "rollout/rewards": float(columns["scores"].mean()),
         "rollout/stopped_frac": float(columns["stopped"].float().mean()),
-        "rollout/logprob_drift": float(masked_mean(drift, mask)),
+        "rollout/logprob_drift": float(algorithms.masked_mean(drift, mask)),
         "rollout/num_groups": float(num_groups(batch)),
         **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),
     }
-    advantages = whiten(outputs.advantages, mask) if whitens(algorithm) else outputs.advantages
+    advantages = algorithms.whiten(outputs.advantages, mask) if algorithms.whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
 
@@ -113,7 +104,7 @@ def updates(
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):
             minibatch = batch[np.sort(rows)]
-            denominator = loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
+            denominator = algorithms.loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
             minibatch.meta_info = {"step": step, "denominator": float(denominator.clamp(min=1))}
             yield minibatch
 
