@@ -50,16 +50,6 @@ class Found:
 
 def job(arguments: Sequence[str]) -> int:
     """Run one of the commands; returns 1 where that is not possible, 2 for wrong arguments."""
-    options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except (ContextError, SchedulerError, TimeoutError, RayError) as error:
-        print(str(error).split("\n")[0], file=sys.stderr)
-        return 1
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlinf-lite job", description="Supervised jobs (control.enabled=true).")
     commands = parser.add_subparsers(required=True, metavar="list | status | logs | stop")
     place = argparse.ArgumentParser(add_help=False)
@@ -83,7 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--rank", metavar="N", type=int, help="of this rank")
     logs.add_argument("--lines", metavar="N", type=int, default=30, help="the last of each (default: 30)")
     add("stop", _stop, "end a job; a training script leaves a checkpoint")
-    return parser
+
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except (ContextError, SchedulerError, TimeoutError, RayError) as error:
+        print(str(error).split("\n")[0], file=sys.stderr)
+        return 1
+    return 0
 
 
 def _list(options: argparse.Namespace) -> None:

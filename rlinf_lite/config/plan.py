@@ -146,14 +146,11 @@ def _placements(
             if touches(("cluster.node_groups",), suspects):
                 continue  # the node group that this entry misses may be the one that could not be read
             key = f"{PLACEMENT}.{error.about}" if error.about in placed else PLACEMENT
-            problems.append(Problem(key, error.text + _base_60_hint(spec)))
+            hint = ""
+            if isinstance(spec, int) and spec >= 60:
+                meant = f"{spec // 60}:{spec % 60}"
+                hint = f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"
+            problems.append(Problem(key, error.text + hint))
         else:
             found |= {name: of_entry[name] for name in known if placed.get(name) == [names]}
     return found, list(dict.fromkeys(problems))
-
-
-def _base_60_hint(spec: object) -> str:
-    if not isinstance(spec, int) or spec < 60:
-        return ""
-    meant = f"{spec // 60}:{spec % 60}"
-    return f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"

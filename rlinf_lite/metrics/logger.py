@@ -12,17 +12,9 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rlinf_lite.file_modes import write_whole
-
-
-class Backend(Protocol):
-    """One destination. `metrics` are flat floats, nan and inf included."""
-
-    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None: ...
-    def rewind(self, step: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class MetricLogger:
@@ -53,7 +45,8 @@ class MetricLogger:
         if not known.exists():
             known.write_text(json.dumps({"run_id": uuid.uuid4().hex[:12]}) + "\n")
         self.run_id = str(json.loads(known.read_text())["run_id"])
-        self._backends: list[Backend] = [JsonlBackend(run_dir / "metrics.jsonl", resume_step)]
+        self._backends: list[JsonlBackend | TensorBoardBackend | WandbBackend] = []
+        self._backends.append(JsonlBackend(run_dir / "metrics.jsonl", resume_step))
         if "tensorboard" in backends:
             self._backends.append(TensorBoardBackend(run_dir / "tensorboard", resume_step))
         if "wandb" in backends:

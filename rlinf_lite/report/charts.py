@@ -95,7 +95,14 @@ class Chart:
         self.title, self.unit, self.series, self.marks, self.x_name = spec.title, spec.unit, series, marks, x_name
         self.format: Callable[[float], str] = percent if spec.is_percent else compact
         xs = [x for one in series for x, _ in one.points]
-        y_ticks = nice_ticks(*_range(series, spec.bounds))
+        ys = [y for one in series for _, y in one.points]
+        ys += [end for one in series for interval in one.intervals for end in interval]
+        lowest, highest = spec.bounds
+        low = min(ys) if lowest is None else max(min(ys), lowest)
+        high = max(ys) if highest is None else min(max(ys), highest)
+        if low > 0 and low < 0.5 * high:
+            low = 0.0  # a scale that nearly reaches zero had better show it
+        y_ticks = nice_ticks(low, max(high, low))
         self.x = Scale(min(0.0, *xs), max(xs) or 1.0, self.left, self.right)
         self.y = Scale(y_ticks[0], y_ticks[-1], self.bottom, self.top)
         self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
@@ -155,18 +162,6 @@ def charts(run: RunFiles) -> Iterator[Chart]:
                 series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
         if series:
             yield Chart(spec, series, marks, x_name)
-
-
-def _range(series: Sequence[Series], bounds: tuple[float | None, float | None]) -> tuple[float, float]:
-    values = [y for one in series for _, y in one.points]
-    values += [end for one in series for interval in one.intervals for end in interval]
-    low, high = min(values), max(values)
-    lowest, highest = bounds
-    low = low if lowest is None else max(low, lowest)
-    high = high if highest is None else min(high, highest)
-    if low > 0 and low < 0.5 * high:
-        low = 0.0  # a scale that nearly reaches zero had better show it
-    return low, max(high, low)
 
 
 def _thinned(points: Sequence[Point], limit: int) -> list[Point]:

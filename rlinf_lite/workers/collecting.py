@@ -51,7 +51,24 @@ class Collector:
             if not rows.size:
                 break
             before: dict[str, Any] = take_rows(obs, rows)
-            obs, actions, mask = self._play_chunk(env, obs, episodes, decision, running, kept)
+            actions = np.zeros((len(episodes), chunk, len(self._low)), np.float32)  # clean
+            mask = np.zeros((len(episodes), chunk), np.bool_)  # which were executed
+            keys = noise_keys(data.seed, episodes, decision)
+            noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
+            first = 0
+            while first < chunk:
+                wanted = self._wanted(env, obs, chunk - first)
+                part = slice(first, first + wanted.shape[1])
+                actions[:, part] = np.clip(wanted, self._low, self._high)
+                result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
+                mask[:, part] = result.executed & running[:, None]
+                for record in result.episodes:
+                    if running[record.env_id]:
+                        running[record.env_id] = False
+                        kept[record.env_id] = data.keep_failures or bool(record.success_once)
+                        self._records.append(replace(record, env_id=int(episodes[record.env_id])))
+                obs, first = result.obs, part.stop
+            self._num_env_steps += int(mask.sum())
             chunks = Chunks(before, actions[rows], mask[rows], episodes[rows], np.full(len(rows), decision))
             played.append((rows, chunks))
         for rows, chunks in played:
@@ -63,31 +80,6 @@ class Collector:
         """Write what is left. Returns episode records, shards and the number of env steps."""
         self._writer.flush()
         return {"episodes": self._records, "shards": self._writer.shards, "num_env_steps": self._num_env_steps}
-
-    def _play_chunk(
-        self, env: VecEnv, obs: Obs, episodes: np.ndarray, decision: int, running: np.ndarray, kept: np.ndarray
-    ) -> tuple[Obs, np.ndarray, np.ndarray]:
-        """What is seen after the chunk, clean actions [B, C, D], and which were executed [B, C]."""
-        chunk, data = self._cfg.model.num_action_chunks, self._cfg.data
-        actions = np.zeros((len(episodes), chunk, len(self._low)), np.float32)
-        mask = np.zeros((len(episodes), chunk), np.bool_)
-        keys = noise_keys(data.seed, episodes, decision)
-        noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
-        first = 0
-        while first < chunk:
-            wanted = self._wanted(env, obs, chunk - first)
-            part = slice(first, first + wanted.shape[1])
-            actions[:, part] = np.clip(wanted, self._low, self._high)
-            result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
-            mask[:, part] = result.executed & running[:, None]
-            for record in result.episodes:
-                if running[record.env_id]:
-                    running[record.env_id] = False
-                    kept[record.env_id] = data.keep_failures or bool(record.success_once)
-                    self._records.append(replace(record, env_id=int(episodes[record.env_id])))
-            obs, first = result.obs, part.stop
-        self._num_env_steps += int(mask.sum())
-        return obs, actions, mask
 
     def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         """The expert's next actions [B, n, D], at most `num_actions`, from what is seen."""
