@@ -7,6 +7,6 @@ from rlinf_lite.runners.reasoning import check_rewards as check_rewards
 from rlinf_lite.runners.run_paths import RunClaim as RunClaim
 from rlinf_lite.runners.run_paths import RunInUseError as RunInUseError
 from rlinf_lite.runners.run_paths import claim_run as claim_run
-from rlinf_lite.runners.run_result import RunResult as RunResult
 from rlinf_lite.runners.sft import SFTRunner as SFTRunner
 from rlinf_lite.runners.sft import check_demonstrations as check_demonstrations
+from rlinf_lite.runners.stopping import RunResult as RunResult

@@ -22,8 +22,7 @@ from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, verify
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
-from rlinf_lite.runners.run_result import RunResult
-from rlinf_lite.runners.stopping import Stopped, StopRequest
+from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
 from rlinf_lite.runners.run_paths import RunClaim
-from rlinf_lite.runners.run_result import RunResult
+from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
