@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 
 from rlinf_lite import __version__
@@ -37,18 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
-    if command == "doctor":
-        from rlinf_lite.cli.doctor import doctor
-
-        return doctor(arguments)
-    if command == "info":
-        from rlinf_lite.cli.info import info
-
-        return info(arguments)
-    if command == "job":
-        from rlinf_lite.cli.job import job
-
-        return job(arguments)
+    if command in ("doctor", "info", "job"):  # what each imports, the others do without
+        run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
+        return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
     if command == "report":
         from rlinf_lite.report.__main__ import main as report

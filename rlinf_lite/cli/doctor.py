@@ -31,7 +31,7 @@ from rich.text import Text
 
 from rlinf_lite.cards import EnvCard, Probe
 from rlinf_lite.cli.info import requirements
-from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import byte_text
 from rlinf_lite.registry import ENVIRONMENTS, env_card
@@ -69,10 +69,22 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of that config")
     options = parser.parse_intermixed_args(arguments)
     try:
-        needs = Needs() if options.config_name is None else _needs(load_config(options.config_name, options.overrides))
+        config = None if options.config_name is None else load_config(options.config_name, options.overrides)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    needs = Needs()
+    if config is not None:
+        from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
+
+        plan = plan_of(config)
+        found = estimate(plan)
+        needs = Needs(
+            log_path=config.runner.logger.log_path,
+            num_processes=sum(len(processes) for processes in plan.placements.values()),
+            host_bytes=found.node_host_bytes,
+            shared_bytes=found.shared_bytes,
+        )
     with Console(stderr=True).status("trying out what is installed; a minute or two"):
         findings = examine(needs)
     if options.json:
@@ -80,10 +92,10 @@ def doctor(arguments: Sequence[str]) -> int:
     else:
         table = Table(box=None, pad_edge=False, show_header=False)
         for name, finding in findings.items():
-            found = Text(finding.value)
+            text = Text(finding.value)
             if finding.fix:
-                found.append(f"\n$ {finding.fix}", style="cyan")
-            table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
+                text.append(f"\n$ {finding.fix}", style="cyan")
+            table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, text)
         Console(width=None if sys.stdout.isatty() else 140).print(table)
     return 1 if any(finding.status == "fail" for finding in findings.values()) else 0
 
@@ -92,9 +104,8 @@ def examine(needs: Needs) -> dict[str, Finding]:
     """Every check by name, two at a time, in the order of the report."""
     clash = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
     fix_transformers = f"pip uninstall -y {' '.join(clash)}" if clash else "pip install 'transformers>=5'"
-    address = os.environ.get("RAY_ADDRESS")
     fix_ray = "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
-    if address:
+    if address := os.environ.get("RAY_ADDRESS"):
         fix_ray = f"unset RAY_ADDRESS  (or start Ray at {address})"
     checks: dict[str, Callable[[], Finding]] = {
         "Python": _python,
@@ -218,16 +229,3 @@ def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
     if tried.unless:
         return Finding("warn", f"no {tried.unless}: {found.value.split('. ')[0]}", fix)
     return Finding("fail", found.value, fix)
-
-
-def _needs(config: Config) -> Needs:
-    from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
-
-    plan = plan_of(config)
-    found = estimate(plan)
-    return Needs(
-        log_path=config.runner.logger.log_path,
-        num_processes=sum(len(processes) for processes in plan.placements.values()),
-        host_bytes=found.node_host_bytes,
-        shared_bytes=found.shared_bytes,
-    )

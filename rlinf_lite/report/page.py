@@ -238,13 +238,11 @@ class _Video:
 
 
 def _commands(run: RunFiles) -> dict[str, str]:
-    checkpoint = run.checkpoint
-    commands = {}
+    checkpoint, commands = run.checkpoint, {}
     if checkpoint is not None:
-        measure = f"rlinf-lite eval --checkpoint {checkpoint}"
+        commands["Measure the policy"] = f"rlinf-lite eval --checkpoint {checkpoint}"
         if run.section("runner").get("task_type") == "reasoning":
-            measure = f"the same command with {measure_overrides(checkpoint)}"
-        commands["Measure the policy"] = measure
+            commands["Measure the policy"] = f"the same command with {measure_overrides(checkpoint)}"
         commands["Go on"] = f"the same command with runner.resume={checkpoint} runner.max_steps=<more>"
     commands["Curves"] = f"python -m tensorboard.main --logdir {run.run_dir}"
     commands["This page anew"] = f"python -m rlinf_lite.report {run.run_dir}"

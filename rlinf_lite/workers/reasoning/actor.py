@@ -48,7 +48,7 @@ class LanguageActor(LanguageModelWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_logprobs` [B, R] of the responses under the present weights."""
         with self.timer("log-probs"):
-            return DataProto(self._columns(data, lambda rows: {"old_logprobs": self._score(rows)[0]}))
+            return DataProto({"old_logprobs": self._column(data, lambda rows: self._score(rows)[0])})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
@@ -133,5 +133,5 @@ class LanguageReference(LanguageModelWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_logprobs` [B, R] of the responses."""
         with self.timer("log-probs"):
-            columns = self._columns(data, lambda rows: {"ref_logprobs": self._score(rows)[0]})
+            columns = {"ref_logprobs": self._column(data, lambda rows: self._score(rows)[0])}
         return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})

@@ -60,21 +60,19 @@ class LanguageModelWorker(Worker):
         output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
         return output.logprobs, output.entropy
 
-    def _columns(self, batch: DataProto, forward: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Columns [B, R] on the CPU of what `forward` gives per response position of some rows; 0 behind responses."""
+    def _column(self, batch: DataProto, forward: Callable[[Rows], Tensor]) -> Tensor:
+        """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 behind responses."""
         mask = batch.batch["response_mask"]
-        columns: dict[str, Tensor] = {}
+        column = torch.zeros(mask.shape)
         with torch_threads(self.learner.num_threads), torch.no_grad():
             for _, rows, weight in self._micro_batches(batch):
                 self.report_progress()
                 with self.learner.autocast():
-                    found = forward(rows)
-                for name, values in found.items():
-                    column = columns.setdefault(name, torch.zeros(mask.shape))
-                    if weight:
-                        valid = mask[rows.index, : rows.response_length]
-                        column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
-        return columns
+                    values = forward(rows)
+                if weight:
+                    valid = mask[rows.index, : rows.response_length]
+                    column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+        return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`. Returns metrics

@@ -33,7 +33,7 @@ class LanguageCritic(LanguageModelWorker):
     def compute_values(self, data: DataProto) -> DataProto:
         """`values` [B, R] of the states before each token of the responses."""
         with self.timer("values"):
-            return DataProto(self._columns(data, lambda rows: {"values": self._values(rows)}))
+            return DataProto({"values": self._column(data, self._values)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, Any]:
