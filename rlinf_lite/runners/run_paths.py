@@ -163,7 +163,12 @@ def find_run(cfg: BaseConfig) -> RunClaim:
     """As `claim_run`, but a new run is only held when it begins: evaluation needs no directory."""
     source = _resume_source(cfg)
     if source is None:
-        return _claim(cfg, _new_name(cfg))
+        # <config>-<task>-seed<seed>-<start>-<random>, of characters that file systems and shells like
+        name, _, seed, task = _identity(cfg.model_dump(mode="json"))
+        parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII) for part in (name, task) if part is not None]
+        parts = [part.lstrip(".-")[:_MAX_PART] or "run" for part in parts]
+        start, random = time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)
+        return _claim(cfg, "-".join([*parts, f"seed{seed}", start, random]))
     checkpoint = find_checkpoint(source)
     is_in_run = checkpoint.parent.name == "checkpoints"
     claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else read_state(checkpoint)["run"], checkpoint)
@@ -209,14 +214,6 @@ def begin_run(
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:
     return RunClaim(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
-
-
-def _new_name(cfg: BaseConfig) -> str:
-    """`<config>-<task>-seed<seed>-<start>-<random>`, of characters that file systems and shells like."""
-    name, _, seed, task = _identity(cfg.model_dump(mode="json"))
-    parts = [name, *([] if task is None else [task])]
-    parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII).lstrip(".-")[:_MAX_PART] or "run" for part in parts]
-    return "-".join([*parts, f"seed{seed}", time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)])
 
 
 def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:

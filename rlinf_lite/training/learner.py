@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.registry import STRATEGIES
@@ -132,10 +133,12 @@ class Learner:
                 parameters = [parameter for parameter in parameters if id(parameter) in trained]
             if self.worker.world_size > 1:
                 self.strategy.reduce_gradients(parameters)
-            norm = float(sharding.clip_grad_norm(parameters, self._optim.clip_grad))
-
+            total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            total = total.full_tensor() if isinstance(total, DTensor) else total
+            norm = float(total)  # before clipping, alike on every rank
             finite = math.isfinite(norm)
             if finite:
+                nn.utils.clip_grads_with_norm_(parameters, self._optim.clip_grad, total)
                 self.optimizer.step()
                 sums.merge(found)
                 sums.add_scalar(f"train/{self.name}/grad_norm", norm)
@@ -156,7 +159,7 @@ class Learner:
 
     def result(self, sums: MetricSums) -> dict[str, Any]:
         """Metrics over all ranks, this rank's spans and memory."""
-        metrics = sums.result(self.sum_over_ranks)
+        metrics = sums.result(self.over_ranks)
         metrics[f"train/{self.name}/lr"] = self.optimizer.param_groups[0]["lr"]
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of this process; on a GPU, of its tensors
         if self.worker.device.startswith("cuda"):
@@ -188,15 +191,8 @@ class Learner:
         if rng_file.exists():
             torch.set_rng_state(load_file(rng_file)["torch"])
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum, on the CPU of every rank."""
-        return self._reduced(values, dist.ReduceOp.SUM)
-
-    def max_over_ranks(self, number: int) -> int:
-        """The largest number that a rank has."""
-        return int(self._reduced(torch.tensor([number]), dist.ReduceOp.MAX))
-
-    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+    def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""
         if self.worker.world_size > 1:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)

@@ -166,7 +166,7 @@ class EmbodiedFSDPActor(Worker):
                 stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
                 self.on_policy = self.on_policy and not stepped
                 if target_kl is not None:
-                    of_update = own_sums.result(learner.sum_over_ranks)
+                    of_update = own_sums.result(learner.over_ranks)
                     if of_update.get("train/actor/approx_kl_k3", 0.0) > target_kl:
                         sums.add_scalar("train/actor/stopped_early", 1.0)
                         break

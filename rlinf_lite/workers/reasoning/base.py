@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.reasoning import ReasoningConfig
@@ -98,7 +99,8 @@ class LanguageModelWorker(Worker):
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
         without rows computes an empty one."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
-        num_most = self.learner.max_over_ranks(max(len(parts), 1))  # before any rank computes: its passes meet, too
+        own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
+        num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
         for part in parts:
             yield batch, take_rows(batch, part, self.device), 1.0
         filling = batch if len(batch) else empty_row(batch)
