@@ -86,7 +86,7 @@ class Series:
         if len(points) < SMOOTH_FROM:
             return [("", points)]
         # over a tenth of the points, centred; the window shrinks at the ends
-        half, smooth = max(1, len(points) // 20), []
+        half, smooth = max(1, len(points) // 20), list[Point]()
         for i, (x, _) in enumerate(points):
             reach = min(half, i, len(points) - 1 - i)
             smooth.append((x, fmean(y for _, y in points[i - reach : i + reach + 1])))

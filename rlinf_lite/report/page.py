@@ -238,7 +238,7 @@ class _Video:
 
 
 def _commands(run: RunFiles) -> dict[str, str]:
-    checkpoint, commands = run.checkpoint, {}
+    checkpoint, commands = run.checkpoint, dict[str, str]()
     if checkpoint is not None:
         commands["Measure the policy"] = f"rlinf-lite eval --checkpoint {checkpoint}"
         if run.section("runner").get("task_type") == "reasoning":
