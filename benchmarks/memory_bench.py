@@ -23,7 +23,7 @@ from pathlib import Path
 from common import Comparison, Report, print_table, say
 
 from rlinf_lite.config import ReasoningConfig, load_config
-from rlinf_lite.preview.dry_run import plan_of
+from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import estimate
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 
 from rlinf_lite.config import load_config
-from rlinf_lite.config.plan import complete_plan
+from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import Estimate, estimate
 
 OUT = Path(__file__).resolve().parent / "memory.md"
@@ -56,7 +56,7 @@ def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
         f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
         *overrides,
     ]
-    found = estimate(complete_plan(load_config(CONFIG, settings)))
+    found = estimate(plan_of(load_config(CONFIG, settings)))
     assert not found.unknown, found.unknown
     return found
 

@@ -168,10 +168,8 @@ class EnvCard(Card):
 
     def probes(self) -> dict[str, Probe]:
         """What `rlinf-lite doctor` tries out, by what the report calls it."""
-        return {self.name: Probe("rlinf_lite.cli.probes:simulator", f"pip install --force-reinstall '{self._wheel()}'")}
-
-    def _wheel(self) -> str:
-        return f"rlinf_lite[{self.extra}]" if self.extra else "rlinf_lite"
+        wheel = f"rlinf_lite[{self.extra}]" if self.extra else "rlinf_lite"
+        return {self.name: Probe("rlinf_lite.cli.probes:simulator", f"pip install --force-reinstall '{wheel}'")}
 
 
 class PolicyCard(Card):

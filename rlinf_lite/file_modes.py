@@ -1,4 +1,5 @@
-"""The modes of files that others write: safetensors makes its files 0600, whatever the umask."""
+"""Files that are written whole or not at all, and the modes of those that others write: safetensors makes its files
+0600, whatever the umask."""
 
 from __future__ import annotations
 
@@ -7,6 +8,13 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text, which readers see all of or nothing."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def follow_umask(files: Iterable[Path]) -> None:

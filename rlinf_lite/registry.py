@@ -181,10 +181,7 @@ POLICIES = Registry(
     "model.id",
     "pkg.module:Class, or a card",
     UnknownPolicyError,
-    {
-        "mlp_gaussian": "rlinf_lite.models.mlp.card:MLP",
-        "openvla": "rlinf_lite.models.vla.card:OpenVLA",
-    },
+    {"mlp_gaussian": "rlinf_lite.models.mlp.card:MLP", "openvla": "rlinf_lite.models.vla.card:OpenVLA"},
 )
 _GROUPS = EstimatorNeeds(groups=True, whole_episodes=True)
 ESTIMATORS = Registry(
@@ -207,20 +204,13 @@ LOSSES = Registry(
     "algorithm.loss_type",
     "pkg.module:function",
     UnknownAlgorithmError,
-    {
-        "ppo": "rlinf_lite.algorithms.losses:ppo",
-        "gspo": "rlinf_lite.algorithms.losses:gspo",
-        "cispo": "rlinf_lite.algorithms.losses:cispo",
-    },
+    {name: f"rlinf_lite.algorithms.losses:{name}" for name in ("ppo", "gspo", "cispo")},
 )
 STRATEGIES = Registry(
     "actor.strategy",
     "pkg.module:Class",
     UnknownStrategyError,
-    {
-        "fsdp": "rlinf_lite.training.strategies:FSDP",
-        "replicated": "rlinf_lite.training.strategies:Replicated",
-    },
+    {"fsdp": "rlinf_lite.training.strategies:FSDP", "replicated": "rlinf_lite.training.strategies:Replicated"},
 )
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
@@ -239,6 +229,17 @@ def env_card(name: str) -> EnvCard:
 def policy_card(name: str) -> PolicyCard:
     """The card of `model.id`; one that knows nothing for a class without. Raises as `env_card`, UnknownPolicyError."""
     return PolicyCard.of(POLICIES.get(name), name)
+
+
+def card_in(section: str, content: Mapping[str, Any]) -> Card | None:
+    """The card of the part that a config names in its section `env` or `model`; None where there is no such part, which
+    a check says."""
+    part = content.get(section)
+    registry, card_of = (ENVIRONMENTS, env_card) if section == "env" else (POLICIES, policy_card)
+    try:
+        return card_of(part.get("id", registry.default) if isinstance(part, Mapping) else registry.default)
+    except (PartError, TypeError):
+        return None
 
 
 def language_card() -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rlinf_lite.cards import Card
-from rlinf_lite.registry import ENVIRONMENTS, POLICIES, PartError, env_card, policy_card
+from rlinf_lite.registry import card_in
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +42,14 @@ def new_names(content: Mapping[str, Any]) -> dict[str, str | None]:
     runner = content.get("runner")
     if isinstance(runner, Mapping) and runner.get("task_type") == "reasoning":
         return {}
-    kinds = {section: card_kind(section, content) for section in ("env", "model")}
+    cards = {section: card_in(section, content) for section in ("env", "model")}
     found: dict[str, str | None] = {}
     for old, new, part in RENAMED:
         section = old.partition(".")[0]
         if found.get(old) is None:
-            fits = not part or issubclass(kinds[section], card_kind(section, {section: {"id": part}}))
+            fits = not part or isinstance(cards[section], type(card_in(section, {section: {"id": part}})))
             found[old] = new if fits else None
     return found
-
-
-def card_kind(section: str, content: Mapping[str, Any]) -> type[Card]:
-    """The class of the card that the part of this section, `env` or `model`, has; Card where there is no such part."""
-    part = content.get(section)
-    registry, card_of = (ENVIRONMENTS, env_card) if section == "env" else (POLICIES, policy_card)
-    try:
-        return type(card_of(part.get("id", registry.default) if isinstance(part, Mapping) else registry.default))
-    except (PartError, TypeError):
-        return Card  # a check says so
 
 
 def new_name(key: str, names: Mapping[str, str | None]) -> str | None:
@@ -72,15 +62,16 @@ def new_name(key: str, names: Mapping[str, str | None]) -> str | None:
 
 def with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
     """A nested dict whose old keys have their new names; it says which, once in a process."""
-    changed, names = _copied(content), new_names(content)
+    changed, names = deepcopy(dict(content)), new_names(content)
     said: dict[str, str | None] = {}
     for old, new in names.items():
         section, _, name = old.partition(".")
         if isinstance(changed.get(section), dict) and name in changed[section]:
             value = changed[section].pop(name)
-            if value != {}:
-                said[old] = new
-            if new is not None and value != {}:
+            if value == {}:
+                continue
+            said[old] = new
+            if new is not None:
                 _merge(changed, new.split("."), value)
     runner = changed.get("runner")
     if isinstance(runner, dict) and isinstance(runner.get("allow_changes"), list):
@@ -105,24 +96,15 @@ def _say(line: str) -> None:
     log.warning(line)
 
 
-def _copied(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in content.items()}
-
-
-def _merge(target: dict[str, Any], path: list[str], value: Any) -> None:
-    for key, inner in _leaves(path, value):
-        section = target
-        for part in key[:-1]:
-            below = section.setdefault(part, {})
-            if not isinstance(below, dict):
-                return  # what is there is no section, which validation says
-            section = below
-        section[key[-1]] = inner
-
-
-def _leaves(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from _leaves([*path, key], inner)
+def _merge(section: Any, path: list[str], value: Any) -> None:
+    """Set what is at `path`, a section key by key."""
+    if not isinstance(section, dict):
+        return  # what is there is no section, which validation says
+    name, *rest = path
+    if rest:
+        _merge(section.setdefault(name, {}), rest, value)
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            _merge(section.setdefault(name, {}), [key], inner)
+    else:
+        section[name] = value

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 from rlinf_lite import __version__
-from rlinf_lite.cli.parse import parse_cli
+from rlinf_lite.cli.parse import EXAMPLES, parse_cli
 from rlinf_lite.script import run_script
 from rlinf_lite.shipped import shipped
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-EXAMPLES = {
-    "train": "embodiment/train_embodied_agent.py",
-    "eval": "embodiment/eval_embodied_agent.py",
-    "sft": "embodiment/train_sft.py",
-    "math": "math/train_math.py",
-}
 COMMANDS = [*EXAMPLES, "report", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
@@ -44,27 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
-    if command == "doctor":
-        from rlinf_lite.cli.doctor import doctor
-
-        return doctor(arguments)
-    if command == "info":
-        from rlinf_lite.cli.info import info
-
-        return info(arguments)
-    if command == "job":
-        from rlinf_lite.cli.job import job
-
-        return job(arguments)
+    if command in ("doctor", "info", "job"):  # what each imports, the others do without
+        run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
+        return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
     if command == "report":
         from rlinf_lite.report.__main__ import main as report
 
         return report()
-    return _run_example(shipped("examples") / EXAMPLES[command])
-
-
-def _run_example(script: Path) -> int:
+    script = shipped("examples") / EXAMPLES[command]
     spec = spec_from_file_location(script.stem, script)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,20 +25,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlinf_lite.cards import EnvCard, Probe
 from rlinf_lite.cli.info import requirements
-from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.preview.dry_run import byte_text, plan_of
+from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.plan import plan_of
+from rlinf_lite.preview.dry_run import byte_text
 from rlinf_lite.registry import ENVIRONMENTS, env_card
 
 _GIB = 2**30
 _PROCESS_BYTES = _GIB // 2  # what torch and Ray take in each worker of a run that is not named
-_CUDA_TORCH = "pip install --force-reinstall 'torch>=2.13'"
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT_S = 180.0
 
@@ -70,31 +69,54 @@ def doctor(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of that config")
     options = parser.parse_intermixed_args(arguments)
     try:
-        needs = Needs() if options.config_name is None else _needs(load_config(options.config_name, options.overrides))
+        config = None if options.config_name is None else load_config(options.config_name, options.overrides)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    needs = Needs()
+    if config is not None:
+        from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
+
+        plan = plan_of(config)
+        found = estimate(plan)
+        needs = Needs(
+            log_path=config.runner.logger.log_path,
+            num_processes=sum(len(processes) for processes in plan.placements.values()),
+            host_bytes=found.node_host_bytes,
+            shared_bytes=found.shared_bytes,
+        )
     with Console(stderr=True).status("trying out what is installed; a minute or two"):
         findings = examine(needs)
     if options.json:
         print(json.dumps([{"check": name, **asdict(finding)} for name, finding in findings.items()], indent=2))
     else:
-        _print_table(findings)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, finding in findings.items():
+            text = Text(finding.value)
+            if finding.fix:
+                text.append(f"\n$ {finding.fix}", style="cyan")
+            table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, text)
+        Console(width=None if sys.stdout.isatty() else 140).print(table)
     return 1 if any(finding.status == "fail" for finding in findings.values()) else 0
 
 
 def examine(needs: Needs) -> dict[str, Finding]:
     """Every check by name, two at a time, in the order of the report."""
+    clash = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
+    fix_transformers = f"pip uninstall -y {' '.join(clash)}" if clash else "pip install 'transformers>=5'"
+    fix_ray = "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
+    if address := os.environ.get("RAY_ADDRESS"):
+        fix_ray = f"unset RAY_ADDRESS  (or start Ray at {address})"
     checks: dict[str, Callable[[], Finding]] = {
         "Python": _python,
         "torch": partial(probe, "torch", "pip install 'torch>=2.13'"),
-        "transformers": _transformers,
-        "accelerators": partial(probe, "accelerators", _CUDA_TORCH),
+        "transformers": partial(probe, "transformers", fix_transformers),
+        "accelerators": partial(probe, "accelerators", "pip install --force-reinstall 'torch>=2.13'"),
         "CPU cores": _cores,
         "memory": partial(_memory, needs),
         "shared memory": partial(_shared_memory, needs),
         "disk": partial(_disk, needs),
-        "Ray": partial(probe, "ray", _ray_fix()),
+        "Ray": partial(probe, "ray", fix_ray),
     }
     for card in map(env_card, ENVIRONMENTS.names()):
         checks |= {name: partial(_part, card, name, tried) for name, tried in card.probes().items()}
@@ -132,23 +154,17 @@ def try_out(command: Sequence[str], fix: str, timeout_s: float) -> Finding:
 def _python() -> Finding:
     """The interpreter, and whether what rlinf_lite requires is installed."""
     core = requirements()[""]
-    wrong = [f"{one}" for one in core if not _is_met(one)]
+    wrong = []
+    for one in core:
+        try:
+            is_met = one.specifier.contains(metadata.version(one.name), prereleases=True)
+        except metadata.PackageNotFoundError:
+            is_met = False
+        wrong += [] if is_met else [f"{one}"]
     version = f"{platform.python_version()} in {sys.prefix}"
     if wrong:
         return Finding("fail", f"{version}, without {', '.join(wrong)}", f"pip install {shlex.join(wrong)}")
     return Finding("ok", f"{version}, {len(core)} packages as required")
-
-
-def _is_met(requirement: Requirement) -> bool:
-    try:
-        return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
-    except metadata.PackageNotFoundError:
-        return False
-
-
-def _transformers() -> Finding:
-    clash = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
-    return probe("transformers", f"pip uninstall -y {' '.join(clash)}" if clash else "pip install 'transformers>=5'")
 
 
 def _cores() -> Finding:
@@ -164,20 +180,15 @@ def _cores() -> Finding:
 
 
 def _memory(needs: Needs) -> Finding:
-    free = min(_available_memory())
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free, group = int(fields["MemAvailable"].split()[0]) * 1024, Path("/sys/fs/cgroup")
+    if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()) != "max":
+        free = min(free, int(limit) - int((group / "memory.current").read_text()))
     wanted = needs.host_bytes or needs.num_processes * _PROCESS_BYTES
     value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
     if free < wanted:
         return Finding("fail", value, "rlinf-lite train --dry-run  (shows what takes it)")
     return Finding("ok", value)
-
-
-def _available_memory() -> Iterator[int]:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    yield int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").is_file() and (group / "memory.max").read_text().strip() != "max":
-        yield int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
 
 
 def _shared_memory(needs: Needs) -> Finding:
@@ -205,12 +216,6 @@ def _disk(needs: Needs) -> Finding:
     return Finding("warn" if min(free.values()) < 5 * _GIB else "ok", value)
 
 
-def _ray_fix() -> str:
-    if os.environ.get("RAY_ADDRESS"):
-        return f"unset RAY_ADDRESS  (or start Ray at {os.environ['RAY_ADDRESS']})"
-    return "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
-
-
 def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
     """What an environment's card has us try out."""
     if card.package is not None and find_spec(card.package) is None:
@@ -224,26 +229,3 @@ def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
     if tried.unless:
         return Finding("warn", f"no {tried.unless}: {found.value.split('. ')[0]}", fix)
     return Finding("fail", found.value, fix)
-
-
-def _needs(config: Config) -> Needs:
-    from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
-
-    plan = plan_of(config)
-    found = estimate(plan)
-    return Needs(
-        log_path=config.runner.logger.log_path,
-        num_processes=sum(len(processes) for processes in plan.placements.values()),
-        host_bytes=found.node_host_bytes,
-        shared_bytes=found.shared_bytes,
-    )
-
-
-def _print_table(findings: dict[str, Finding]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, finding in findings.items():
-        found = Text(finding.value)
-        if finding.fix:
-            found.append(f"\n$ {finding.fix}", style="cyan")
-        table.add_row(Text(finding.status, style=_COLOURS[finding.status]), name, found)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from rlinf_lite import __version__
-from rlinf_lite.config.compose import config_names
+from rlinf_lite.config.loading import config_names
 from rlinf_lite.registry import REGISTRIES
 from rlinf_lite.scheduler.placement import detect_slots
 from rlinf_lite.shipped import PACKAGE
@@ -26,14 +26,11 @@ def info(arguments: Sequence[str]) -> int:
     if parser.parse_args(arguments).json:
         print(json.dumps(found, indent=2))
         return 0
-    print("\n".join(f"{title}\n{_indented(content)}" for title, content in found.items()))
+    for title, content in found.items():
+        if isinstance(content, dict):
+            content = [f"{name:<14} {value}" for name, value in content.items()]
+        print("\n  ".join([title, *([content] if isinstance(content, str) else content)]))
     return 0
-
-
-def _indented(content: str | list[str] | dict[str, str]) -> str:
-    if isinstance(content, dict):
-        content = [f"{name:<14} {value}" for name, value in content.items()]
-    return "\n".join(f"  {line}" for line in ([content] if isinstance(content, str) else content))
 
 
 def gather() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,16 +50,6 @@ class Found:
 
 def job(arguments: Sequence[str]) -> int:
     """Run one of the commands; returns 1 where that is not possible, 2 for wrong arguments."""
-    options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except (ContextError, SchedulerError, TimeoutError, RayError) as error:
-        print(str(error).split("\n")[0], file=sys.stderr)
-        return 1
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlinf-lite job", description="Supervised jobs (control.enabled=true).")
     commands = parser.add_subparsers(required=True, metavar="list | status | logs | stop")
     place = argparse.ArgumentParser(add_help=False)
@@ -83,7 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--rank", metavar="N", type=int, help="of this rank")
     logs.add_argument("--lines", metavar="N", type=int, default=30, help="the last of each (default: 30)")
     add("stop", _stop, "end a job; a training script leaves a checkpoint")
-    return parser
+
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except (ContextError, SchedulerError, TimeoutError, RayError) as error:
+        print(str(error).split("\n")[0], file=sys.stderr)
+        return 1
+    return 0
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -172,37 +169,36 @@ def _rays(options: argparse.Namespace) -> list[KnownRay]:
 def _find(options: argparse.Namespace) -> list[Found]:
     """All jobs: those of one Ray after another, or of a directory, with the Rays in which they go on."""
     if options.backend is None:
-        return [found for known in _rays(options) for found in _look(KVBackend(), known)]
+        return [found for known in _rays(options) for found in _read(KVBackend(), known)]
     if not Path(options.backend).is_dir():
         raise SchedulerError(f"--backend {options.backend}: there is no such directory")
     kept = DirectoryBackend(options.backend)
     jobs = {found.context.name: found for found in _read(kept, None)}
     over = all(found.context.stage.is_final for found in jobs.values())
     for known in [] if over else _rays(options):
-        jobs |= {found.context.name: found for found in _look(kept, known) if found.ray is not None}
+        jobs |= {found.context.name: found for found in _read(kept, known) if found.ray is not None}
     return list(jobs.values())
 
 
-def _look(backend: ContextBackend, known: KnownRay) -> list[Found]:
+def _read(backend: ContextBackend, known: KnownRay | None) -> list[Found]:
+    """The jobs of a backend, as far as `known`, where they may go on, can be asked."""
+    found = []
     try:
-        with joined_ray(known):
-            return list(_read(backend, known))
+        with nullcontext() if known is None else joined_ray(known):
+            for handle in find_jobs([backend]):
+                try:
+                    context = handle.status()
+                except ContextError as error:
+                    print(error, file=sys.stderr)
+                    continue
+                watched = known is not None and not context.stage.is_final and handle.has_master()
+                found.append(Found(handle, context, known if watched else None))
     except ClusterError as error:
-        if known.token is None:
+        if known is None or known.token is None:
             raise
         print(error, file=sys.stderr)  # one of several, and perhaps about to end
         return []
-
-
-def _read(backend: ContextBackend, known: KnownRay | None) -> Iterable[Found]:
-    for handle in find_jobs([backend]):
-        try:
-            context = handle.status()
-        except ContextError as error:
-            print(error, file=sys.stderr)
-            continue
-        watched = known is not None and not context.stage.is_final and handle.has_master()
-        yield Found(handle, context, known if watched else None)
+    return found
 
 
 def _pick(options: argparse.Namespace) -> Found:

@@ -1,8 +1,20 @@
-"""Configuration: schema (pydantic), loading (Hydra) and cross-checks. Needs neither torch nor ray."""
+"""Configuration: schema (pydantic), loading (Hydra) and cross-checks. Needs neither torch nor ray.
 
-from rlinf_lite.config.errors import ConfigError
-from rlinf_lite.config.loading import load_config
-from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.schema import AlgorithmConfig, Config, EnvConfig
+`load_config` is imported when first used: workers import schemas, and do not need Hydra.
+"""
 
-__all__ = ["AlgorithmConfig", "Config", "ConfigError", "EnvConfig", "ReasoningConfig", "load_config"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_lite.config.explain import ConfigError as ConfigError
+from rlinf_lite.config.reasoning import ReasoningConfig as ReasoningConfig
+from rlinf_lite.config.schema import AlgorithmConfig as AlgorithmConfig
+from rlinf_lite.config.schema import Config as Config
+from rlinf_lite.config.schema import EnvConfig as EnvConfig
+from rlinf_lite.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.loading import load_config as load_config
+
+__getattr__ = lazy_names(__name__, {"loading": ["load_config"]})

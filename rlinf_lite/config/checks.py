@@ -1,4 +1,4 @@
-"""Rules of runs in simulators, and every problem of a config."""
+"""Rules of runs in simulators and of those of language models, and every problem of a config."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rlinf_lite.cards import EnvCard, Problem
-from rlinf_lite.config import common_checks  # noqa: F401  (adds its rules)
-from rlinf_lite.config.names import COMPONENTS, ROLES, needs_of
-from rlinf_lite.config.placing import placements
-from rlinf_lite.config.plan import Plan, episode_steps, observed
+from rlinf_lite import registry
+from rlinf_lite.cards import Problem
+from rlinf_lite.config.names import ROLES, fused_roles, needs_of
+from rlinf_lite.config.plan import (
+    PLACEMENT,
+    Plan,
+    ReasoningPlan,
+    env_card_of,
+    episode_steps,
+    observed,
+    plan_and_problems,
+)
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import ReasoningPlan
-from rlinf_lite.config.resources import missing_directory, policy_directory
-from rlinf_lite.config.roles import roles_of
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.rules import SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
 from rlinf_lite.config.schema import BaseConfig, Config
-from rlinf_lite.registry import PartError, did_you_mean, env_card, install_command, is_installed, policy_card
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
@@ -28,14 +32,7 @@ _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
 def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
     """Everything that is wrong. `suspects` are keys whose values are not what their author wrote."""
-    plan: Plan | ReasoningPlan
-    if isinstance(config, ReasoningConfig):
-        found, problems = placements(config.cluster, ROLES, roles_of(config), suspects)
-        plan = ReasoningPlan(config, found)
-    else:
-        assert isinstance(config, Config)
-        found, problems = placements(config.cluster, COMPONENTS, COMPONENTS, suspects)
-        plan = Plan(config, found)
+    plan, problems = plan_and_problems(config, suspects)
     return [*problems, *violations(config, plan, suspects)]
 
 
@@ -239,22 +236,22 @@ def _levels_match_rewards(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("env.id", kinds=SIMULATED)
 def _the_simulator_is_installed(config: Config, plan: Plan) -> Iterator[Problem]:
-    card = _env_card(config)
-    if card is not None and card.package is not None and not is_installed(card.package):
-        advice = f"{install_command(card.extra)}" if card.extra else f"pip install {card.package}"
+    card = env_card_of(config)
+    if card is not None and card.package is not None and not registry.is_installed(card.package):
+        advice = registry.install_command(card.extra) if card.extra else f"pip install {card.package}"
         yield Problem("env.id", f"{card.name} is not installed (no module {card.package}). {advice}")
 
 
 @rule("env.id", "env.task", kinds=SIMULATED)
 def _the_simulator_has_the_task(config: Config, plan: Plan) -> Iterator[Problem]:
-    card, task = _env_card(config), config.env.task
+    card, task = env_card_of(config), config.env.task
     if card is not None and card.tasks and not card.has_other_tasks and task not in card.tasks:
-        yield Problem("env.task", f"{card.name} has no task {task!r}. {did_you_mean(task, card.tasks)}")
+        yield Problem("env.task", f"{card.name} has no task {task!r}. {registry.did_you_mean(task, card.tasks)}")
 
 
 @rule("env.id", "env.task", "env.options", "cluster", kinds=SIMULATED)
 def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
-    card = _env_card(config)
+    card = env_card_of(config)
     if card is not None and plan.placements:
         yield from card.problems(config)
 
@@ -262,22 +259,14 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:
-        card = policy_card(config.model.id)
-    except PartError:
+        card = registry.policy_card(config.model.id)
+    except registry.PartError:
         return
-    env = _env_card(config)
+    env = env_card_of(config)
     lacking = env.lacks_state(config.env.options) if env is not None and card.reads_state else None
     if lacking is not None:
         yield Problem(lacking.key, f"{lacking.text}, which is what {config.model.id} reads. Use state")
     yield from card.problems(config, observed(config))
-
-
-def _env_card(config: Config) -> EnvCard | None:
-    """None where there is no such environment, as another rule says."""
-    try:
-        return env_card(config.env.id)
-    except PartError:
-        return None
 
 
 # supervised training
@@ -295,7 +284,7 @@ def _sft_has_a_length(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Problem]:
-    data, card = config.data, _env_card(config)
+    data, card = config.data, env_card_of(config)
     there = data.demos_dir is not None and (Path(data.demos_dir) / "meta.json").is_file()
     if card is None or data.teacher_dir is not None or there:
         return
@@ -305,14 +294,9 @@ def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Probl
         yield Problem("data.teacher_dir", text)
 
 
-@rule("data.teacher_dir", kinds=SIMULATED)
-def _teacher_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
-    yield from missing_directory("data.teacher_dir", config.data.teacher_dir, is_policy=False)
-
-
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=("sft",))
 def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
-    teacher, chunk, card = config.data.teacher_dir, config.model.num_action_chunks, _env_card(config)
+    teacher, chunk, card = config.data.teacher_dir, config.model.num_action_chunks, env_card_of(config)
     if teacher is None or not Path(teacher).is_dir():
         return
     file = policy_directory(teacher) / "config.json"
@@ -330,3 +314,95 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
     lacking = card.lacks_state(config.env.options) if card is not None else None
     if lacking is not None:
         yield Problem(lacking.key, f"{lacking.text}, which data.teacher_dir acts on. Use rgb+state")
+
+
+# language models
+
+
+@rule("data.num_prompts", "algorithm.group_size", "actor.global_batch_size", kinds=("reasoning",))
+def _batches(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    samples, batch = plan.num_samples, config.actor.global_batch_size
+    if samples % batch:
+        yield Problem(
+            "actor.global_batch_size",
+            f"a step has {config.data.num_prompts} prompts x {config.algorithm.group_size} responses = {samples} "
+            f"samples, which are no whole number of batches of {batch} ({quotient(samples, batch)}). Use "
+            f"{largest_divisor(samples, batch)}, or change data.num_prompts or algorithm.group_size",
+        )
+
+
+@rule(
+    *("data.max_prompt_length", "rollout.max_response_length", "actor.max_tokens_per_micro_batch"), kinds=("reasoning",)
+)
+def _passes_hold_sequences(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
+    budget = config.actor.max_tokens_per_micro_batch
+    if budget < prompt + response:
+        yield Problem(
+            "actor.max_tokens_per_micro_batch",
+            f"{budget} tokens do not hold one sequence of {prompt} + {response} = {prompt + response} "
+            "(data.max_prompt_length + rollout.max_response_length). Use that many or more",
+        )
+
+
+@rule(
+    *("model", "data.max_prompt_length", "rollout.max_response_length", "rollout.model_dir", "cluster.fuse"),
+    "actor.checkpoint_load_path",
+    kinds=("reasoning",),
+)
+def _what_the_models_card_says(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    shares_process = {"actor", "rollout"} <= set(fused_roles(config))
+    yield from registry.language_card().problems(config, shares_process)
+
+
+@rule("algorithm.kl", kinds=("reasoning",))
+def _kl(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    kl = config.algorithm.kl
+    if kl.place == "loss" and kl.kind == "k1":
+        yield Problem(
+            "algorithm.kl.kind",
+            "k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average over tokens drawn "
+            "from p. Use k2, whose gradient is that of the KL, or k3; k1 is for algorithm.kl.place: reward",
+        )
+    if kl.controller == "adaptive" and kl.place != "reward":
+        yield Problem(
+            "algorithm.kl.controller",
+            f"adaptive steers the weight of the KL in the reward, and algorithm.kl.place is {kl.place}. Set that to "
+            "reward, or this to fixed",
+        )
+
+
+@rule("cluster.fuse", PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
+def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    roles = fused_roles(config)
+    for role in roles:
+        if role not in ROLES:
+            yield Problem("cluster.fuse", f"there is no role {role!r}. {registry.did_you_mean(role, ROLES)}")
+    if len(set(roles)) < len(roles):
+        yield Problem("cluster.fuse", f"{config.cluster.fuse} names a role twice. Name each once")
+    shown = {role: [process.slots for process in plan.placements[role]] for role in roles if role in plan.placements}
+    different = [role for role, slots in shown.items() if slots != shown[next(iter(shown))]]
+    if different:
+        yield Problem(
+            "cluster.fuse",
+            f"{next(iter(shown))} and {different[0]} share processes, and {PLACEMENT} puts them in different places. "
+            "Give them one line",
+        )
+
+
+@rule("reward.fn", kinds=("reasoning",))
+def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    if config.reward.fn is not None and not registry.IMPORT_PATH.fullmatch(config.reward.fn):
+        yield Problem("reward.fn", f"{config.reward.fn!r} is no import path. Write pkg.module:function")
+
+
+@rule("data.train_files", "data.val_files", "runner.val_check_interval", kinds=("reasoning",))
+def _problem_files(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    data = config.data
+    for key, paths in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for path in paths:
+            if not Path(path).is_file():
+                yield Problem(key, f"no file {path!r} (looked for {Path(path).absolute()}). Correct it")
+    if config.runner.val_check_interval > 0 and data.train_files and not data.val_files:
+        text = "is empty, and runner.val_check_interval is not. Name some, or set that to -1"
+        yield Problem("data.val_files", text)

@@ -1,18 +1,23 @@
-"""pydantic's findings in the words of a config's author."""
+"""A nested dict as a config: pydantic validates, checks between keys follow, and what is wrong is said in the words of
+its author, all at once."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlinf_lite.cards import Problem
+from rlinf_lite.config.checks import find_problems
 from rlinf_lite.config.names import cards_of, schema_keys
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
 from rlinf_lite.registry import nearest
+from rlinf_lite.renamed_keys import with_new_names
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -29,26 +34,63 @@ _EXPECTED = {
     "dict_type": "a section of keys",
     "model_type": "a section of keys",
 }
+Location = tuple[str | int, ...]
+"""Of a value in nested dicts and lists, as pydantic gives it."""
 _NESTED: dict[str, type[BaseModel]] = {
     "cluster.node_groups": NodeGroup,
     "cluster.component_placement": PlacementSpec,
 }
 
 
-def explain_validation(
-    error: ValidationError, content: dict[str, Any], schema: type[BaseModel] = Config
+class ConfigError(ValueError):
+    """Everything that is wrong with a configuration, found before anything starts.
+
+    `problems` holds one line each: `where.in.yaml: what is wrong (the value, the arithmetic). how to fix it`.
+    """
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        super().__init__(source, problems)
+        self.source = source
+        self.problems = problems
+
+    def __str__(self) -> str:
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        return "\n".join([f"{self.source}: {count}", *(f"  - {problem}" for problem in self.problems)])
+
+
+def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[Problem]]:
+    """The config of a nested dict, with defaults in place of what is not valid, and every problem.
+
+    Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
+    """
+    runner = content.get("runner")
+    is_reasoning = isinstance(runner, dict) and runner.get("task_type") == "reasoning"
+    schema: Any = ReasoningConfig if is_reasoning else Config
+    content = with_new_names(content)
+    try:
+        config = schema.model_validate(content)
+        return config, find_problems(config, set(suspects))
+    except ValidationError as error:
+        problems, wrong, remaining = _explained(error, content, schema)
+    config = schema.model_validate(remaining)
+    return config, [*problems, *find_problems(config, wrong | set(suspects))]
+
+
+def _explained(
+    error: ValidationError, content: dict[str, Any], schema: type[BaseModel]
 ) -> tuple[list[Problem], set[str], dict[str, Any]]:
     """What is wrong, which keys cannot be judged because of it, and `content` without those values.
 
     What remains is valid, so that the checks between keys still run on the rest.
     """
-    grouped: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+    grouped: dict[Location, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         grouped.setdefault(_existing_part(details["loc"], content), []).append(details)
-    grouped = {location: found for location, found in grouped.items() if not _is_noise(location, grouped)}
     problems, suspects, remaining = list[Problem](), set[str](), copy.deepcopy(content)
     known = schema_keys(schema, cards_of(content, schema))
     for location, found in grouped.items():
+        if any(other != location and other[: len(location)] == location for other in grouped):
+            continue  # a union's other members did not fit: no matter where one fits but for a key within
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
             meant, advice = _nearest_key(location, known)
@@ -61,32 +103,26 @@ def explain_validation(
     return problems, suspects, remaining
 
 
-def _existing_part(location: tuple[str | int, ...], content: Any) -> tuple[str | int, ...]:
+def _existing_part(location: Location, content: Any) -> Location:
     """`location` without what pydantic adds to it for members of unions."""
     kept: list[str | int] = []
     for part in location:
-        if isinstance(content, dict | list) and _has(content, part):
-            content = content[part]  # type: ignore[index]
+        try:
+            content = content[part]
             kept.append(part)
-        elif not _is_union_member(part):
-            break
+        except (KeyError, IndexError, TypeError):
+            if part not in ("str", "int", "PlacementSpec"):  # members of unions
+                break
     return tuple(kept) or location[:1]
 
 
-def _has(content: dict[Any, Any] | list[Any], part: str | int) -> bool:
-    return part in content if isinstance(content, dict) else isinstance(part, int) and part < len(content)
+def yaml_text(value: object) -> str:
+    """A value as a config has it, in one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _is_noise(location: tuple[str | int, ...], locations: Iterable[tuple[str | int, ...]]) -> bool:
-    """A union's other members did not fit, which does not matter where one fits but for a key within."""
-    return any(other[: len(location)] == location != other for other in locations)
-
-
-def _is_union_member(part: str | int) -> bool:
-    return part in ("str", "int", "PlacementSpec")
-
-
-def _dotted(location: tuple[str | int, ...]) -> str:
+def _dotted(location: Location) -> str:
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -109,7 +145,7 @@ def _wrong_value(found: list[ErrorDetails]) -> str:
     return f"{value}. It {message if message.startswith('must') else f'must {message}'}"
 
 
-def _nearest_key(location: tuple[str | int, ...], keys: list[str]) -> tuple[str | None, str]:
+def _nearest_key(location: Location, keys: list[str]) -> tuple[str | None, str]:
     """The key that an unknown one probably stands for, and the advice that says so."""
     *parents, name = (str(part) for part in location)
     section = _dotted(location[:-1])
@@ -131,7 +167,7 @@ def _nearest_key(location: tuple[str | int, ...], keys: list[str]) -> tuple[str 
     return None, f"Known in {section or 'a config'}: {', '.join(siblings) or 'nothing'}"
 
 
-def _remove(content: Any, location: tuple[str | int, ...]) -> None:
+def _remove(content: Any, location: Location) -> None:
     """Delete the value at `location`, or the list or placement that cannot be valid without it."""
     *parents, last = location
     lists = [index for index, part in enumerate(location) if isinstance(part, int)]

@@ -1,4 +1,4 @@
-"""Names that a config has: its components, and its keys, those of options among them."""
+"""Names that a config has: its components or roles, and its keys, those of options among them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlinf_lite import registry
 from rlinf_lite.cards import Card, EstimatorNeeds
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
-from rlinf_lite.registry import (
-    ENVIRONMENTS,
-    ESTIMATORS,
-    POLICIES,
-    PartError,
-    env_card,
-    estimator_needs,
-    language_card,
-    policy_card,
-)
 
 COMPONENTS = ("actor", "rollout", "env")
 """Of an embodied run."""
@@ -34,25 +25,18 @@ Cards = Mapping[str, Sequence[Card]]
 def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Cards:
     """The cards that the parts of a config have, as far as there are such parts."""
     if issubclass(schema, ReasoningConfig):
-        return {"model": [language_card()]}
-    found: dict[str, list[Card]] = {}
-    for section, registry, card_of in (("env", ENVIRONMENTS, env_card), ("model", POLICIES, policy_card)):
-        part = content.get(section)
-        try:
-            name = part.get("id", registry.default) if isinstance(part, Mapping) else registry.default
-            found[f"{section}.options"] = [card_of(name)]
-        except (PartError, TypeError):
-            continue  # a check says so
-    return found
+        return {"model": [registry.language_card()]}
+    found = {f"{section}.options": registry.card_in(section, content) for section in ("env", "model")}
+    return {key: [card] for key, card in found.items() if card is not None}
 
 
 def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
     """Those of all parts that come with rlinf_lite."""
     if issubclass(schema, ReasoningConfig):
-        return {"model": [language_card()]}
+        return {"model": [registry.language_card()]}
     return {
-        "env.options": [env_card(name) for name in ENVIRONMENTS.names()],
-        "model.options": [policy_card(name) for name in POLICIES.names()],
+        "env.options": [registry.env_card(name) for name in registry.ENVIRONMENTS.names()],
+        "model.options": [registry.policy_card(name) for name in registry.POLICIES.names()],
     }
 
 
@@ -77,6 +61,19 @@ def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) ->
 def needs_of(config: Any) -> EstimatorNeeds:
     """What the estimator of a run needs; what the usual one does where there is no such estimator."""
     try:
-        return estimator_needs(config.algorithm.adv_type)
-    except PartError:  # said by its own rule
-        return estimator_needs(ESTIMATORS.default)
+        return registry.estimator_needs(config.algorithm.adv_type)
+    except registry.PartError:  # said by its own rule
+        return registry.estimator_needs(registry.ESTIMATORS.default)
+
+
+def roles_of(config: ReasoningConfig) -> list[str]:
+    """The roles that a run has."""
+    roles = ["actor", "rollout", "reward"]
+    roles += ["reference"] * (config.algorithm.kl.place != "none")
+    return roles + ["critic"] * needs_of(config).values
+
+
+def fused_roles(config: ReasoningConfig) -> list[str]:
+    """The roles that `cluster.fuse` names and that the run has; unknown names too."""
+    named = [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
+    return [name for name in named if name not in ROLES or name in roles_of(config)]

@@ -1,70 +1,67 @@
-"""The arithmetic of one training step, from the config alone: who gets how many environments, samples and updates.
-
-Imports point from scheduler to config. `slots` and `place` go back, inside the function and to the pure part only, so
-that a bad placement is found together with every other problem, and by the code that will place the workers.
-"""
+"""Who runs where, and the arithmetic of one training step, from the config alone: who gets how many environments,
+samples and updates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from rlinf_lite.cards import Observed
-from rlinf_lite.config.names import COMPONENTS
-from rlinf_lite.config.schema import ClusterConfig, Config, EnvSplitConfig
-from rlinf_lite.registry import PartError, env_card
+from rlinf_lite.cards import EnvCard, Observed, Problem
+from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.rules import touches
+from rlinf_lite.config.schema import BaseConfig, ClusterConfig, Config, EnvSplitConfig
+from rlinf_lite.registry import PartError, did_you_mean, env_card
+from rlinf_lite.scheduler.errors import PlacementError
+from rlinf_lite.scheduler.placement import ProcessPlacement, detect_slots, resolve_placements
 
-if TYPE_CHECKING:
-    from rlinf_lite.scheduler.placement import ProcessPlacement
+PLACEMENT = "cluster.component_placement"
 
 
-def observed(config: Config) -> Observed | None:
-    """What the policy will see; None where only the simulator knows."""
+def env_card_of(config: Config) -> EnvCard | None:
+    """The card of a config's environment; None where there is no such environment, as a rule says."""
     try:
-        return env_card(config.env.id).observed(config.env.task, config.env.options)
+        return env_card(config.env.id)
     except PartError:
         return None
 
 
+def observed(config: Config) -> Observed | None:
+    """What the policy will see; None where only the simulator knows."""
+    card = env_card_of(config)
+    return None if card is None else card.observed(config.env.task, config.env.options)
+
+
 def slots(cluster: ClusterConfig) -> tuple[str, int]:
     """What a slot is (cuda or cpu) and how many there are per node; raises PlacementError, a ValueError."""
-    from rlinf_lite.scheduler.placement import detect_slots
-
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
-
-
-def place(cluster: ClusterConfig, names: str) -> Mapping[str, Sequence[ProcessPlacement]]:
-    """Processes of the components that one entry of `component_placement` names; raises PlacementError."""
-    from rlinf_lite.scheduler.placement import resolve_placements
-
-    alone = cluster.model_copy(update={"component_placement": {names: cluster.component_placement[names]}})
-    accelerator, num_slots = slots(cluster)
-    return resolve_placements(alone, num_slots, accelerator)
 
 
 def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     """Time limit of an episode in env steps; None where only the simulator knows it."""
     if split.max_episode_steps is not None:
         return split.max_episode_steps
-    try:
-        task = env_card(config.env.id).tasks.get(config.env.task)
-    except PartError:
-        return None
+    card = env_card_of(config)
+    task = None if card is None else card.tasks.get(config.env.task)
     return None if task is None else task.max_episode_steps
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Sizes of one training step. A group's size is None where its placement is not valid."""
-
-    config: Config
+class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]
+    """Of the components whose placement is valid."""
 
     def size(self, component: str) -> int | None:
-        """Processes of a component."""
+        """Processes of a component or role; None where its placement is not valid."""
         return len(self.placements[component]) if component in self.placements else None
+
+
+@dataclass(frozen=True)
+class Plan(_Placed):
+    """Sizes of one training step."""
+
+    config: Config
 
     @property
     def num_steps(self) -> int:
@@ -85,9 +82,75 @@ class Plan:
         return None if self.num_chunks is None else self.config.env.train.num_envs * self.num_chunks
 
 
-def complete_plan(config: Config) -> Plan:
+@dataclass(frozen=True)
+class ReasoningPlan(_Placed):
+    """As `Plan`, of a reasoning run."""
+
+    config: ReasoningConfig
+
+    @property
+    def num_samples(self) -> int:
+        """Responses that a step trains on."""
+        return self.config.data.num_prompts * self.config.algorithm.group_size
+
+
+def plan_of(config: BaseConfig) -> Plan | ReasoningPlan:
     """The plan of a config that has passed its checks."""
-    placements: dict[str, Sequence[ProcessPlacement]] = {}
-    for names in config.cluster.component_placement:
-        placements |= place(config.cluster, names)
-    return Plan(config, {name: placements[name] for name in COMPONENTS})
+    return plan_and_problems(config, set())[0]
+
+
+def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | ReasoningPlan, list[Problem]]:
+    """The plan, with the processes of every component that is placed well, and what is wrong with the others.
+    `suspects` as in `rules.violations`."""
+    if isinstance(config, ReasoningConfig):
+        found, problems = _placements(config.cluster, ROLES, roles_of(config), suspects)
+        return ReasoningPlan(found, config), problems
+    assert isinstance(config, Config)
+    found, problems = _placements(config.cluster, COMPONENTS, COMPONENTS, suspects)
+    return Plan(found, config), problems
+
+
+def _placements(
+    cluster: ClusterConfig, known: Sequence[str], required: Sequence[str], suspects: Set[str]
+) -> tuple[dict[str, Sequence[ProcessPlacement]], list[Problem]]:
+    """`known`: components that there are; those `required` need a line."""
+    if touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
+        return {}, []
+    try:
+        accelerator, num_slots = slots(cluster)
+    except PlacementError as error:
+        return {}, [Problem(error.about, error.text)]
+
+    placed: dict[str, list[str]] = {}  # by component the entries that mention it
+    for names in cluster.component_placement:
+        for name in names.split(","):
+            placed.setdefault(name.strip(), []).append(names)
+    problems = []
+    for name, entries in placed.items():
+        if name not in known:
+            problems.append(Problem(PLACEMENT, f"no component is called {name!r}. {did_you_mean(name, known)}"))
+        elif len(entries) > 1:
+            where = " and ".join(map(repr, entries))
+            text = f"{name} is placed twice, by {where}. Keep one; an inherited config's lines stay"
+            problems.append(Problem(PLACEMENT, text))
+    if not touches((PLACEMENT,), suspects):
+        missing = [name for name in required if name not in placed]
+        problems += [Problem(PLACEMENT, f"{name} is not placed. Add a line such as '{name}: all'") for name in missing]
+
+    found: dict[str, Sequence[ProcessPlacement]] = {}
+    for names, spec in cluster.component_placement.items():
+        entry = cluster.model_copy(update={"component_placement": {names: spec}})
+        try:
+            of_entry = resolve_placements(entry, num_slots, accelerator)
+        except PlacementError as error:
+            if touches(("cluster.node_groups",), suspects):
+                continue  # the node group that this entry misses may be the one that could not be read
+            key = f"{PLACEMENT}.{error.about}" if error.about in placed else PLACEMENT
+            hint = ""
+            if isinstance(spec, int) and spec >= 60:
+                meant = f"{spec // 60}:{spec % 60}"
+                hint = f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"
+            problems.append(Problem(key, error.text + hint))
+        else:
+            found |= {name: of_entry[name] for name in known if placed.get(name) == [names]}
+    return found, list(dict.fromkeys(problems))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_lite.cards import Problem
 from rlinf_lite.shipped import shipped
 
 
@@ -19,16 +17,3 @@ def policy_directory(path: str | Path) -> Path:
         directory = shipped("assets").joinpath(*directory.parts[1:])
     within = (directory / "policy", directory / "last" / "policy", directory / "checkpoints" / "last" / "policy")
     return next((found for found in within if found.is_dir()), directory)
-
-
-def missing_directory(key: str, path: str | None, is_policy: bool = True) -> Iterator[Problem]:
-    """Where a policy, or something else in a directory, should be and is not."""
-    if path is not None and not policy_directory(path).is_dir():
-        text = f"no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null"
-        yield Problem(key, text)
-    elif path is not None and is_policy and not (policy_directory(path) / "config.json").is_file():
-        yield Problem(
-            key,
-            f"{path!r} is no policy, nor a checkpoint or run that has one: {policy_directory(path)} has no "
-            "config.json. Correct it, or set it to null",
-        )

@@ -1,14 +1,21 @@
-"""What must hold between keys: every rule yields problems, and says which keys it reads.
+"""What must hold between keys: every rule yields problems, and says which keys it reads. Those that all kinds of runs
+share are here: names, algorithms, packages, files.
 
 A rule is left out where one of those keys is wrong, so that one mistake is not reported twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal
 
+from rlinf_lite import registry
 from rlinf_lite.cards import Problem
+from rlinf_lite.config.names import cards_of, needs_of, schema_keys
+from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.schema import BaseConfig
 
 Kind = Literal["embodied", "sft", "reasoning"]
 Rule = Callable[[Any, Any], Iterator[Problem]]
@@ -30,14 +37,14 @@ def rule(*keys: str, kinds: tuple[Kind, ...] = ALL) -> Callable[[Rule], Rule]:
     return add
 
 
-def violations(config: Any, plan: Any, suspects: set[str]) -> Iterator[Problem]:
+def violations(config: Any, plan: Any, suspects: Set[str]) -> Iterator[Problem]:
     """Every violated rule of a config's kind. `suspects` are keys whose values are not what their author wrote."""
     for keys, kinds, function in _RULES:
         if config.runner.task_type in kinds and not touches(keys, suspects):
             yield from function(config, plan)
 
 
-def touches(keys: tuple[str, ...], suspects: set[str]) -> bool:
+def touches(keys: tuple[str, ...], suspects: Set[str]) -> bool:
     """Whether a suspect is one of these keys, within or around it."""
     return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
 
@@ -55,3 +62,102 @@ def near_multiples(value: int, unit: int) -> str:
 
 def largest_divisor(value: int, at_most: int) -> int:
     return max(size for size in range(1, min(at_most, value) + 1) if value % size == 0)
+
+
+def _name_rule(key: str) -> None:
+    card_of = {"env.id": registry.env_card, "model.id": registry.policy_card}.get(key, registry.REGISTRIES[key].get)
+    section, _, last = key.partition(".")
+
+    @rule(key)
+    def names_stand_for_parts(config: Any, plan: Any) -> Iterator[Problem]:
+        name = getattr(getattr(config, section, None), last, None)
+        if name is None or name in registry.REGISTRIES[key].names():  # None: a key of other runs
+            return
+        try:
+            card_of(name)
+        except registry.PartError as error:
+            yield Problem(key, str(error).removeprefix(f"{key}: "))
+
+
+for _key in registry.REGISTRIES:
+    _name_rule(_key)
+
+
+@rule("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups", kinds=REINFORCED)
+def _groups(config: Any, plan: Any) -> Iterator[Problem]:
+    algorithm, reasoning = config.algorithm, config.runner.task_type == "reasoning"
+    needs, size = needs_of(config), algorithm.group_size
+    if needs.groups and size < 2:
+        of_what = f"the responses to a prompt, and there is {size}"
+        if not reasoning:
+            of_what = f"the episodes of a group, and a group has {size}"
+        yield Problem("algorithm.group_size", f"{algorithm.adv_type} compares {of_what}. Use 2 or more")
+    if algorithm.filter_groups and not needs.groups and not reasoning:
+        yield Problem("algorithm.filter_groups", f"{algorithm.adv_type} has no groups to drop. Set it to false")
+    elif algorithm.filter_groups and size < 2:
+        text = "a group of 1 has nothing to differ from. Set it to false, or raise group_size"
+        yield Problem("algorithm.filter_groups", text)
+
+
+@rule("algorithm.adv_type", "algorithm.critic_warmup_steps", kinds=REINFORCED)
+def _critic_to_warm_up(config: Any, plan: Any) -> Iterator[Problem]:
+    if config.algorithm.critic_warmup_steps and not needs_of(config).values:
+        text = f"{config.algorithm.adv_type} has no critic to warm up. Set it to 0"
+        yield Problem("algorithm.critic_warmup_steps", text)
+
+
+@rule("algorithm.clip_ratio_c")
+def _dual_clip(config: Any, plan: Any) -> Iterator[Problem]:
+    dual = config.algorithm.clip_ratio_c
+    if dual is not None and dual <= 1:
+        text = f"is {dual:g}, and the dual clip must be above 1. Use 3, or null to turn it off"
+        yield Problem("algorithm.clip_ratio_c", text)
+
+
+@rule("runner.logger.backends")
+def _loggers_are_installed(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    if "wandb" in config.runner.logger.backends and not registry.is_installed("wandb"):
+        text = f"wandb is not installed. {registry.install_command('wandb')}, or leave it out"
+        yield Problem("runner.logger.backends", text)
+
+
+def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
+    @rule(key, kinds=kinds)
+    def directories_are_there(config: Any, plan: Any) -> Iterator[Problem]:
+        path = attrgetter(key)(config)
+        if path is None:
+            return
+        where = policy_directory(path)
+        if not where.is_dir():
+            text = f"no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null"
+            yield Problem(key, text)
+        elif is_policy and not (where / "config.json").is_file():
+            text = f"{path!r} is no policy, nor a checkpoint or run that has one: {where} has no config.json"
+            yield Problem(key, f"{text}. Correct it, or set it to null")
+
+
+_directory_rule("rollout.model_dir", True, ALL)
+_directory_rule("actor.checkpoint_load_path", True, ALL)
+_directory_rule("critic.model_dir", True, ("reasoning",))
+_directory_rule("actor.tokenizer.tokenizer_model", False, ("reasoning",))
+_directory_rule("data.teacher_dir", False, SIMULATED)
+
+
+@rule("runner.resume")
+def _run_to_resume(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    resume = config.runner.resume
+    if resume not in ("auto", "never") and not Path(resume).is_dir():
+        yield Problem(
+            "runner.resume",
+            f"no directory {resume!r} (looked for {Path(resume).absolute()}). Use auto, never, or the path of a run or "
+            "checkpoint",
+        )
+
+
+@rule("runner.allow_changes")
+def _changes_to_allow(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    """Names that `runner.allow_changes` has in vain."""
+    known = schema_keys(type(config), cards_of(config.model_dump(), type(config)))
+    for name in config.runner.allow_changes:
+        if name not in known:
+            yield Problem("runner.allow_changes", f"there is no key {name!r}. {registry.did_you_mean(name, known)}")

@@ -144,7 +144,12 @@ class Progress:
         if self._live is not None:
             self._live.refresh()
         else:
-            self._print(self._line(metrics))
+            parts = [f"step {self.step}/{self.total_steps}"]
+            for headline in HEADLINES:
+                if headline.line is not None and headline.key in metrics:
+                    parts.append(headline.line.format(headline.show(float(metrics[headline.key]))))
+            left = self.time_left_s()
+            self.message("  ".join([*parts, *([] if left is None else [f"left {clock_time(left)}"])]))
 
     def start_clock(self) -> None:
         """What was done until now is no part of a step, nor of the time left."""
@@ -156,26 +161,13 @@ class Progress:
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._print(text)
+            print(text, file=self._stream or sys.stdout, flush=True)
 
     def time_left_s(self) -> float | None:
         """Steps left at the pace of the last ones; None before the first."""
         if not self._durations:
             return None
         return (self.total_steps - self.step) * sum(self._durations) / len(self._durations)
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._stream or sys.stdout, flush=True)
-
-    def _line(self, metrics: Mapping[str, float]) -> str:
-        parts = [f"step {self.step}/{self.total_steps}"]
-        for headline in HEADLINES:
-            if headline.line is not None and headline.key in metrics:
-                parts.append(headline.line.format(headline.show(float(metrics[headline.key]))))
-        left = self.time_left_s()
-        if left is not None:
-            parts.append(f"left {clock_time(left)}")
-        return "  ".join(parts)
 
     def _table(self) -> RenderableType:
         """The panel: steps and times, then the headlines that there are values of, in two columns."""

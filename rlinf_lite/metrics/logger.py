@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-
-class MissingExtraError(ImportError):
-    """A backend was asked for whose package is not installed."""
-
-
-class Backend(Protocol):
-    """One destination. `metrics` are flat floats, nan and inf included."""
-
-    def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None: ...
-    def rewind(self, step: int) -> None: ...
-    def close(self) -> None: ...
+from rlinf_lite.file_modes import write_whole
 
 
 class MetricLogger:
@@ -33,7 +22,7 @@ class MetricLogger:
 
     `resume_step` is None for a new run, and for a resumed one the step its checkpoint was taken at (-1: from the
     start): what a dead run logged after it is dropped. Raises FileExistsError where a new run would mix its metrics
-    with an old one's, ValueError for an unknown backend and MissingExtraError for one that is not installed.
+    with an old one's, ValueError for an unknown backend and ImportError for one that is not installed.
     """
 
     def __init__(
@@ -52,8 +41,12 @@ class MetricLogger:
         run_dir.mkdir(parents=True, exist_ok=True)
 
         self.run_dir = run_dir
-        self.run_id = _stored_run_id(run_dir / "logger.json")
-        self._backends: list[Backend] = [JsonlBackend(run_dir / "metrics.jsonl", resume_step)]
+        known = run_dir / "logger.json"
+        if not known.exists():
+            known.write_text(json.dumps({"run_id": uuid.uuid4().hex[:12]}) + "\n")
+        self.run_id = str(json.loads(known.read_text())["run_id"])
+        self._backends: list[JsonlBackend | TensorBoardBackend | WandbBackend] = []
+        self._backends.append(JsonlBackend(run_dir / "metrics.jsonl", resume_step))
         if "tensorboard" in backends:
             self._backends.append(TensorBoardBackend(run_dir / "tensorboard", resume_step))
         if "wandb" in backends:
@@ -147,7 +140,7 @@ class WandbBackend:
         try:
             import wandb
         except ImportError as error:
-            raise MissingExtraError(
+            raise ImportError(
                 "runner.logger.backends asks for wandb, which is not installed. pip install 'rlinf_lite[wandb]'"
             ) from error
         self._run = wandb.init(
@@ -171,35 +164,22 @@ class WandbBackend:
         self._run.finish()
 
 
-def flatten_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Nested metrics as flat floats: {"env": {"return": 1}} is {"env/return": 1.0}. A non-number is a TypeError."""
-    return dict(_flat_items(metrics, ""))
-
-
-def _flat_items(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    flat: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from _flat_items(value, f"{prefix}{name}/")
+            flat |= flatten_metrics(value, f"{prefix}{name}/")
             continue
         try:
-            yield prefix + name, float(value)
+            flat[prefix + name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"metric {prefix + name} is not a number: {value!r}") from error
-
-
-def _stored_run_id(path: Path) -> str:
-    if path.exists():
-        return str(json.loads(path.read_text())["run_id"])
-    run_id = uuid.uuid4().hex[:12]
-    path.write_text(json.dumps({"run_id": run_id}) + "\n")
-    return run_id
+    return flat
 
 
 def _drop_steps_after(path: Path, last_step: int) -> None:
     """Keeps the whole lines up to `last_step`; the file is replaced in one move."""
-    kept_path = path.with_suffix(".tmp")
-    with path.open(encoding="utf-8") as lines, kept_path.open("w", encoding="utf-8") as kept:
-        for line in lines:
-            if line.endswith("\n") and json.loads(line)["step"] <= last_step:
-                kept.write(line)
-    os.replace(kept_path, path)
+    with path.open(encoding="utf-8") as lines:
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
+    write_whole(path, "".join(kept))

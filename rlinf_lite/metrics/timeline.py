@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.scheduler import Span
 
 Interval = tuple[float, float]
@@ -50,9 +52,7 @@ def write_chrome_trace(spans: Iterable[Span], path: str | Path, **about: int) ->
             }
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
-    os.replace(unfinished, path)
+    write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}))
 
 
 def utilization(
@@ -72,74 +72,28 @@ def utilization(
 
     A component without spans has no entry, and overlap needs both.
     """
-    busy = busy_intervals(spans)
+    times = np.array([*phase, *step, *(time for span in spans for time in (span.start, span.end))])
+    edges, index = np.unique(times, return_inverse=True)  # nothing changes between one edge and the next
+    lengths, workers = np.diff(edges), dict.fromkeys(span.process for span in spans)
+    counts = {(worker, waits): np.zeros(len(edges), np.int32) for worker in workers for waits in (False, True)}
+    for span, start, end in zip(spans, index[4::2], index[5::2], strict=True):
+        counts[span.process, _is_waiting(span)][start:end] += 1
+    in_phase, in_step = ((edges[:-1] >= start) & (edges[:-1] < end) for start, end in (phase, step))
+
     metrics: dict[str, float] = {}
-    together: dict[str, list[Interval]] = {}
-    for component, window in (("rollout", phase), ("env", phase), ("actor", step)):
-        workers = [clip(intervals, window) for process, intervals in busy.items() if process.split(" ")[0] == component]
-        if workers and window[1] > window[0]:
-            shares = [total_time(intervals) / (window[1] - window[0]) for intervals in workers]
-            metrics[f"perf/{component}_idle_frac"] = 1 - sum(shares) / len(shares)
-            together[component] = clip(union(interval for intervals in workers for interval in intervals), phase)
-    if all(component in together for component in pair):
-        one, other = (together[component] for component in pair)
-        smaller = min(total_time(one), total_time(other))
-        both = total_time(intersection(one, other))
-        metrics["perf/overlap_frac"] = both / smaller if smaller > 0 else 0.0
+    anyone: dict[str, np.ndarray] = {}
+    for component, window in (("rollout", in_phase), ("env", in_phase), ("actor", in_step)):
+        names = [worker for worker in workers if worker.split(" ")[0] == component]
+        if names and window.any():
+            busy = np.array([(counts[name, False] > 0) & (counts[name, True] == 0) for name in names])[:, :-1]
+            share = (busy @ (lengths * window)).mean() / lengths[window].sum()
+            metrics[f"perf/{component}_idle_frac"] = float(1 - share)
+            anyone[component] = busy.any(0) & in_phase
+    if all(component in anyone for component in pair):
+        one, other = (anyone[component] for component in pair)
+        smaller = min(lengths[one].sum(), lengths[other].sum())
+        metrics["perf/overlap_frac"] = float(lengths[one & other].sum() / smaller) if smaller > 0 else 0.0
     return metrics
-
-
-def busy_intervals(spans: Iterable[Span]) -> dict[str, list[Interval]]:
-    """Disjoint, sorted intervals in which each worker (`process`) is busy."""
-    working: dict[str, list[Interval]] = {}
-    waiting: dict[str, list[Interval]] = {}
-    for span in spans:
-        kind = waiting if _is_waiting(span) else working
-        kind.setdefault(span.process, []).append((span.start, span.end))
-    return {
-        process: difference(union(working.get(process, [])), union(waiting.get(process, [])))
-        for process in dict.fromkeys((*working, *waiting))
-    }
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times as disjoint, sorted intervals."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        elif end > start:
-            merged.append((start, end))
-    return merged
-
-
-def intersection(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """Times in both; arguments and result are disjoint and sorted."""
-    common: list[Interval] = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if end > start:
-            common.append((start, end))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def difference(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """Times in `a` and not in `b`; arguments and result are disjoint and sorted."""
-    edges = [float("-inf"), *(edge for interval in b for edge in interval), float("inf")]
-    return intersection(a, list(zip(edges[::2], edges[1::2], strict=True)))
-
-
-def clip(intervals: Sequence[Interval], window: Interval) -> list[Interval]:
-    return intersection(intervals, [window])
-
-
-def total_time(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals)
 
 
 def _component(span: Span) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent
 
 import yaml
 
-from rlinf_lite.config.names import ROLES
-from rlinf_lite.config.placing import placements
-from rlinf_lite.config.plan import Plan, complete_plan, slots
+from rlinf_lite.config.names import roles_of
+from rlinf_lite.config.plan import Plan, ReasoningPlan, plan_of, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import ReasoningPlan
-from rlinf_lite.config.roles import roles_of
 from rlinf_lite.config.schema import Config
+from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 
 def describe(config: Config | ReasoningConfig) -> str:
     """Sections of text about a config that has passed its checks; imports torch to count memory, and no ray."""
-    from rlinf_lite.scheduler.placement import HybridComponentPlacement  # see plan.py about the direction
-
     plan = plan_of(config)
     if isinstance(plan, ReasoningPlan):
         names, arithmetic = roles_of(plan.config), _reasoning_arithmetic(plan)
@@ -31,18 +28,7 @@ def describe(config: Config | ReasoningConfig) -> str:
         "one step": "\n".join(arithmetic),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
-    return "\n\n".join(f"{title}\n{_indent(text)}" for title, text in sections.items())
-
-
-def plan_of(config: Config | ReasoningConfig) -> Plan | ReasoningPlan:
-    """The sizes of a step of any run."""
-    if isinstance(config, ReasoningConfig):
-        return ReasoningPlan(config, placements(config.cluster, ROLES, (), set())[0])
-    return complete_plan(config)
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 
 def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:

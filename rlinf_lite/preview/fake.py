@@ -48,19 +48,16 @@ def count(model: nn.Module, units: Sequence[nn.Module]) -> Counts:
     by_type: Counter[str] = Counter()
     for parameter in parameters:
         by_type[str(parameter.dtype).removeprefix("torch.")] += parameter.nbytes
-    total, of_units = _numbers(parameters), [_numbers(unit.parameters()) for unit in units]
+    total = sum(parameter.numel() for parameter in parameters)
+    of_units = [sum(parameter.numel() for parameter in unit.parameters()) for unit in units]
     return Counts(
         parameters=total,
-        trained=_numbers(parameter for parameter in parameters if parameter.requires_grad),
+        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         parameter_bytes=dict(by_type),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         largest_unit=max(of_units, default=0),
         root=total - sum(of_units),
     )
-
-
-def _numbers(tensors: Any) -> int:
-    return sum(tensor.numel() for tensor in tensors)
 
 
 class Meter(TorchDispatchMode):

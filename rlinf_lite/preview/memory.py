@@ -17,14 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_lite.cards import Observed
-from rlinf_lite.config.plan import Plan, observed, slots
+from rlinf_lite.config.names import fused_roles, roles_of
+from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.reasoning_checks import ReasoningPlan
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.config.roles import fused_roles, roles_of
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.generation.cache import StaticCache
@@ -124,22 +123,6 @@ def spec_of(seen: Observed) -> EnvSpec:
     return EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, True)
 
 
-def _built(config: Config, spec: EnvSpec) -> Policy:
-    with imports_without_gc():
-        from rlinf_lite.models import build_policy
-
-        return build_policy(config, spec, read_weights=False)
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """Bytes: one decision in a trajectory, and the peaks of acting and of a micro-batch."""
-
-    sample: int = 0
-    acting: int = 0
-    activations: int = 0
-
-
 def _embodied(plan: Plan) -> Estimate:
     config, seen, found = plan.config, observed(plan.config), Estimate()
     if seen is None or plan.num_samples is None:
@@ -147,10 +130,12 @@ def _embodied(plan: Plan) -> Estimate:
         return found
     spec = spec_of(seen)
     name = config.model.id
+    with imports_without_gc():
+        from rlinf_lite.models import build_policy
     with fake_tensors() as meter:
         policy = found.attempt(
             f"parameters of {name} could not be counted without building it",
-            lambda: _built(config, spec),
+            lambda: build_policy(config, spec, read_weights=False),
         )
         if policy is None:
             return found
@@ -162,16 +147,38 @@ def _embodied(plan: Plan) -> Estimate:
     if env_card(config.env.id).simulator_bytes is None:
         found.unknown.append(f"the simulator's own, {config.env.id}, is left out")
     obs_bytes = _FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
-    found.models, found.sample_bytes = {"policy": counts}, (passes or _Passes()).sample
-    found.ranks = _embodied_ranks(plan, counts, passes or _Passes(), obs_bytes, _libraries(policy))
+    uses_transformers = any(type(module).__module__.startswith("transformers.") for module in policy.modules())
+    found.sample_bytes, acting, activations = passes or (0, 0, 0)
+    found.models = {"policy": counts}
+
+    env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
+    own_envs = -(-(env.train.num_envs + env.eval.num_envs) // ranks["env"])
+    simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
+    hosts = {
+        "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
+        "rollout": {},
+        "actor": {"weight sync": _synced(config, counts)},
+    }
+    if config.runner.task_type != "sft":  # as parts, and joined
+        for name in ("rollout", "actor"):
+            hosts[name]["trajectories"] = 2 * -(-plan.num_samples // ranks[name]) * found.sample_bytes
+    for name, host in hosts.items():
+        host["interpreter"] = INTERPRETER_BYTES[name] + TRANSFORMERS_BYTES * (uses_transformers and name != "env")
+    weights = {"weights": counts.num_bytes + counts.buffer_bytes}
+    found.ranks = {
+        "env": RankMemory({}, {}, hosts["env"]),
+        "rollout": RankMemory(weights, {"acting": acting}, hosts["rollout"]),
+        "actor": _training(counts, activations, _shards(plan, "actor"), config.actor.precision, hosts["actor"]),
+    }
     found.processes = {name: (rank.device_bytes, rank.host_bytes) for name, rank in found.ranks.items()}
     traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
     found.shared_bytes = traffic + (slots(config.cluster)[0] == "cpu") * counts.num_bytes
     return found
 
 
-def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> _Passes:
-    """Let the policy act as a rollout worker does, and train on a micro-batch as an actor does."""
+def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[int, int, int]:
+    """Let the policy act as a rollout worker does, and train on a micro-batch as an actor does. Bytes of one decision
+    in a trajectory, and the peaks of both."""
     from rlinf_lite.models.check import random_obs
 
     config, ranks = plan.config, plan.size("actor") or 1
@@ -207,32 +214,7 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> _Passes:
         total: Tensor = output.logprobs.sum() + output.entropy.sum() + output.values.sum()
         return total
 
-    return _Passes(sample_bytes, acting, meter.activations(policy, loss))
-
-
-def _embodied_ranks(
-    plan: Plan, counts: Counts, passes: _Passes, obs_bytes: int, libraries: int
-) -> dict[str, RankMemory]:
-    config, env, samples = plan.config, plan.config.env, plan.num_samples or 0
-    workers, rollout_workers, ranks = (plan.size(name) or 1 for name in ("env", "rollout", "actor"))
-    own_envs = -(-(env.train.num_envs + env.eval.num_envs) // workers)
-    simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
-    hosts = {
-        "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
-        "rollout": {},
-        "actor": {"weight sync": _synced(config, counts)},
-    }
-    if config.runner.task_type != "sft":  # as parts, and joined
-        hosts["rollout"]["trajectories"] = 2 * -(-samples // rollout_workers) * passes.sample
-        hosts["actor"]["trajectories"] = 2 * -(-samples // ranks) * passes.sample
-    for name, host in hosts.items():
-        host["interpreter"] = INTERPRETER_BYTES[name] + libraries * (name != "env")
-    weights = {"weights": counts.num_bytes + counts.buffer_bytes}
-    return {
-        "env": RankMemory({}, {}, hosts["env"]),
-        "rollout": RankMemory(weights, {"acting": passes.acting}, hosts["rollout"]),
-        "actor": _training(counts, passes.activations, _shards(plan, "actor"), config.actor.precision, hosts["actor"]),
-    }
+    return sample_bytes, acting, meter.activations(policy, loss)
 
 
 # language models
@@ -382,24 +364,15 @@ def _training(counts: Counts, activations: int, shards: int, precision: str, hos
     """A process that trains a model, alone or as one of `shards`: fp32 weights, AdamW."""
     working = {"gradients": _FP32 * counts.trained // shards, "activations": activations}
     if shards > 1:
-        working["gathered layers"] = _gathered(counts, _BF16 if precision == "bf16" else _FP32)
+        # FSDP2 holds whole the root, a layer, the next one, and gradients of one of them before they are reduced
+        element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
+        gradients = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
+        working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + gradients
     held = {"weights": counts.num_bytes // shards + counts.buffer_bytes, "AdamW": 2 * _FP32 * counts.trained // shards}
     return RankMemory(held, working, host)
-
-
-def _gathered(counts: Counts, element: int) -> int:
-    """What FSDP2 holds whole: the root, a layer, the next one, and gradients of one of them before they are reduced."""
-    whole = element * (counts.root + 2 * counts.largest_unit)
-    share_trained = counts.trained / counts.parameters
-    return whole + int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
 
 
 def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:
     """What an actor sends weights through: a segment that holds all of them, or buckets where GPUs take them."""
     on_cpu = slots(config.cluster)[0] == "cpu"
     return counts.num_bytes if on_cpu else min(counts.num_bytes, config.weight_sync.bucket_bytes)
-
-
-def _libraries(model: nn.Module) -> int:
-    uses = any(type(module).__module__.startswith("transformers.") for module in model.modules())
-    return TRANSFORMERS_BYTES * uses

@@ -5,19 +5,17 @@ python -m rlinf_lite.report results/<run>
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.report.page import render_page
-from rlinf_lite.report.run_files import ReportError, RunFiles, read_run
+from rlinf_lite.report.run_files import ReportError, RunFiles
 
-__all__ = ["ReportError", "RunFiles", "read_run", "write_report"]
+__all__ = ["ReportError", "RunFiles", "write_report"]
 
 
 def write_report(run_dir: str | Path) -> Path:
     """Write `<run_dir>/report.html` and return its path. Raises ReportError where there is no run to report on."""
     path = Path(run_dir) / "report.html"
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(render_page(read_run(run_dir)), encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, render_page(RunFiles(run_dir)))
     return path

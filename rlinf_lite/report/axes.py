@@ -30,7 +30,9 @@ class Tick(NamedTuple):
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover [low, high]."""
-    step = _nice_step((high - low) / count if high > low else abs(high) or 1.0)
+    rough = (high - low) / count if high > low else abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 
@@ -44,11 +46,6 @@ def ticks(values: Sequence[float], scale: Scale, is_percent: bool = False) -> li
     """Where the values lie, in pixels, with their labels."""
     labels = tick_labels(values, is_percent)
     return [Tick(scale(value), label, value) for value, label in zip(values, labels, strict=True)]
-
-
-def _nice_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
 
 
 def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:

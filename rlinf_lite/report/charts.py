@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rlinf_lite.report.axes import Scale, Tick, compact, inner_ticks, nice_ticks, percent, ticks
 from rlinf_lite.report.run_files import RunFiles
@@ -79,8 +80,17 @@ class Series:
         """What to draw, with its CSS class: of a long series the points, faint, and their moving average."""
         if self.intervals:
             return [("", self.points)]
-        points = _thinned(self.points, MAX_POINTS)
-        return [("", points)] if len(points) < SMOOTH_FROM else [("faint", points), ("", _smoothed(points))]
+        size = math.ceil(len(self.points) / MAX_POINTS)  # more are shown as means of equal runs
+        runs = [self.points[i : i + size] for i in range(0, len(self.points), size)]
+        points = [(fmean(x for x, _ in run), fmean(y for _, y in run)) for run in runs]
+        if len(points) < SMOOTH_FROM:
+            return [("", points)]
+        # over a tenth of the points, centred; the window shrinks at the ends
+        half, smooth = max(1, len(points) // 20), list[Point]()
+        for i, (x, _) in enumerate(points):
+            reach = min(half, i, len(points) - 1 - i)
+            smooth.append((x, fmean(y for _, y in points[i - reach : i + reach + 1])))
+        return [("faint", points), ("", smooth)]
 
 
 class Chart:
@@ -95,7 +105,14 @@ class Chart:
         self.title, self.unit, self.series, self.marks, self.x_name = spec.title, spec.unit, series, marks, x_name
         self.format: Callable[[float], str] = percent if spec.is_percent else compact
         xs = [x for one in series for x, _ in one.points]
-        y_ticks = nice_ticks(*_range(series, spec.bounds))
+        ys = [y for one in series for _, y in one.points]
+        ys += [end for one in series for interval in one.intervals for end in interval]
+        lowest, highest = spec.bounds
+        low = min(ys) if lowest is None else max(min(ys), lowest)
+        high = max(ys) if highest is None else min(max(ys), highest)
+        if low > 0 and low < 0.5 * high:
+            low = 0.0  # a scale that nearly reaches zero had better show it
+        y_ticks = nice_ticks(low, max(high, low))
         self.x = Scale(min(0.0, *xs), max(xs) or 1.0, self.left, self.right)
         self.y = Scale(y_ticks[0], y_ticks[-1], self.bottom, self.top)
         self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
@@ -155,33 +172,3 @@ def charts(run: RunFiles) -> Iterator[Chart]:
                 series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
         if series:
             yield Chart(spec, series, marks, x_name)
-
-
-def _range(series: Sequence[Series], bounds: tuple[float | None, float | None]) -> tuple[float, float]:
-    values = [y for one in series for _, y in one.points]
-    values += [end for one in series for interval in one.intervals for end in interval]
-    low, high = min(values), max(values)
-    lowest, highest = bounds
-    low = low if lowest is None else max(low, lowest)
-    high = high if highest is None else min(high, highest)
-    if low > 0 and low < 0.5 * high:
-        low = 0.0  # a scale that nearly reaches zero had better show it
-    return low, max(high, low)
-
-
-def _thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """Means of equal runs of points where there are more than `limit`."""
-    size = math.ceil(len(points) / limit)
-    runs = [points[i : i + size] for i in range(0, len(points), size)]
-    return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
-
-
-def _smoothed(points: Sequence[Point]) -> list[Point]:
-    """Centred moving average over a tenth of the points; the window shrinks at the ends."""
-    half = max(1, len(points) // 20)
-    smooth = []
-    for i, (x, _) in enumerate(points):
-        reach = min(half, i, len(points) - 1 - i)
-        window = [y for _, y in points[i - reach : i + reach + 1]]
-        smooth.append((x, sum(window) / len(window)))
-    return smooth

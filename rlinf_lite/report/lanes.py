@@ -95,11 +95,6 @@ def read_tasks(trace: Line) -> list[Task]:
     return sorted(tasks, key=place)
 
 
-def whole_step(tasks: list[Task]) -> Timeline:
-    start, end = min(task.start for task in tasks), max(task.end for task in tasks)
-    return Timeline(tasks, start, end, "One step, lane by lane")
-
-
 def zoomed_in(tasks: list[Task]) -> Timeline | None:
     """A dozen decisions from the middle of the rollout phase; None where it has fewer than that."""
     acts = sorted((task for task in tasks if task.component == "env" and not task.waiting), key=lambda task: task.start)

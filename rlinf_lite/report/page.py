@@ -10,6 +10,7 @@ import base64
 import io
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -17,12 +18,10 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from rlinf_lite.report.axes import compact, duration, percent
+from rlinf_lite.report.axes import Scale, compact, duration, percent
 from rlinf_lite.report.charts import charts
-from rlinf_lite.report.failures import read_failures
-from rlinf_lite.report.lanes import read_tasks, whole_step, zoomed_in
-from rlinf_lite.report.results import TaskTable, measured
-from rlinf_lite.report.run_files import RunFiles
+from rlinf_lite.report.lanes import Timeline, read_tasks, zoomed_in
+from rlinf_lite.report.run_files import Line, RunFiles, read_failures
 
 T = TypeVar("T")
 
@@ -144,11 +143,12 @@ def _pipeline(run: RunFiles) -> dict[str, Any] | None:
     step = (run.trace or {}).get("otherData", {}).get("step")
     line = next((line for line in run.steps if line["step"] == step), {})
     present = {task.component for task in tasks}
+    start, end = min(task.start for task in tasks), max(task.end for task in tasks)
     return {
         "step": step,
         "utilization": [(name, line[key]) for key, name in UTILIZATION.items() if line.get(key) is not None],
         "keys": [(component, name) for component, name in LANES.items() if component in present],
-        "drawings": [whole_step(tasks), zoomed_in(tasks)],
+        "drawings": [Timeline(tasks, start, end, "One step, lane by lane"), zoomed_in(tasks)],
     }
 
 
@@ -157,6 +157,63 @@ def _answers(run: RunFiles) -> dict[str, Any]:
     steps = _first_and_last(sorted(run.answers))
     by_step = [run.answers[step][:NUM_ANSWERS] for _, step in steps]
     return {"steps": steps, "rows": list(zip(*by_step, strict=True))}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One task in one evaluation: a success rate, or a mean return where the task has no success."""
+
+    value: float
+    low: float
+    high: float
+    count: str
+    is_success: bool
+
+    @property
+    def number(self) -> str:
+        return percent(self.value) if self.is_success else compact(self.value)
+
+    @property
+    def interval(self) -> str:
+        if self.is_success:
+            return f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return f"[{compact(self.low)}, {compact(self.high)}]"
+
+
+class TaskTable:
+    """A row per task (the last evaluation's summary, measured before and after), and one for all of them where there
+    are more; before is None where there was one evaluation alone, or it had not this task."""
+
+    plot_width, plot_height, plot_margin = 240, 30, 8
+
+    def __init__(self, run: RunFiles) -> None:
+        before, after = run.evals[0], run.evals[-1]
+        self.is_compared = len(run.evals) > 1
+        earlier = {row["task_id"]: row for row in (*before["tasks"], before["total"])} if self.is_compared else {}
+        tasks = [*after["tasks"], *([after["total"]] if len(after["tasks"]) > 1 else [])]
+        self.rows: list[tuple[Line, Measured | None, Measured]] = []
+        for task in tasks:
+            was = earlier.get(task["task_id"])
+            self.rows.append((task, None if was is None else measured(was), measured(task)))
+        shown = [m for _, *both in self.rows for m in both if m is not None]
+        low, high = min(m.low for m in shown), max(m.high for m in shown)
+        if all(m.is_success for m in shown):
+            low, high = 0.0, 1.0
+        right = self.plot_width - self.plot_margin
+        self.x = Scale(low, high if high > low else low + 1.0, self.plot_margin, right)
+        is_success = self.rows[0][2].is_success
+        self.plot = "0 to 100%" if is_success else f"{compact(self.x.low)} to {compact(self.x.high)}"
+
+
+def measured(summary: Line) -> Measured:
+    """Of a `TaskSummary` read back from JSON."""
+    episodes = summary["num_episodes"]
+    if summary["success_once"] is not None:
+        low, high = summary["success_interval"]
+        return Measured(summary["success_once"], low, high, f"{summary['num_successes']}/{episodes}", True)
+    mean = summary["return_mean"]
+    low, high = summary["return_interval"] or (mean, mean)
+    return Measured(mean, low, high, f"{episodes} episodes", False)
 
 
 class _Video:
@@ -181,13 +238,11 @@ class _Video:
 
 
 def _commands(run: RunFiles) -> dict[str, str]:
-    checkpoint = run.checkpoint
-    commands = {}
+    checkpoint, commands = run.checkpoint, dict[str, str]()
     if checkpoint is not None:
-        measure = f"rlinf-lite eval --checkpoint {checkpoint}"
+        commands["Measure the policy"] = f"rlinf-lite eval --checkpoint {checkpoint}"
         if run.section("runner").get("task_type") == "reasoning":
-            measure = f"the same command with {measure_overrides(checkpoint)}"
-        commands["Measure the policy"] = measure
+            commands["Measure the policy"] = f"the same command with {measure_overrides(checkpoint)}"
         commands["Go on"] = f"the same command with runner.resume={checkpoint} runner.max_steps=<more>"
     commands["Curves"] = f"python -m tensorboard.main --logdir {run.run_dir}"
     commands["This page anew"] = f"python -m rlinf_lite.report {run.run_dir}"

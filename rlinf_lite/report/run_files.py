@@ -1,9 +1,10 @@
-"""What a run left in its directory, read back."""
+"""What a run left in its directory, read back: also what failed in it, how that was known, and what getting over it
+took."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,26 +20,33 @@ class ReportError(ValueError):
     """The directory does not hold a run that can be reported on."""
 
 
-@dataclass(frozen=True)
 class RunFiles:
     """A run directory's content. Of resumed runs, evaluations that the log does not know (any more) are left out."""
 
-    run_dir: Path
-    lines: list[Line]
-    """metrics.jsonl"""
-    evals: list[Line]
-    """eval/*.json, by step"""
-    videos: dict[int, Path]
-    """eval/*.gif, by step"""
-    config: Line
-    config_text: str
-    versions: dict[str, str]
-    trace: Line | None
-    """timeline.json"""
-    answers: dict[int, list[Line]]
-    """eval/*.answers.jsonl, by step: of language models"""
-    events: list[Line]
-    """events.jsonl: of supervised runs"""
+    def __init__(self, run_dir: str | Path) -> None:
+        """Of files that a run may go without, what is there. Raises ReportError where there is no metrics.jsonl."""
+        self.run_dir = run_dir = Path(run_dir)
+        if not (run_dir / "metrics.jsonl").exists():
+            raise ReportError(f"{run_dir}: no metrics.jsonl here. Name a run's directory, for example results/<run>.")
+        self.lines = _json_lines(run_dir / "metrics.jsonl")
+        self.events = _json_lines(run_dir / "events.jsonl")  # of supervised runs
+        self.config_text = _text(run_dir / "config.yaml")
+        self.config: Line = yaml.safe_load(self.config_text) or {}
+        self.versions: dict[str, str] = json.loads(_text(run_dir / "versions.json") or "{}")
+        self.trace: Line | None = json.loads(_text(run_dir / "timeline.json") or "null")
+
+        evaluated = {line["step"] for line in self.lines if "eval/num_episodes" in line}
+        evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
+        self.evals: list[Line] = sorted((e for e in evals if e["step"] in evaluated), key=lambda e: e["step"])
+        if any(content["total"]["success_once"] is not None for content in self.evals):
+            # an evaluation in which no episode said a word of success had none
+            for summary in (summary for content in self.evals for summary in (content["total"], *content["tasks"])):
+                if summary["success_once"] is None:
+                    interval = wilson_interval(0, summary["num_episodes"])
+                    summary.update(num_successes=0, success_once=0.0, success_interval=interval)
+        files = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in self.evals}
+        self.videos = {step: path for step, path in files.items() if path.exists()}
+        self.answers = {step: _json_lines(path.with_suffix(".answers.jsonl")) for step, path in files.items()}
 
     @cached_property
     def steps(self) -> list[Line]:
@@ -78,52 +86,76 @@ class RunFiles:
         return section
 
 
-def read_run(run_dir: str | Path) -> RunFiles:
-    """Read a run's files; of those that a run may go without, what is there.
-
-    Raises:
-        ReportError: where there is no metrics.jsonl.
-    """
-    run_dir = Path(run_dir)
-    metrics = run_dir / "metrics.jsonl"
-    if not metrics.exists():
-        raise ReportError(f"{run_dir}: no metrics.jsonl here. Name a run's directory, for example results/<run>.")
-    lines = _json_lines(metrics)
-    evaluated = {line["step"] for line in lines if "eval/num_episodes" in line}
-    evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
-    evals = sorted((content for content in evals if content["step"] in evaluated), key=lambda content: content["step"])
-    evals = _with_success(evals)
-    videos = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in evals}
-    config_text = _text(run_dir / "config.yaml") or ""
-    trace = _text(run_dir / "timeline.json")
-    return RunFiles(
-        run_dir=run_dir,
-        lines=lines,
-        evals=evals,
-        videos={step: path for step, path in videos.items() if path.exists()},
-        config=yaml.safe_load(config_text) or {},
-        config_text=config_text,
-        versions=json.loads(_text(run_dir / "versions.json") or "{}"),
-        trace=json.loads(trace) if trace else None,
-        answers={step: _json_lines(run_dir / "eval" / f"step_{step:06d}.answers.jsonl") for step in videos},
-        events=_json_lines(run_dir / "events.jsonl"),
-    )
-
-
-def _with_success(evals: list[Line]) -> list[Line]:
-    """Where any evaluation reports success, one in which no episode said a word of it had none."""
-    if any(content["total"]["success_once"] is not None for content in evals):
-        for summary in (summary for content in evals for summary in (content["total"], *content["tasks"])):
-            if summary["success_once"] is None:
-                interval = wilson_interval(0, summary["num_episodes"])
-                summary.update(num_successes=0, success_once=0.0, success_interval=interval)
-    return evals
-
-
 def _json_lines(path: Path) -> list[Line]:
     """The complete lines of a file; none where there is no such file."""
-    return [json.loads(line) for line in (_text(path) or "").splitlines() if line.endswith("}")]
+    return [json.loads(line) for line in _text(path).splitlines() if line.endswith("}")]
 
 
-def _text(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@dataclass
+class Failure:
+    """One row: a failover, or something that was only noticed."""
+
+    time: float
+    who: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    again: str = "nothing"
+    """What was started again."""
+    workers: set[str] = field(default_factory=set)
+    """That were started again."""
+    seconds: float | None = None
+    steps_lost: int | None = None
+
+    def add(self, detected: Line) -> None:
+        self.time = min(self.time, detected["time"])
+        said = (_worker(detected), detected["kind"], detected["evidence"].split("\n")[0])
+        for known, value in zip((self.who, self.kinds, self.evidence), said, strict=True):
+            known += [value] * (value not in known)
+
+
+def read_failures(events: list[Line]) -> list[Failure]:
+    """The rows, in the order of time."""
+    rows: list[Failure] = []
+    by_id: dict[str, Failure] = {}
+    slow, unsettled = list[Line](), list[Line]()  # noticed, and not (yet) part of a failover
+
+    def settle(failure: Failure, workers: set[str]) -> None:
+        """Count what was noticed of these workers to a failure."""
+        for detected in [detected for detected in unsettled if _worker(detected) in workers]:
+            failure.add(detected)
+            unsettled.remove(detected)
+
+    for event in events:
+        kind, failure = event["event"], by_id.get(event.get("id", ""))
+        if kind == "master_restarted":
+            evidence = [event["problem"]] if event.get("problem") else []
+            rows.append(Failure(event["time"], ["master"], ["crashed"], evidence, "the master"))
+        elif kind == "detected":
+            (slow if event["kind"] == "slow" else unsettled).append(event)
+        elif kind == "failover":
+            if failure is None:
+                failure = by_id[event["id"]] = Failure(event["time"])
+                rows.append(failure)
+            failure.workers |= {f"{group}[{rank}]" for group, ranks in event["ranks"].items() for rank in ranks}
+            groups = [f"{group}[{', '.join(map(str, ranks))}]" for group, ranks in event["ranks"].items()]
+            failure.again = ", ".join(groups) or f"the {event['level']}"
+            if event["level"] == "fail":
+                failure.again = "nothing: the job ended"
+            settle(failure, {_worker(detected) for detected in unsettled})
+            failure.who = failure.who or ["trainer"]
+            failure.evidence = failure.evidence or [event["reason"].split("\n")[0]]
+        elif kind in ("recovered", "recovery_failed") and failure is not None:
+            settle(failure, failure.workers)
+            failure.seconds, failure.steps_lost = event["seconds"], event.get("steps_lost")
+    for detected in (*slow, *unsettled):
+        rows.append(Failure(detected["time"]))
+        rows[-1].add(detected)
+    return sorted(rows, key=lambda row: row.time)
+
+
+def _worker(detected: Line) -> str:
+    return f"{detected['group']}[{detected['rank']}]"

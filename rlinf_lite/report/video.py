@@ -115,15 +115,12 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
             lines.append(word)
     if len(lines) > num_lines:
         lines = [*lines[: num_lines - 1], " ".join(lines[num_lines - 1 :])]
-    return [_fit(line, font, width) for line in lines]
-
-
-def _fit(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    if font.getlength(line) <= width:
-        return line
-    while line and font.getlength(line + "...") > width:
-        line = line[:-1]
-    return line + "..."
+    for i, line in enumerate(lines):
+        if font.getlength(line) > width:
+            while line and font.getlength(line + "...") > width:
+                line = line[:-1]
+            lines[i] = line + "..."
+    return lines
 
 
 def _outcome(video: EpisodeVideo) -> str:

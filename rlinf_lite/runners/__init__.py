@@ -1,22 +1,12 @@
 """The loops that drive worker groups."""
 
-from rlinf_lite.runners.checkpoints import CheckpointError
-from rlinf_lite.runners.embodied import EmbodiedRunner
-from rlinf_lite.runners.reasoning import ReasoningRunner, check_rewards
-from rlinf_lite.runners.run_lock import RunInUseError
-from rlinf_lite.runners.run_paths import RunClaim, claim_run
-from rlinf_lite.runners.run_result import RunResult
-from rlinf_lite.runners.sft import SFTRunner, check_demonstrations
-
-__all__ = [
-    "CheckpointError",
-    "EmbodiedRunner",
-    "ReasoningRunner",
-    "RunClaim",
-    "RunInUseError",
-    "RunResult",
-    "SFTRunner",
-    "check_demonstrations",
-    "check_rewards",
-    "claim_run",
-]
+from rlinf_lite.runners.checkpoints import CheckpointError as CheckpointError
+from rlinf_lite.runners.embodied import EmbodiedRunner as EmbodiedRunner
+from rlinf_lite.runners.reasoning import ReasoningRunner as ReasoningRunner
+from rlinf_lite.runners.reasoning import check_rewards as check_rewards
+from rlinf_lite.runners.run_paths import RunClaim as RunClaim
+from rlinf_lite.runners.run_paths import RunInUseError as RunInUseError
+from rlinf_lite.runners.run_paths import claim_run as claim_run
+from rlinf_lite.runners.sft import SFTRunner as SFTRunner
+from rlinf_lite.runners.sft import check_demonstrations as check_demonstrations
+from rlinf_lite.runners.stopping import RunResult as RunResult

@@ -16,14 +16,13 @@ from typing import Any
 from safetensors import SafetensorError
 
 from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.control import Supervisor
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
 from rlinf_lite.report import write_report
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, read_state, verify
-from rlinf_lite.runners.recovery import Recovered, RunSupervisor, Snapshots
+from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, verify
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
-from rlinf_lite.runners.run_result import RunResult
-from rlinf_lite.runners.stopping import Stopped, StopRequest
+from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Runner(ABC):
         actor: WorkerGroup,
         rollout: WorkerGroup,
         *others: WorkerGroup,
-        supervisor: RunSupervisor | None = None,
+        supervisor: Supervisor | None = None,
         claim: RunClaim | None = None,
     ) -> None:
         """`claim`: the run, where `claim_run` was called before; else `run` claims it, for as long as it lasts."""
@@ -188,8 +187,7 @@ class Runner(ABC):
             self.supervisor.progress(self.completed_steps)
 
     def _result(self) -> RunResult:
-        newest = self.store.steps()[-1:]
-        checkpoint, report = (newest[0] if newest else None), None
+        checkpoint, report = self.store.newest(), None
         if self.cfg.runner.report:
             try:
                 report = write_report(self.run_dir)
@@ -361,23 +359,23 @@ class Runner(ABC):
         """What `control.snapshot_interval` counts."""
         return self.completed_steps
 
-    def _recover(self, supervisor: RunSupervisor, error: SchedulerError) -> None:
+    def _recover(self, supervisor: Supervisor, error: SchedulerError) -> None:
         """Have workers started again, and everything brought back to the end of a completed step."""
         started, step = time.monotonic(), self._secured_step
         self.progress.message(f"{type(error).__name__}: {str(error).splitlines()[0]}")
         in_update, self._in_update = self._in_update, True  # until all of this is done
         with self._stop.at_once():
-            recovered = supervisor.recover(error, lambda recovered: self._restore(recovered, in_update))
+            recovered = supervisor.recover(error, lambda decision: self._restore(decision.ranks, in_update))
         self._in_update = False
         again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "nobody"
         lost = f", steps done again: {step - self.completed_steps}" if step > self.completed_steps else ""
         self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
 
-    def _restore(self, recovered: Recovered, in_update: bool) -> int:
+    def _restore(self, restarted: Mapping[str, Sequence[int]], in_update: bool) -> int:
         """Go back to the end of a completed step, the last one if possible; returns how many steps that loses.
-        `in_update`: the failure came in the middle of an update."""
+        `restarted`: ranks that were started again, by group. `in_update`: an update was broken off."""
         logged = self.completed_steps
-        if in_update or any(group.name in recovered.ranks for group in self._trained_groups):
+        if in_update or any(group.name in restarted for group in self._trained_groups):
             self._load(self._newest_state())
         else:
             self._forget_unfinished_step()
@@ -394,13 +392,13 @@ class Runner(ABC):
 
     def _newest_state(self) -> Path:
         """The newest snapshot, or the newest checkpoint."""
-        saved, snapshot = self.store.steps()[-1:], self._snapshots.newest()
-        found = [*([] if snapshot is None else [snapshot]), *saved]
+        saved = self.store.newest()
+        found = [path for path in (self._snapshots.newest(), saved) if path is not None]
         if not found:
             raise CheckpointError("the actor cannot be rebuilt: there is neither a snapshot nor a checkpoint")
         # of two of one step the snapshot: a checkpoint of step 0 may be of the middle of supervised training
         newest = max(found, key=lambda path: int(read_state(path)["completed_steps"]))
-        if newest in saved:
+        if newest == saved:
             verify(newest)
         return newest
 
@@ -429,8 +427,8 @@ class Runner(ABC):
     def _save_snapshot(self) -> int:
         """Make a checkpoint of the newest snapshot, if that has more than the newest checkpoint; returns how many steps
         are saved then."""
-        checkpoints, snapshot = self.store.steps()[-1:], self._snapshots.newest()
-        saved = int(read_state(checkpoints[0])["completed_steps"]) if checkpoints else -1
+        checkpoint, snapshot = self.store.newest(), self._snapshots.newest()
+        saved = -1 if checkpoint is None else int(read_state(checkpoint)["completed_steps"])
         state = {} if snapshot is None else read_state(snapshot)
         if state and state != self._saved and state["completed_steps"] >= saved:
             try:

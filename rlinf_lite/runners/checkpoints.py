@@ -5,7 +5,8 @@
 
 A crash at any instant leaves a whole one: `last` moves only after the new directory is complete and on disk, and a step
 that is written again is put aside (`.step_000040.old`) until its successor is in its place. Only a run's owner calls
-`CheckpointStore`'s methods that write; `find_checkpoint` and `verify` read, also beside a living run.
+`CheckpointStore`'s methods that write; `find_checkpoint` and `verify` read, also beside a living run. Snapshots are the
+same in shared memory: what a run goes on from after workers were started again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.segments import no_room
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,9 @@ CHECKSUMS = "checksums.json"
 SUPERSEDED = "superseded"
 _STEP = re.compile(r"step_\d+")
 _PUT_ASIDE = re.compile(r"\.step_\d+\.old")
+_AUTO_SHARE = 0.01  # of the time, at the most, that snapshots take
+_BYTES_PER_PARAMETER = 12
+"""A weight and two moments of AdamW, in fp32."""
 
 
 class CheckpointError(RuntimeError):
@@ -126,6 +133,10 @@ class CheckpointStore:
         """Complete checkpoints, oldest first."""
         return sorted(filter(_is_whole, _named(self.root, _STEP)), key=step_number)
 
+    def newest(self) -> Path | None:
+        """The last of `steps`."""
+        return next(reversed(self.steps()), None)
+
     def _point_last_to(self, checkpoint: Path | None) -> None:
         if checkpoint is None:
             (self.root / "last").unlink(missing_ok=True)
@@ -134,6 +145,62 @@ class CheckpointStore:
         link.unlink(missing_ok=True)
         link.symlink_to(checkpoint.name)
         link.replace(self.root / "last")
+
+
+class Snapshots(CheckpointStore):
+    """The newest state of the training groups in this node's shared memory, in the format of a checkpoint.
+
+    There are none where the groups are on other nodes, or memory does not suffice.
+    """
+
+    def __init__(self, interval: int | Literal["auto"], num_parameters: int, nodes: Sequence[str]) -> None:
+        """`nodes`: ids of those that the training groups are on."""
+        here = get_context()
+        super().__init__(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
+        self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
+        self._num_bytes = _BYTES_PER_PARAMETER * num_parameters
+        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * self._num_bytes
+        self.why_none = ""
+        if interval == 0:
+            self.why_none = "control.snapshot_interval is 0"
+        elif set(nodes) != {here.node_id}:
+            self.why_none = "the actor is not on this node alone"
+        elif needed > free / 2:
+            self.why_none = f"two would take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB of shared memory"
+
+    def due(self, step: int, is_only_way: bool = False) -> bool:
+        """Whether to take one after `step` steps. `is_only_way`: updates take longer than a run that is asked to stop
+        can wait, so that without one of the last step there would be nothing to save."""
+        if self.why_none:
+            return False
+        if self._interval == "auto":
+            return is_only_way or self.took_s <= _AUTO_SHARE * (time.monotonic() - self._began)
+        return step % self._interval == 0
+
+    def take(self, step: int, write: Callable[[Path], None]) -> None:
+        """Have the state written. One that finds no room is done without, as are all after it (`why_none`); an earlier
+        one stays."""
+        self._began = time.monotonic()
+        try:
+            self.write(step, write)
+        except (CheckpointError, OSError) as error:
+            self.why_none = str(error)
+            here = self.root.parent
+            if shutil.disk_usage(here.parent).free < self._num_bytes:
+                self.why_none = str(no_room(str(here), "a snapshot of the training state", self._num_bytes))
+            log.warning("no more snapshots: %s", self.why_none)
+        self.took_s = time.monotonic() - self._began
+
+    def keep_newest(self, store: CheckpointStore, step: int) -> Path:
+        """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""
+        kept, sums = self.steps()[-1], shutil.ignore_patterns(CHECKSUMS)
+        try:
+            return store.write(step, lambda partial: shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=sums))
+        except OSError as error:
+            raise CheckpointError(f"cannot copy the snapshot {kept} to {store.root}: {error}") from error
+
+    def remove(self) -> None:
+        shutil.rmtree(self.root.parent, ignore_errors=True)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -173,10 +240,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     CheckpointError."""
     file = checkpoint / "training_state" / "runner.json"
     try:
-        state: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
-    return state
 
 
 def verify(checkpoint: Path) -> None:
@@ -194,9 +260,8 @@ def verify(checkpoint: Path) -> None:
 @cache
 def _verify(checkpoint: Path, _written_ns: int) -> None:
     try:
-        sums = {
-            name: (size, digest) for name, (size, digest) in json.loads((checkpoint / CHECKSUMS).read_text()).items()
-        }
+        content = json.loads((checkpoint / CHECKSUMS).read_text())
+        sums = {name: (size, digest) for name, (size, digest) in content.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint / CHECKSUMS} {_damaged('cannot be read', checkpoint)}") from error
     for name, (size, digest) in sums.items():

@@ -10,23 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rlinf_lite.algorithms import (
-    AdvantageInputs,
-    compute_advantages,
-    explained_variance,
-    filter_groups,
-    kl_in_rewards,
-    loss_denominator,
-    masked_mean,
-    whiten,
-    whitens,
-)
+from rlinf_lite import algorithms
 from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import balanced_order, sequence_lengths
+from rlinf_lite.training.metrics import advantage_metrics
 from rlinf_lite.training.minibatches import minibatches
 
 KLController = FixedKLController | AdaptiveKLController
@@ -53,8 +43,8 @@ def split_baselines(batch: DataProto, group_size: int) -> DataProto:
 def with_signal(batch: DataProto) -> DataProto:
     """The rows of groups whose members do not all score the same."""
     scores = batch.batch["scores"][:, None]
-    inputs = AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
-    return batch[filter_groups(inputs)]
+    inputs = algorithms.AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
+    return batch[algorithms.filter_groups(inputs)]
 
 
 def first_groups(batch: DataProto, num_groups: int) -> DataProto:
@@ -84,17 +74,24 @@ def add_advantages(
     metrics: dict[str, float] = {}
     if algorithm.kl.place == "reward":
         used = controller.coef
-        rewards, mean_kl = kl_in_rewards(
+        rewards, mean_kl = algorithms.kl_in_rewards(
             rewards, columns["old_logprobs"], columns["ref_logprobs"], mask, used, algorithm.kl.kind
         )
         controller.update(float(mean_kl), len(batch))
         metrics |= {"rollout/ref_kl": float(mean_kl), "rollout/kl_coef": used}
-    inputs = AdvantageInputs(
+    inputs = algorithms.AdvantageInputs(
         rewards, mask, columns.get("values"), group_ids=columns["group"], baselines=columns.get("baselines")
     )
-    outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
-    metrics |= _metrics(batch, outputs.advantages, outputs.returns)
-    advantages = whiten(outputs.advantages, mask) if whitens(algorithm) else outputs.advantages
+    outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
+    drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
+    metrics |= {
+        "rollout/rewards": float(columns["scores"].mean()),
+        "rollout/stopped_frac": float(columns["stopped"].float().mean()),
+        "rollout/logprob_drift": float(algorithms.masked_mean(drift, mask)),
+        "rollout/num_groups": float(num_groups(batch)),
+        **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),
+    }
+    advantages = algorithms.whiten(outputs.advantages, mask) if algorithms.whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
 
@@ -107,7 +104,7 @@ def updates(
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):
             minibatch = batch[np.sort(rows)]
-            denominator = loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
+            denominator = algorithms.loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
             minibatch.meta_info = {"step": step, "denominator": float(denominator.clamp(min=1))}
             yield minibatch
 
@@ -116,21 +113,3 @@ def for_ranks(batch: DataProto, columns: list[str], num_ranks: int) -> DataProto
     """These columns of the batch, in an order that gives each of `num_ranks` about as many tokens."""
     chosen = batch.select(["input_ids", "attention_mask", "response_mask", *columns], ["row"])
     return chosen.reorder(balanced_order(sequence_lengths(chosen), num_ranks))
-
-
-def _metrics(batch: DataProto, advantages: Tensor, returns: Tensor) -> dict[str, float]:
-    columns, mask = batch.batch, batch.batch["response_mask"]
-    difference = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
-    metrics = {
-        "rollout/rewards": float(columns["scores"].mean()),
-        "rollout/stopped_frac": float(columns["stopped"].float().mean()),
-        "rollout/logprob_drift": float(masked_mean(difference, mask)),
-        "rollout/num_groups": float(num_groups(batch)),
-    }
-    for name, values in (("advantages", advantages[mask]), ("returns", returns[mask])):
-        metrics[f"rollout/{name}_mean"] = float(values.mean())
-        metrics[f"rollout/{name}_max"] = float(values.max())
-        metrics[f"rollout/{name}_min"] = float(values.min())
-    if "values" in columns and int(mask.sum()) > 1:
-        metrics["train/critic/explained_variance"] = explained_variance(columns["values"], returns, mask)
-    return metrics

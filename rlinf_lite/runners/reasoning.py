@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,57 +20,25 @@ import torch
 from safetensors import safe_open
 
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.control import Supervisor
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.data.tokenizers import start_dir
+from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.report.page import measure_overrides
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
-from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_paths import RunClaim
-from rlinf_lite.runners.run_result import RunResult
+from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A response in an evaluation, as an episode of one decision per token; success is a score of 1."""
-
-    env_id: int
-    task_id: str
-    seed: int
-    length: int
-    return_: float
-
-    @property
-    def success_once(self) -> bool:
-        return self.return_ >= 1
-
-    @property
-    def success_at_end(self) -> bool:
-        return self.return_ >= 1
-
-
-@dataclass
-class _Collected:
-    """What a step has generated so far."""
-
-    parts: list[DataProto] = field(default_factory=list)
-    """Responses to train on."""
-    scores: list[torch.Tensor] = field(default_factory=list)
-    """Of all responses, those that were filtered too."""
-    num_responses: int = 0
-    num_groups: int = 0
-    num_kept: int = 0
-    num_tokens: int = 0
 
 
 class ReasoningRunner(Runner):
@@ -88,7 +55,7 @@ class ReasoningRunner(Runner):
         reward: WorkerGroup,
         reference: WorkerGroup | None = None,
         critic: WorkerGroup | None = None,
-        supervisor: RunSupervisor | None = None,
+        supervisor: Supervisor | None = None,
         claim: RunClaim | None = None,
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
@@ -168,57 +135,56 @@ class ReasoningRunner(Runner):
         """
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
         noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
-        found = _Collected()
+        trained: list[DataProto] = []
+        scores: list[torch.Tensor] = []  # of all responses, those that were filtered too
+        num_responses = num_groups = num_kept = num_tokens = 0
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
             prompts = self.problems.train.batch(next(self.sampler))
             prompts.batch["group"] = torch.arange(refill * wanted, refill * wanted + len(prompts))
             prompts.meta_info = {"seed": int(noise[0] >> 1)}
-            self._answer(prompts, found, wanted)
-            if found.num_kept >= wanted:
+            started = self.rollout.start_generation(prompts)
+            parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
+            rewarded = [(part, self.reward.compute_rewards(part)) for part in parts]
+
+            # part by part scored by policy, reference and critic, while the rollout workers generate the next
+            pending: list[tuple[DataProto, list[Handle]]] = []
+            for part, rewarding in rewarded:
+                sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
+                self._take_metrics(sequences, rewards)
+                batch = sequences.union(rewards)
+                num_tokens += int(batch.batch["response_mask"].sum())
+                num_responses += len(batch)
+                num_groups += experience.num_groups(batch)
+                batch = experience.split_baselines(batch, algorithm.group_size)
+                scores.append(batch.batch["scores"])
+                if algorithm.filter_groups:
+                    batch = experience.first_groups(experience.with_signal(batch), wanted - num_kept)
+                num_kept += experience.num_groups(batch)
+                if not len(batch):
+                    continue
+                rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
+                scoring = [self.actor.compute_log_prob(rows)]
+                if self.reference is not None:
+                    scoring.append(self.reference.compute_ref_log_prob(rows))
+                if self.critic is not None:
+                    scoring.append(self.critic.compute_values(rows))
+                pending.append((batch, scoring))
+            for batch, scoring in pending:
+                for columns in self._wait(*scoring, what="log-probabilities and values"):
+                    self._take_metrics(columns)
+                    batch = batch.union(columns)
+                trained.append(batch)
+            if num_kept >= wanted:
                 break
+
         metrics = {
-            "rollout/all_rewards": float(torch.cat(found.scores).mean()),
-            "rollout/generated_tokens": float(found.num_tokens),
-            "rollout/response_length": found.num_tokens / found.num_responses,
+            "rollout/all_rewards": float(torch.cat(scores).mean()),
+            "rollout/generated_tokens": float(num_tokens),
+            "rollout/response_length": num_tokens / num_responses,
         }
         if algorithm.filter_groups:
-            metrics["rollout/filtered_groups_frac"] = 1 - found.num_kept / found.num_groups
-        return (experience.in_order(DataProto.concat(found.parts)) if found.parts else None), metrics
-
-    def _answer(self, prompts: DataProto, found: _Collected, wanted: int) -> None:
-        """Add responses that train until there are `wanted` groups: part by part scored by policy, reference and
-        critic, while the rollout workers generate the next."""
-        algorithm = self.cfg.algorithm
-        started = self.rollout.start_generation(prompts)
-        parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
-        rewarded = [(part, self.reward.compute_rewards(part)) for part in parts]
-        pending: list[tuple[DataProto, list[Handle]]] = []
-        for part, rewarding in rewarded:
-            sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
-            self._take_metrics(sequences, rewards)
-            batch = sequences.union(rewards)
-            found.num_tokens += int(batch.batch["response_mask"].sum())
-            found.num_responses += len(batch)
-            found.num_groups += experience.num_groups(batch)
-            batch = experience.split_baselines(batch, algorithm.group_size)
-            found.scores.append(batch.batch["scores"])
-            if algorithm.filter_groups:
-                batch = experience.first_groups(experience.with_signal(batch), wanted - found.num_kept)
-            found.num_kept += experience.num_groups(batch)
-            if not len(batch):
-                continue
-            rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
-            scoring = [self.actor.compute_log_prob(rows)]
-            if self.reference is not None:
-                scoring.append(self.reference.compute_ref_log_prob(rows))
-            if self.critic is not None:
-                scoring.append(self.critic.compute_values(rows))
-            pending.append((batch, scoring))
-        for batch, scoring in pending:
-            for columns in self._wait(*scoring, what="log-probabilities and values"):
-                self._take_metrics(columns)
-                batch = batch.union(columns)
-            found.parts.append(batch)
+            metrics["rollout/filtered_groups_frac"] = 1 - num_kept / num_groups
+        return (experience.in_order(DataProto.concat(trained)) if trained else None), metrics
 
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
@@ -257,8 +223,9 @@ class ReasoningRunner(Runner):
                     file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
         columns = (rows.tolist(), batch.non_tensor_batch["data_source"].tolist(), lengths, scores)
-        answers = [
-            Answer(row, source or "problems", row, n, score) for row, source, n, score in zip(*columns, strict=True)
+        answers = [  # an answer is an episode of one decision per token; success is a score of 1
+            EpisodeRecord(row, source or "problems", row, length, score, score >= 1, score >= 1)
+            for row, source, length, score in zip(*columns, strict=True)
         ]
         return summarize_episodes(answers, "greedy")
 

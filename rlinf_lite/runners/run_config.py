@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 import yaml
 
+from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.renamed_keys import with_new_names
 from rlinf_lite.runners.checkpoints import CheckpointError
 
@@ -47,7 +48,7 @@ class Change:
     """It makes the run another one."""
 
     def __str__(self) -> str:
-        return f"{self.key}: {_yaml(self.was)} -> {_yaml(self.now)}"
+        return f"{self.key}: {yaml_text(self.was)} -> {yaml_text(self.now)}"
 
     def within(self, names: tuple[str, ...] | list[str]) -> bool:
         return _is_within(self.key, names)
@@ -111,9 +112,7 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
 
 def write_config(cfg: BaseConfig, directory: Path) -> None:
     """Write config.yaml, whole or not at all."""
-    partial = directory / f".{CONFIG}.partial"
-    partial.write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
-    os.replace(partial, directory / CONFIG)
+    write_whole(directory / CONFIG, yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
 
 def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Path | None:
@@ -144,8 +143,3 @@ def _value(content: Any, path: list[str]) -> Any:
 
 def _is_within(key: str, names: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in names)
-
-
-def _yaml(value: object) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
-    return text.removesuffix("\n").removesuffix("\n...")

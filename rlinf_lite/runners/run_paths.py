@@ -1,18 +1,24 @@
-"""Where a run keeps its files, what it resumes from, and that nobody else writes there meanwhile."""
+"""Where a run keeps its files, what it resumes from, and that nobody else writes there meanwhile: a directory is one
+process's at a time, told by a file lock that ends with it, however it ends."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import platform
 import re
 import secrets
+import socket
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.runners.checkpoints import (
@@ -25,12 +31,56 @@ from rlinf_lite.runners.checkpoints import (
     verify,
 )
 from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
-from rlinf_lite.runners.run_lock import LOCK, RunInUseError, RunLock
 
+log = logging.getLogger(__name__)
+
+LOCK = ".lock"
 _MAX_NAMES = 20
 _MAX_PART = 80  # a file name has at most 255 characters
 _PACKAGES = ("rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "peft")
 """Those that results depend on."""
+
+
+class RunInUseError(CheckpointError):
+    """Another process writes this run."""
+
+
+_held: weakref.WeakSet[TextIO] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _held])
+
+
+def _locked(directory: Path) -> TextIO:
+    """An flock on `<directory>/.lock`, whose text says whose it is; closing it lets others write. Programs that are
+    started do not inherit it (their descriptors close on exec), nor do forks.
+
+    Raises:
+        RunInUseError: where another holder lives, in this process or another, on this machine or on one that sees the
+            same file system.
+        CheckpointError: where the file cannot be written.
+    """
+    try:
+        file = (directory / LOCK).open("a+")
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise RunInUseError(
+            f"{directory} is in use: {holder} writes it. Wait for its end, stop it (Ctrl-C there, or `rlinf-lite "
+            "job stop`), or start a run beside it with runner.resume=never"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        log.warning("%s: no locks on this file system; take care that no other process writes this run", file.name)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    _held.add(file)
+    return file
 
 
 class RunClaim:
@@ -43,7 +93,7 @@ class RunClaim:
         self.log_dir, self.checkpoint_dir, self.resume_from = log_dir, checkpoint_dir, resume_from
         self._to_create = resume_from is None
         self._created: list[Path] = []
-        self._locks: list[RunLock] = []
+        self._locks: list[TextIO] = []
 
     def hold(self) -> None:
         """Make the directories and lock them, unless that is so already.
@@ -56,12 +106,12 @@ class RunClaim:
             return
         try:
             for directory in (self.log_dir, self.checkpoint_dir):
-                if any(directory.resolve() == lock.path.parent.resolve() for lock in self._locks):
+                if any(directory.resolve() == Path(lock.name).parent.resolve() for lock in self._locks):
                     continue
                 created = [] if directory.exists() else [directory]
                 directory.mkdir(parents=True, exist_ok=not self._to_create)
                 self._created += created
-                self._locks.append(RunLock(directory))
+                self._locks.append(_locked(directory))
         except (OSError, CheckpointError) as error:
             self.release()
             if isinstance(error, FileExistsError):
@@ -80,7 +130,9 @@ class RunClaim:
                 directory.rmdir()
                 self._to_create = self.resume_from is None
         for lock in self._locks:
-            lock.release()
+            with suppress(OSError, ValueError):  # closing is what counts, and perhaps done
+                lock.truncate(0)  # the file stays, and says nobody
+            lock.close()
         self._locks, self._created = [], []
 
     def __enter__(self) -> Self:
@@ -111,7 +163,12 @@ def find_run(cfg: BaseConfig) -> RunClaim:
     """As `claim_run`, but a new run is only held when it begins: evaluation needs no directory."""
     source = _resume_source(cfg)
     if source is None:
-        return _claim(cfg, _new_name(cfg))
+        # <config>-<task>-seed<seed>-<start>-<random>, of characters that file systems and shells like
+        name, _, seed, task = _identity(cfg.model_dump(mode="json"))
+        parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII) for part in (name, task) if part is not None]
+        parts = [part.lstrip(".-")[:_MAX_PART] or "run" for part in parts]
+        start, random = time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)
+        return _claim(cfg, "-".join([*parts, f"seed{seed}", start, random]))
     checkpoint = find_checkpoint(source)
     is_in_run = checkpoint.parent.name == "checkpoints"
     claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else read_state(checkpoint)["run"], checkpoint)
@@ -157,14 +214,6 @@ def begin_run(
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:
     return RunClaim(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
-
-
-def _new_name(cfg: BaseConfig) -> str:
-    """`<config>-<task>-seed<seed>-<start>-<random>`, of characters that file systems and shells like."""
-    name, _, seed, task = _identity(cfg.model_dump(mode="json"))
-    parts = [name, *([] if task is None else [task])]
-    parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII).lstrip(".-")[:_MAX_PART] or "run" for part in parts]
-    return "-".join([*parts, f"seed{seed}", time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)])
 
 
 def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:

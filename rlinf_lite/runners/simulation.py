@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.control import Supervisor
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
-from rlinf_lite.runners.recovery import RunSupervisor
 from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
@@ -39,7 +39,7 @@ class SimulationRunner(Runner):
         actor: WorkerGroup,
         rollout: WorkerGroup,
         env: WorkerGroup,
-        supervisor: RunSupervisor | None = None,
+        supervisor: Supervisor | None = None,
         claim: RunClaim | None = None,
     ) -> None:
         super().__init__(cfg, actor, rollout, env, supervisor=supervisor, claim=claim)

@@ -8,6 +8,11 @@ from typing import Any
 class PlacementError(ValueError):
     """A placement that the grammar or the cluster does not allow."""
 
+    def __init__(self, text: str, about: str = "") -> None:
+        """`about`: the component or key of the config that it is about, which the message begins with."""
+        super().__init__(f"{about}: {text}" if about else text)
+        self.text, self.about = text, about
+
 
 class SchedulerError(RuntimeError):
     """Anything that goes wrong between the driver and its workers."""

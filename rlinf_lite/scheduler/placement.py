@@ -129,18 +129,21 @@ def parse_placement(
     """The processes that `spec` asks for on slots 0..num_slots-1, by rank. Raises PlacementError."""
     per_node = slots_per_node or num_slots
     shape = ClusterShape(max(1, num_slots // per_node), per_node, accelerator)
-    prefix = f"{component}: {spec}" if component else f"{spec}"
-    text = str(spec).strip()
-    if text == "auto":
-        raise PlacementError(f"{prefix}: automatic placement is planned, not built. Name slots: `all`, `0` or `0-3`.")
-    if isinstance(spec, bool) or not text:
-        raise PlacementError(f"{prefix}: this is not a placement. Write slots such as `all`, `0`, `0-3` or `0-3:0-7`.")
-    parts = [_parse_part(part.strip(), num_slots, prefix) for part in text.split(",")]
-    _check_ascending(parts, prefix)
-    _check_range(parts, shape, prefix, where)
-    processes = _number(parts, prefix)
-    if slots_per_node is not None:
-        check_nodes(processes, shape, prefix)
+    try:
+        text = str(spec).strip()
+        if text == "auto":
+            raise PlacementError(f"{spec}: automatic placement is planned, not built. Name slots: `all`, `0` or `0-3`.")
+        if isinstance(spec, bool) or not text:
+            hint = "Write slots such as `all`, `0`, `0-3` or `0-3:0-7`."
+            raise PlacementError(f"{spec}: this is not a placement. {hint}")
+        parts = [_parse_part(part.strip(), num_slots, f"{spec}") for part in text.split(",")]
+        _check_ascending(parts, f"{spec}")
+        _check_range(parts, shape, f"{spec}", where)
+        processes = _number(parts, f"{spec}")
+        if slots_per_node is not None:
+            check_nodes(processes, shape, f"{spec}")
+    except PlacementError as error:
+        raise PlacementError(error.text, component) from None
     return processes
 
 
@@ -233,8 +236,9 @@ def detect_slots(accelerator: str, num_gpus_per_node: int | None) -> tuple[str, 
     kind = accelerator if accelerator != "auto" else ("cuda" if found else "cpu")
     if kind == "cuda" and num_gpus_per_node is None and not found:
         raise PlacementError(
-            "cluster.accelerator: cuda, but this machine has no GPU. Set cluster.num_gpus_per_node to plan for "
-            "machines that have some, or cluster.accelerator: cpu to run here."
+            "cuda, but this machine has no GPU. Set cluster.num_gpus_per_node to plan for machines that have some, or "
+            "cluster.accelerator: cpu to run here.",
+            about="cluster.accelerator",
         )
     return kind, num_gpus_per_node or (found if kind == "cuda" else 1)
 
@@ -266,18 +270,19 @@ def _place_all(cluster: ClusterSettings, shape: ClusterShape) -> dict[str, Compo
     lines = cluster.component_placement
     if not isinstance(lines, Mapping):
         raise PlacementError(
-            f"cluster.component_placement: {lines}: automatic placement is planned, not built. "
-            "Give each component a line, for example `actor,rollout,env: all`."
+            f"{lines}: automatic placement is planned, not built. "
+            "Give each component a line, for example `actor,rollout,env: all`.",
+            about="cluster.component_placement",
         )
     placed: dict[str, ComponentPlacement] = {}
     for names, spec in lines.items():
         for name in (part.strip() for part in names.split(",")):
             if not name:
-                raise PlacementError(
-                    f"cluster.component_placement: `{names}` has an empty name. Write `actor,rollout: 0-3`."
-                )
+                text = f"`{names}` has an empty name. Write `actor,rollout: 0-3`."
+                raise PlacementError(text, about="cluster.component_placement")
             if name in placed:
-                raise PlacementError(f"cluster.component_placement: {name} is placed twice. Keep one line for it.")
+                text = f"{name} is placed twice. Keep one line for it."
+                raise PlacementError(text, about="cluster.component_placement")
             placed[name] = place_component(name, spec, shape, cluster.node_groups)
     return placed
 
@@ -293,7 +298,7 @@ def place_component(
             groups = {group.label: group for group in node_groups}
             if label not in groups:
                 known = ", ".join(sorted(groups)) or "none"
-                raise PlacementError(f"{name}: node_group {label} is not in cluster.node_groups (known: {known}).")
+                raise PlacementError(f"node_group {label} is not in cluster.node_groups (known: {known}).", name)
             nodes, where = parse_node_ranks(groups[label].nodes, shape.num_nodes, label), f"node group {label} has"
     per_node = shape.slots_per_node
     local = parse_placement(

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rlinf_lite.training.learner import Learner as Learner
-    from rlinf_lite.training.learner import NonFiniteUpdateError as NonFiniteUpdateError
     from rlinf_lite.training.strategies import Strategy as Strategy
     from rlinf_lite.training.strategies import register_strategy as register_strategy
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "learner": ["Learner", "NonFiniteUpdateError"],
-        "strategies": ["Strategy", "register_strategy"],
-    },
-)
+__getattr__ = lazy_names(__name__, {"strategies": ["Strategy", "register_strategy"]})

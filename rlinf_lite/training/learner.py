@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,13 +25,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
+from rlinf_lite.registry import STRATEGIES
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.strategies import build_strategy, init_process_group
+from rlinf_lite.training.strategies import Strategy, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -48,14 +50,6 @@ gradients are averaged. Adds its metrics to the sums."""
 
 class NonFiniteUpdateError(RuntimeError):
     """`control.max_bad_updates` updates in a row had a loss or gradient that is not finite."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What came of an update: `done` unless loss or gradient was not finite; `sums` are its own metrics."""
-
-    done: bool
-    sums: MetricSums
 
 
 class Learner:
@@ -78,17 +72,11 @@ class Learner:
         self.model = model.to(worker.device)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = training_threads(cfg.actor.num_threads, worker.local_world_size)
-        self.strategy = build_strategy(cfg.actor.strategy)
+        self.strategy: Strategy = STRATEGIES.get(cfg.actor.strategy)()
         if worker.world_size > 1:
             if not dist.is_initialized():  # roles that share a process share its group
-                init_process_group(
-                    worker.rank,
-                    worker.world_size,
-                    worker.master_addr,
-                    worker.master_port,
-                    worker.device,
-                    cfg.runner.phase_timeout_s,
-                )
+                address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
+                init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
 
     def start_training(self, optim: OptimConfig, total_steps: int) -> None:
@@ -101,8 +89,16 @@ class Learner:
         return autocast(self.worker.device, self.cfg.actor.precision)
 
     def set_learning_rate(self, step: int) -> None:
-        """That of runner step `step`, for each group of parameters."""
-        factor = lr_factor(self._optim, step, self._total_steps)
+        """That of runner step `step`, for each group of parameters: linear warm-up, then down to `min_lr_ratio`."""
+        optim, warmup = self._optim, self._optim.warmup_steps
+        done = (step - warmup) / max(self._total_steps - warmup, 1)
+        if step < warmup:
+            factor = (step + 1) / (warmup + 1)
+        elif optim.lr_scheduler == "constant":
+            factor = 1.0
+        else:  # down to the last
+            remaining = 1.0 - done if optim.lr_scheduler == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+            factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
 
@@ -114,11 +110,12 @@ class Learner:
         where: str,
         samples: Callable[[], str],
         only: Sequence[nn.Parameter] | None = None,
-    ) -> Update:
+    ) -> tuple[bool, MetricSums]:
         """One optimizer step on the micro-batches of all ranks, which are as many on each; metrics go to `sums`.
 
         Where loss or gradient is not finite there is no step, which is counted, and `where` and `samples()` are logged.
-        `only`: parameters that train this time; the others stay as they are. Raises NonFiniteUpdateError.
+        `only`: parameters that train this time; the others stay as they are. Returns whether there was a step, and the
+        metrics of this update alone. Raises NonFiniteUpdateError.
         """
         found = MetricSums()
         with torch_threads(self.num_threads):
@@ -136,10 +133,12 @@ class Learner:
                 parameters = [parameter for parameter in parameters if id(parameter) in trained]
             if self.worker.world_size > 1:
                 self.strategy.reduce_gradients(parameters)
-            norm = float(sharding.clip_grad_norm(parameters, self._optim.clip_grad))
-
+            total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            total = total.full_tensor() if isinstance(total, DTensor) else total
+            norm = float(total)  # before clipping, alike on every rank
             finite = math.isfinite(norm)
             if finite:
+                nn.utils.clip_grads_with_norm_(parameters, self._optim.clip_grad, total)
                 self.optimizer.step()
                 sums.merge(found)
                 sums.add_scalar(f"train/{self.name}/grad_norm", norm)
@@ -156,14 +155,16 @@ class Learner:
                     f"{message}. control.max_bad_updates: {limit} in a row were reached. Lower the {self.name}'s "
                     "optim.lr, or check rewards and observations."
                 )
-        return Update(finite, found)
+        return finite, found
 
     def result(self, sums: MetricSums) -> dict[str, Any]:
         """Metrics over all ranks, this rank's spans and memory."""
-        metrics = sums.result(self.sum_over_ranks)
+        metrics = sums.result(self.over_ranks)
         metrics[f"train/{self.name}/lr"] = self.optimizer.param_groups[0]["lr"]
-        spans, memory = self.worker.pop_spans(), peak_memory_bytes(self.worker.device)
-        return {"metrics": metrics, "spans": spans, "peak_memory_bytes": memory}
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of this process; on a GPU, of its tensors
+        if self.worker.device.startswith("cuda"):
+            memory = torch.cuda.max_memory_allocated()
+        return {"metrics": metrics, "spans": self.worker.pop_spans(), "peak_memory_bytes": memory}
 
     def save_model(self, directory: Path) -> None:
         """Write the model as a directory that `from_pretrained` reads; rank 0 writes."""
@@ -190,40 +191,9 @@ class Learner:
         if rng_file.exists():
             torch.set_rng_state(load_file(rng_file)["torch"])
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum, on the CPU of every rank."""
-        return self._reduced(values, dist.ReduceOp.SUM)
-
-    def max_over_ranks(self, number: int) -> int:
-        """The largest number that a rank has."""
-        return int(self._reduced(torch.tensor([number]), dist.ReduceOp.MAX))
-
-    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+    def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""
         if self.worker.world_size > 1:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)
         return values.cpu()
-
-
-def lr_factor(cfg: OptimConfig, step: int, total_steps: int) -> float:
-    """Factor on the learning rate at `step` of `total_steps`: linear warm-up, then down to `min_lr_ratio`."""
-    if step < cfg.warmup_steps:
-        return (step + 1) / (cfg.warmup_steps + 1)
-    done = (step - cfg.warmup_steps) / max(total_steps - cfg.warmup_steps, 1)
-    match cfg.lr_scheduler:
-        case "constant":
-            return 1.0
-        case "linear":
-            remaining = 1.0 - done
-        case "cosine":
-            remaining = 0.5 * (1.0 + math.cos(math.pi * done))
-    return cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * remaining
-
-
-def peak_memory_bytes(device: str) -> int:
-    """Of this process; on a GPU, of its tensors."""
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

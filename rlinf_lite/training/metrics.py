@@ -7,7 +7,21 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from rlinf_lite.algorithms import explained_variance
+
 _CRITIC = ("value_loss", "value_clip_fraction", "values_mean")
+
+
+def advantage_metrics(advantages: Tensor, returns: Tensor, mask: Tensor, values: Tensor | None) -> dict[str, float]:
+    """Mean and extremes over valid positions, and how much of the returns the values explain."""
+    metrics: dict[str, float] = {}
+    for name, valid in (("advantages", advantages[mask]), ("returns", returns[mask])):
+        metrics[f"rollout/{name}_mean"] = float(valid.mean())
+        metrics[f"rollout/{name}_max"] = float(valid.max())
+        metrics[f"rollout/{name}_min"] = float(valid.min())
+    if values is not None and int(mask.sum()) > 1:
+        metrics["train/critic/explained_variance"] = explained_variance(values, returns, mask)
+    return metrics
 
 
 class MetricSums:

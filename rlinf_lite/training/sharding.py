@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import OptimConfig
 
@@ -36,15 +35,6 @@ def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True)
-
-
-def clip_grad_norm(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip to `max_norm` over all ranks, unless it is not finite. Returns the norm before, alike on every rank."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if torch.isfinite(norm):
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
 
 
 def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:

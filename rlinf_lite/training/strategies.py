@@ -55,12 +55,6 @@ def register_strategy(name: str) -> Callable[[type], type]:
     return STRATEGIES.register(name)
 
 
-def build_strategy(name: str) -> Strategy:
-    """The strategy of this name, or the class at `pkg.module:Class`. Raises UnknownStrategyError."""
-    strategy: Strategy = STRATEGIES.get(name)()
-    return strategy
-
-
 class FSDP:
     """Parameters, gradients and optimizer states in shards (torch's `fully_shard`), gathered unit by unit."""
 

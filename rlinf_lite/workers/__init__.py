@@ -15,10 +15,5 @@ if TYPE_CHECKING:
     from rlinf_lite.workers.rollout import MultiStepRolloutWorker as MultiStepRolloutWorker
 
 __getattr__ = lazy_names(
-    __name__,
-    {
-        "actor": ["EmbodiedFSDPActor"],
-        "env": ["EnvWorker"],
-        "rollout": ["MultiStepRolloutWorker"],
-    },
+    __name__, {"actor": ["EmbodiedFSDPActor"], "env": ["EnvWorker"], "rollout": ["MultiStepRolloutWorker"]}
 )

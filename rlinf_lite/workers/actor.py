@@ -23,28 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlinf_lite.algorithms import (
-    AdvantageInputs,
-    LossInputs,
-    actor_critic_loss,
-    compute_advantages,
-    entropy_at_level,
-    expand_to_level,
-    explained_variance,
-    filter_groups,
-    loss_denominator,
-    needs_values,
-    sum_to_level,
-    whiten,
-    whitens,
-)
+from rlinf_lite import algorithms
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import Policy, build_policy
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.learner import Learner
-from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.weights import WeightSender
 from rlinf_lite.workers.layout import Layout
@@ -123,18 +109,20 @@ class EmbodiedFSDPActor(Worker):
             names = ("rewards", "mask", "values", "next_values", "dones", "group_ids")
             gathered: dict[str, Any] = {name: self._all_gather(getattr(inputs, name)) for name in names}
             inputs = replace(inputs, **gathered)
-            outputs = compute_advantages(algorithm.adv_type, inputs, algorithm)
+            outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages, outputs.returns
-            metrics = _advantage_metrics(inputs, advantages, returns)
-            if whitens(algorithm):
-                advantages = whiten(advantages, inputs.mask)
+            mask = inputs.mask.bool()
+            metrics = {"rollout/rewards": float(inputs.rewards[mask].mean())}
+            metrics |= advantage_metrics(advantages, returns, mask, inputs.values)
+            if algorithms.whitens(algorithm):
+                advantages = algorithms.whiten(advantages, inputs.mask)
 
             # samples that train: decisions of which an action was executed, of groups with a signal
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
             valid = global_mask.any(-1).numpy()
             if algorithm.filter_groups:
                 keep = torch.zeros(len(inputs.rewards), dtype=torch.bool)
-                keep[filter_groups(inputs)] = True
+                keep[algorithms.filter_groups(inputs)] = True
                 metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
                 valid = valid & keep.repeat_interleave(len(valid) // len(keep)).numpy()
 
@@ -171,13 +159,14 @@ class EmbodiedFSDPActor(Worker):
             learner.set_learning_rate(step)
             for where, minibatch in updates:  # global indices
                 mask = self._position_mask(batch.global_mask[torch.from_numpy(minibatch)])
-                denominator = loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
+                denominator = algorithms.loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
                 environments = partial(_listed, "environments", minibatch // num_decisions)
-                update = learner.update(parts, partial(self._loss, denominator), sums, where, environments, only)
-                self.on_policy = self.on_policy and not update.done
+                loss_fn = partial(self._loss, denominator)
+                stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
+                self.on_policy = self.on_policy and not stepped
                 if target_kl is not None:
-                    of_update = update.sums.result(learner.sum_over_ranks)
+                    of_update = own_sums.result(learner.over_ranks)
                     if of_update.get("train/actor/approx_kl_k3", 0.0) > target_kl:
                         sums.add_scalar("train/actor/stopped_early", 1.0)
                         break
@@ -237,27 +226,27 @@ class EmbodiedFSDPActor(Worker):
         level, shape = algorithm.logprob_type, old_logprobs.shape[1:]
 
         def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
-            return expand_to_level(x.to(device), level, *shape)
+            return algorithms.expand_to_level(x.to(device), level, *shape)
 
         executed = mask[..., None]
         if self.on_policy:  # the ratios should all be 1
             drift = torch.where(executed, output.logprobs.detach() - old_logprobs, 0.0).abs()
             num_elements = mask.sum() * shape[1]
             found.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
-        with_values = needs_values(algorithm.adv_type)
-        inputs = LossInputs(
-            logprobs=sum_to_level(torch.where(executed, output.logprobs, 0.0), level),
-            old_logprobs=sum_to_level(torch.where(executed, old_logprobs, 0.0), level),
+        with_values = algorithms.needs_values(algorithm.adv_type)
+        inputs = algorithms.LossInputs(
+            logprobs=algorithms.sum_to_level(torch.where(executed, output.logprobs, 0.0), level),
+            old_logprobs=algorithms.sum_to_level(torch.where(executed, old_logprobs, 0.0), level),
             advantages=at_level(batch.advantages[index]),
             mask=self._position_mask(mask),
-            entropy=entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
+            entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
             values=at_level(output.values) if with_values else None,
             old_values=at_level(batch.values[index]) if with_values else None,
             returns=at_level(batch.returns[index]) if with_values else None,
             denominator=denominator.to(device),
             dp_size=self.world_size,
         )
-        outputs = actor_critic_loss(algorithm.loss_type, inputs, algorithm)
+        outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
         found.add(outputs.metrics, weight=float(inputs.mask.sum()))
         return outputs.loss
 
@@ -280,15 +269,3 @@ class EmbodiedFSDPActor(Worker):
 
 def _listed(what: str, numbers: np.ndarray) -> str:
     return f"{what} {np.unique(numbers).tolist()}"
-
-
-def _advantage_metrics(inputs: AdvantageInputs, advantages: Tensor, returns: Tensor) -> dict[str, float]:
-    valid = inputs.mask.bool()
-    metrics = {"rollout/rewards": float(inputs.rewards[valid].mean())}
-    for name, values in (("advantages", advantages[valid]), ("returns", returns[valid])):
-        metrics[f"rollout/{name}_mean"] = float(values.mean())
-        metrics[f"rollout/{name}_max"] = float(values.max())
-        metrics[f"rollout/{name}_min"] = float(values.min())
-    if inputs.values is not None:
-        metrics["train/critic/explained_variance"] = explained_variance(inputs.values, returns, inputs.mask)
-    return metrics

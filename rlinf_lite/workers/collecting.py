@@ -7,7 +7,6 @@ off the expert's path; labels are what it wants where it then is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,8 @@ from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import Chunks, DemonstrationError, ShardWriter
 from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, env_seed, get_env_spec
 from rlinf_lite.envs.observations import take_rows
-from rlinf_lite.models import load_policy
+from rlinf_lite.models import Policy, load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
-
-Expert = Callable[[VecEnv, Obs, int], np.ndarray]
-"""The next actions [B, n, D], at most so many, from what is seen."""
 
 
 class Collector:
@@ -35,11 +31,10 @@ class Collector:
         self._cfg = cfg
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         self._noise = cfg.data.action_noise * (self._high - self._low) / 2
-        self._expert: Expert = self._scripted
+        self._teacher: Policy | None = None
         if cfg.data.teacher_dir is not None:
             self._teacher = load_policy(policy_directory(cfg.data.teacher_dir)).to(device).eval()
             self._teacher.check_env_spec(spec)
-            self._expert = self._taught
         self._writer = ShardWriter(directory, rank)
         self._records: list[EpisodeRecord] = []
         self._num_env_steps = 0
@@ -56,7 +51,24 @@ class Collector:
             if not rows.size:
                 break
             before: dict[str, Any] = take_rows(obs, rows)
-            obs, actions, mask = self._play_chunk(env, obs, episodes, decision, running, kept)
+            actions = np.zeros((len(episodes), chunk, len(self._low)), np.float32)  # clean
+            mask = np.zeros((len(episodes), chunk), np.bool_)  # which were executed
+            keys = noise_keys(data.seed, episodes, decision)
+            noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
+            first = 0
+            while first < chunk:
+                wanted = self._wanted(env, obs, chunk - first)
+                part = slice(first, first + wanted.shape[1])
+                actions[:, part] = np.clip(wanted, self._low, self._high)
+                result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
+                mask[:, part] = result.executed & running[:, None]
+                for record in result.episodes:
+                    if running[record.env_id]:
+                        running[record.env_id] = False
+                        kept[record.env_id] = data.keep_failures or bool(record.success_once)
+                        self._records.append(replace(record, env_id=int(episodes[record.env_id])))
+                obs, first = result.obs, part.stop
+            self._num_env_steps += int(mask.sum())
             chunks = Chunks(before, actions[rows], mask[rows], episodes[rows], np.full(len(rows), decision))
             played.append((rows, chunks))
         for rows, chunks in played:
@@ -69,42 +81,14 @@ class Collector:
         self._writer.flush()
         return {"episodes": self._records, "shards": self._writer.shards, "num_env_steps": self._num_env_steps}
 
-    def _play_chunk(
-        self, env: VecEnv, obs: Obs, episodes: np.ndarray, decision: int, running: np.ndarray, kept: np.ndarray
-    ) -> tuple[Obs, np.ndarray, np.ndarray]:
-        """What is seen after the chunk, clean actions [B, C, D], and which were executed [B, C]."""
-        chunk, data = self._cfg.model.num_action_chunks, self._cfg.data
-        actions = np.zeros((len(episodes), chunk, len(self._low)), np.float32)
-        mask = np.zeros((len(episodes), chunk), np.bool_)
-        keys = noise_keys(data.seed, episodes, decision)
-        noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
-        first = 0
-        while first < chunk:
-            wanted = self._expert(env, obs, chunk - first)
-            part = slice(first, first + wanted.shape[1])
-            actions[:, part] = np.clip(wanted, self._low, self._high)
-            result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
-            mask[:, part] = result.executed & running[:, None]
-            for record in result.episodes:
-                if running[record.env_id]:
-                    running[record.env_id] = False
-                    kept[record.env_id] = self._is_kept(record)
-                    self._records.append(replace(record, env_id=int(episodes[record.env_id])))
-            obs, first = result.obs, part.stop
-        self._num_env_steps += int(mask.sum())
-        return obs, actions, mask
-
-    def _is_kept(self, record: EpisodeRecord) -> bool:
-        return self._cfg.data.keep_failures or bool(record.success_once)
-
-    def _scripted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
+    def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
+        """The expert's next actions [B, n, D], at most `num_actions`, from what is seen."""
+        if self._teacher is not None:
+            with torch.inference_mode():
+                taught: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
+            return taught
         if not isinstance(env, Demonstrator):
             raise DemonstrationError(
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
             )
         return env.expert_actions(num_actions)
-
-    def _taught(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
-        with torch.inference_mode():
-            actions: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
-        return actions

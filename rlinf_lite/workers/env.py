@@ -92,15 +92,6 @@ class _Stage:
             error.number(self.env_ids.tolist())
             raise
 
-    def take_actions(self, message: ActionMessage) -> np.ndarray | None:
-        """Actions of the whole stage once every piece of it has answered."""
-        self.actions[message.start] = message.actions
-        if len(self.actions) < len(self.pieces):
-            return None
-        actions = np.concatenate([self.actions[piece.start] for piece in self.pieces])
-        self.actions = {}
-        return actions
-
 
 class EnvWorker(Worker):
     """Owns a contiguous block of environments; `rollout.pipeline_stage_num` stages of it take turns with the policy.
@@ -255,14 +246,17 @@ class EnvWorker(Worker):
         return [env_seed(self.cfg.runner.seed, int(env_id) // group_size) for env_id in stage.env_ids]
 
     def _answers(self, stages: list[_Stage]) -> Iterator[tuple[_Stage, ChunkResult]]:
-        """Steps whichever stage's actions arrive next, until every stage is done."""
+        """Steps whichever stage has its actions next, from every rollout worker of it, until every stage is done."""
         timeout_s = self.cfg.runner.phase_timeout_s
         while not all(stage.done for stage in stages):
+            message: ActionMessage
             _, message = self.recv_any("rollout", timeout_s)
             stage = stages[message.stage]
-            actions = stage.take_actions(message)
-            if actions is None:
+            stage.actions[message.start] = message.actions
+            if len(stage.actions) < len(stage.pieces):
                 continue
+            actions = np.concatenate([stage.actions[piece.start] for piece in stage.pieces])
+            stage.actions = {}
             with self.timer(f"step stage {stage.index}"):
                 result = stage.step(actions)
             yield stage, result
@@ -275,26 +269,17 @@ class EnvWorker(Worker):
         result: ChunkResult | None = None,
         last: bool = False,
     ) -> None:
+        """Each rollout worker's rows to it, with what came of their last chunk."""
         for piece in stage.pieces:
-            rows = slice(piece.start, piece.stop)
-            answer = None if result is None else _piece_result(result, piece)
+            rows, answer = slice(piece.start, piece.stop), None
+            if result is not None:
+                final_rows, final_obs = np.empty(0, dtype=np.int64), None
+                if result.final_obs is not None:
+                    ended, obs_of_ended = result.final_obs
+                    inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
+                    final_rows, final_obs = ended[inside] - piece.start, take_rows(obs_of_ended, inside)
+                played = (result.rewards[rows], result.terminated[rows], result.truncated[rows], result.executed[rows])
+                answer = StepResult(*played, final_rows, final_obs)
             obs = take_rows(stage.obs, rows)
             message = ObsMessage(stage.index, piece.start, stage.t, obs, noise_ids[rows], decision, answer, last)
             self.send(message, "rollout", piece.rollout_rank)
-
-
-def _piece_result(result: ChunkResult, piece: StagePiece) -> StepResult:
-    rows = slice(piece.start, piece.stop)
-    final_rows, final_obs = np.empty(0, dtype=np.int64), None
-    if result.final_obs is not None:
-        ended, obs = result.final_obs
-        inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
-        final_rows, final_obs = ended[inside] - piece.start, take_rows(obs, inside)
-    return StepResult(
-        rewards=result.rewards[rows],
-        terminated=result.terminated[rows],
-        truncated=result.truncated[rows],
-        executed=result.executed[rows],
-        final_rows=final_rows,
-        final_obs=final_obs,
-    )

@@ -38,10 +38,6 @@ class Layout:
     """Node of every actor, by rank."""
 
     @property
-    def num_rollout_workers(self) -> int:
-        return len(self.rollout_nodes)
-
-    @property
     def num_actors(self) -> int:
         return len(self.actor_nodes)
 
@@ -65,7 +61,7 @@ class Layout:
 
     def pieces(self) -> list[StagePiece]:
         """Every piece, of all workers and stages."""
-        routes = route(self.num_env_workers, self.num_rollout_workers, self.num_env_workers * self.stage_size)
+        routes = route(self.num_env_workers, len(self.rollout_nodes), self.num_env_workers * self.stage_size)
         return [
             StagePiece(env_rank, stage, part.dst_rank, part.start, part.stop)
             for env_rank, parts in enumerate(routes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_lite.envs import ChunkResult, EpisodeRecord, Obs
+from rlinf_lite.envs import ChunkResult, Obs
 from rlinf_lite.workers.messages import EpisodeVideo
 
 MAX_SIDE = 160
@@ -47,14 +47,11 @@ class EpisodeRecorder:
                 continue
             if row in ended:
                 frames.append(_frame(final_obs, int(np.flatnonzero(final_rows == row)[0])))
-                self._finish(episode, ended[row])
+                record, shown = ended[row], np.stack(self._running.pop(episode))
+                caption = self._captions[episode] or record.task_id
+                self.videos.append(EpisodeVideo(episode, caption, record.success_once, record.length, shown))
             elif decision % self._every == 0:
                 frames.append(_frame(result.obs, row))
-
-    def _finish(self, episode: int, record: EpisodeRecord) -> None:
-        caption = self._captions[episode] or record.task_id
-        frames = np.stack(self._running.pop(episode))
-        self.videos.append(EpisodeVideo(episode, caption, record.success_once, record.length, frames))
 
 
 def _frame(obs: Obs, row: int) -> np.ndarray:

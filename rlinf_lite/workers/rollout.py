@@ -31,8 +31,6 @@ from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
-_PieceKey = tuple[int, int, int]  # env rank, stage, first row
-
 
 class MultiStepRolloutWorker(Worker):
     """Answers observations with action chunks, in order of arrival and one message at a time.
@@ -71,7 +69,9 @@ class MultiStepRolloutWorker(Worker):
 
     def generate(self) -> dict[str, Any]:
         """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on."""
-        builders = self._new_builders()
+        builders = {
+            key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
+        }
         unfinished = set(builders)
         while unfinished:
             env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
@@ -85,10 +85,7 @@ class MultiStepRolloutWorker(Worker):
     def evaluate(self) -> None:
         """Act for the evaluation's episodes, without keeping anything."""
         cfg = self.cfg.env.eval
-        layout = replace(self.layout, num_envs=cfg.num_envs)
-        unfinished = {
-            (piece.env_rank, piece.stage, piece.start) for piece in layout.pieces() if piece.rollout_rank == self.rank
-        }
+        unfinished = set(self._pieces(replace(self.layout, num_envs=cfg.num_envs)))
         while unfinished:
             env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
             if message.last:
@@ -97,14 +94,10 @@ class MultiStepRolloutWorker(Worker):
                 self._answer(env_rank, message, cfg.seed, cfg.mode)
         self.pop_spans()
 
-    def _new_builders(self) -> dict[_PieceKey, TrajectoryBuilder]:
-        return {
-            (piece.env_rank, piece.stage, piece.start): TrajectoryBuilder(
-                self.layout.env_ids(piece.env_rank, piece.stage)[piece.start : piece.stop], self.num_chunks
-            )
-            for piece in self.layout.pieces()
-            if piece.rollout_rank == self.rank
-        }
+    def _pieces(self, layout: Layout) -> dict[tuple[int, int, int], np.ndarray]:
+        """Environments that this worker serves, by env rank, stage and first row."""
+        own = [piece for piece in layout.pieces() if piece.rollout_rank == self.rank]
+        return {(p.env_rank, p.stage, p.start): layout.env_ids(p.env_rank, p.stage)[p.start : p.stop] for p in own}
 
     def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
         """Take what came of the last decision; then decide again, or hand the trajectories on."""
@@ -119,7 +112,8 @@ class MultiStepRolloutWorker(Worker):
                 builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
         if not message.last:
             output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
-            builder.add_decision(*(_to_host(x) for x in (output.logprobs, output.values, output.forward_inputs)))
+            inputs = {name: x.cpu() for name, x in output.forward_inputs.items()}
+            builder.add_decision(output.logprobs.float().cpu(), output.values.float().cpu(), inputs)
             return
         if with_values:  # bootstrap: episodes that go on, from what they see now
             running = builder.running_rows()
@@ -153,7 +147,3 @@ class MultiStepRolloutWorker(Worker):
         threads = torch_threads(self.cfg.rollout.num_threads)
         with threads, torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
             yield
-
-
-def _to_host(value: Any) -> Any:
-    return {name: x.cpu() for name, x in value.items()} if isinstance(value, dict) else value.float().cpu()

@@ -35,20 +35,17 @@ class Trajectories:
 
     def rows(self, rows: slice) -> Trajectories:
         """Some environments of the batch, as views."""
-        return Trajectories(**{f.name: _map(getattr(self, f.name), lambda x: x[rows]) for f in fields(self)})
+        tensors = {name: x[rows] for name, x in vars(self).items() if name != "forward_inputs"}
+        return Trajectories(**tensors, forward_inputs={name: x[rows] for name, x in self.forward_inputs.items()})
 
     @staticmethod
     def concat(parts: Sequence[Trajectories]) -> Trajectories:
         """All environments of `parts`, in ascending order of their ids."""
         parts = sorted(parts, key=lambda part: int(part.env_ids[0]))
-        joined: dict[str, Any] = {}
-        for f in fields(Trajectories):
-            values = [getattr(part, f.name) for part in parts]
-            if f.name == "forward_inputs":
-                joined[f.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
-            else:
-                joined[f.name] = torch.cat(values)
-        return Trajectories(**joined)
+        inputs = [part.forward_inputs for part in parts]
+        names = (f.name for f in fields(Trajectories) if f.name != "forward_inputs")
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+        return Trajectories(**joined, forward_inputs={name: torch.cat([x[name] for x in inputs]) for name in inputs[0]})
 
 
 class TrajectoryBuilder:
@@ -56,27 +53,23 @@ class TrajectoryBuilder:
 
     def __init__(self, env_ids: np.ndarray, num_decisions: int) -> None:
         self.env_ids = env_ids
-        self._steps: dict[str, list[Any]] = {name: [] for name in ("logprobs", "values", "forward_inputs")}
-        self._results: dict[str, list[np.ndarray]] = {name: [] for name in ("rewards", "dones", "mask")}
+        self._decisions: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self._results: list[StepResult] = []
         self._next_values = torch.zeros(len(env_ids), num_decisions)
         self._pending: list[tuple[int, np.ndarray, dict[str, Any]]] = []  # (t, rows, obs) whose value is needed
 
     def add_decision(self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor]) -> None:
         """What the policy said about the next decision of every row."""
-        self._steps["logprobs"].append(logprobs)
-        self._steps["values"].append(values)
-        self._steps["forward_inputs"].append(forward_inputs)
+        self._decisions.append((logprobs, values, forward_inputs))
 
     def add_result(self, result: StepResult) -> None:
         """What the environments answered to that decision."""
-        self._results["rewards"].append(result.rewards)
-        self._results["dones"].append(result.terminated | result.truncated)
-        self._results["mask"].append(result.executed)
+        self._results.append(result)
 
     def need_values(self, rows: np.ndarray, obs: dict[str, Any]) -> None:
         """Ask for the value of `obs` as what follows the latest decision of `rows`."""
         if len(rows):
-            self._pending.append((len(self._results["rewards"]) - 1, rows, obs))
+            self._pending.append((len(self._results) - 1, rows, obs))
 
     def pending_observations(self) -> list[dict[str, Any]]:
         """Observations whose values `finish` needs, in the order it needs them."""
@@ -84,25 +77,26 @@ class TrajectoryBuilder:
 
     def running_rows(self) -> np.ndarray:
         """Rows whose episode goes on after the latest decision."""
-        return np.flatnonzero(self._results["mask"][-1][:, 0] & ~self._results["dones"][-1].any(axis=1))
+        last = self._results[-1]
+        return np.flatnonzero(last.executed[:, 0] & ~(last.terminated | last.truncated).any(axis=1))
 
     def finish(self, pending_values: Tensor | None) -> Trajectories:
         """The trajectories; `pending_values` [sum of rows] belong to `pending_observations`."""
-        values = torch.stack(self._steps["values"], 1)
-        dones = torch.from_numpy(np.stack(self._results["dones"], 1))
+        all_logprobs, all_values, inputs = zip(*self._decisions, strict=True)
+        values = torch.stack(all_values, 1)
+        dones = torch.from_numpy(np.stack([one.terminated | one.truncated for one in self._results], 1))
         self._next_values[:, :-1] = torch.where(dones[:, :-1].any(-1), 0.0, values[:, 1:, 0])
         offset = 0
         for t, rows, _ in self._pending:
             assert pending_values is not None
             self._next_values[torch.from_numpy(rows), t] = pending_values[offset : offset + len(rows)]
             offset += len(rows)
-        inputs = self._steps["forward_inputs"]
         return Trajectories(
             env_ids=torch.from_numpy(self.env_ids),
-            rewards=torch.from_numpy(np.stack(self._results["rewards"], 1)),
+            rewards=torch.from_numpy(np.stack([one.rewards for one in self._results], 1)),
             dones=dones,
-            mask=torch.from_numpy(np.stack(self._results["mask"], 1)),
-            logprobs=torch.stack(self._steps["logprobs"], 1),
+            mask=torch.from_numpy(np.stack([one.executed for one in self._results], 1)),
+            logprobs=torch.stack(all_logprobs, 1),
             values=values,
             next_values=self._next_values,
             forward_inputs={name: torch.stack([step[name] for step in inputs], 1) for name in inputs[0]},
@@ -133,7 +127,3 @@ def advantage_inputs(trajectories: Trajectories, cfg: AlgorithmConfig) -> Advant
         dones=own.dones.flatten(1),
         group_ids=group_ids,
     )
-
-
-def _map(value: Any, function: Any) -> Any:
-    return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)

@@ -14,7 +14,7 @@ import pytest
 
 from rlinf_lite import __version__
 from rlinf_lite.cli import EXAMPLES
-from rlinf_lite.config.compose import config_names
+from rlinf_lite.config.loading import config_names
 
 CommandLine = Callable[[list[str]], int]
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_lite.cli import parse_cli
 from rlinf_lite.config import load_config
-from rlinf_lite.config.compose import config_names
+from rlinf_lite.config.loading import config_names
 from rlinf_lite.preview.dry_run import describe
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")

@@ -11,7 +11,7 @@ import torch
 from rlinf_lite import registry
 from rlinf_lite.algorithms import needs_values, register_advantage
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config, resources
-from rlinf_lite.config.roles import fused_roles, roles_of
+from rlinf_lite.config.names import fused_roles, roles_of
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.registry import REGISTRIES
 from rlinf_lite.training.minibatches import minibatches

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.config.compose import config_names
+from rlinf_lite.config.loading import config_names
 
 PUSHCUBE = "embodiment/maniskill_pushcube_ppo_mlp"
 PPO = Path(__file__).parent / "yaml" / "ppo.yaml"

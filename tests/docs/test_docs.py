@@ -197,7 +197,7 @@ def test_python_compiles_and_what_asserts_holds(page: Path) -> None:
 
 
 def test_every_config_is_in_the_table() -> None:
-    from rlinf_lite.config.compose import config_names
+    from rlinf_lite.config.loading import config_names
 
     table = [line for line in (REPO / "README.md").read_text().splitlines() if line.startswith("| `")]
     assert sorted(line.split("`")[1] for line in table) == sorted(name.split("/")[1] for name in config_names())

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.metrics import Span, utilization, write_chrome_trace
-from rlinf_lite.metrics.timeline import difference, intersection, total_time, union
 
 
 def alternating(stages: int, rounds: int) -> list[Span]:
@@ -62,14 +61,28 @@ def test_work_outside_the_phase_does_not_count() -> None:
     assert metrics["perf/rollout_idle_frac"] == pytest.approx(0.8)
 
 
-def test_interval_arithmetic_equals_a_grid() -> None:
+def test_fractions_equal_those_of_a_grid() -> None:
+    """Second by second, for schedules in which spans lie over each other and outside of the phase."""
     rng = random.Random(0)
+    names = [("act", "env 0"), ("wait", "env 0"), ("act", "env 1"), ("act", "rollout 0"), ("recv", "rollout 0")]
     for _ in range(50):
-        a, b = ([(s, s + rng.randint(0, 6)) for s in rng.choices(range(30), k=5)] for _ in range(2))
-        cells_a, cells_b = ({t for s, e in intervals for t in range(s, e)} for intervals in (a, b))
-        assert total_time(union(a)) == len(cells_a)
-        assert total_time(intersection(union(a), union(b))) == len(cells_a & cells_b)
-        assert total_time(difference(union(a), union(b))) == len(cells_a - cells_b)
+        spans = [
+            Span(name, start, start + rng.randint(0, 6), worker)
+            for name, worker in names
+            for start in rng.choices(range(30), k=4)
+        ]
+        cells: dict[tuple[str, str], set[int]] = {pair: set() for pair in names}
+        for span in spans:
+            cells[span.name, span.process] |= set(range(int(span.start), int(span.end)))
+        phase = set(range(3, 28))
+        env = [(cells["act", "env 0"] - cells["wait", "env 0"]) & phase, cells["act", "env 1"] & phase]
+        rollout = (cells["act", "rollout 0"] - cells["recv", "rollout 0"]) & phase
+        metrics = utilization(spans, phase=(3, 28), step=(0, 40))
+        assert metrics["perf/env_idle_frac"] == pytest.approx(1 - sum(map(len, env)) / 50)
+        assert metrics["perf/rollout_idle_frac"] == pytest.approx(1 - len(rollout) / 25)
+        smaller = min(len(env[0] | env[1]), len(rollout))
+        overlap = len((env[0] | env[1]) & rollout) / smaller if smaller else 0.0
+        assert metrics["perf/overlap_frac"] == pytest.approx(overlap)
 
 
 def test_the_trace_has_a_named_row_per_worker(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.plan import plan_of
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import preset
-from rlinf_lite.preview.dry_run import describe, plan_of
+from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.fake import Meter
 from rlinf_lite.preview.memory import Estimate, estimate
 

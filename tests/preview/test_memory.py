@@ -16,7 +16,7 @@ from torch import Tensor
 
 from examples.embodiment.custom_policy import SquashedGaussianPolicy
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.plan import complete_plan, observed
+from rlinf_lite.config.plan import observed, plan_of
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_vec_env
 from rlinf_lite.models import ActionOutput, Policy, PolicyOutput, build_policy, policy_class
 from rlinf_lite.models.check import random_obs
@@ -57,7 +57,7 @@ def build(config: Config) -> Policy:
 
 
 def estimate_of(*overrides: str) -> Estimate:
-    found = estimate(complete_plan(load(*overrides)))
+    found = estimate(plan_of(load(*overrides)))
     assert found.unknown == []
     return found
 
@@ -242,7 +242,7 @@ def test_lora_checkpointing_and_a_smaller_micro_batch_save_what_they_should() ->
 
 
 def test_imitation_is_measured_by_its_own_loss() -> None:
-    found = estimate(complete_plan(load_config("tabletop_sft_vla")))
+    found = estimate(plan_of(load_config("tabletop_sft_vla")))
     assert found.unknown == [] and working(found, "activations") > 10 * found.models["policy"].num_bytes
     assert "trajectories" not in found.ranks["actor"].host
 
@@ -275,12 +275,12 @@ class ScoresWithANumber(SquashedGaussianPolicy):
 
 def test_a_policy_that_needs_numbers_is_said_to() -> None:
     name = f"{__name__}:ReadsANumber"
-    found = estimate(complete_plan(load(f"model.id={name}")))
+    found = estimate(plan_of(load(f"model.id={name}")))
     assert found.ranks == {} and len(found.unknown) == 1
     assert found.unknown[0].startswith(f"parameters of {name} could not be counted without building it: ")
 
     name = f"{__name__}:ScoresWithANumber"
-    found = estimate(complete_plan(load(f"model.id={name}")))
+    found = estimate(plan_of(load(f"model.id={name}")))
     assert found.unknown[0].startswith(f"activations and trajectories of {name} are left out: ")
     whole = estimate_of("model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy")
     assert found.models == whole.models and found.ranks["actor"].held == whole.ranks["actor"].held
@@ -288,5 +288,5 @@ def test_a_policy_that_needs_numbers_is_said_to() -> None:
 
 
 def test_a_simulator_of_ones_own_is_said_to_be_left_out(repo: Path) -> None:
-    found = estimate(complete_plan(load("env.task=NoSuchTask-v1", "env.id=maniskill")))
+    found = estimate(plan_of(load("env.task=NoSuchTask-v1", "env.id=maniskill")))
     assert found.unknown == ["known once NoSuchTask-v1 and openvla are built"]

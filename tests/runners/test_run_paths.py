@@ -17,8 +17,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.runners import run_paths
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, find_checkpoint
 from rlinf_lite.runners.run_config import write_config
-from rlinf_lite.runners.run_lock import RunInUseError
-from rlinf_lite.runners.run_paths import begin_run, claim_run, find_run
+from rlinf_lite.runners.run_paths import RunInUseError, begin_run, claim_run, find_run
 
 PENDULUM = "embodiment/gym_pendulum_ppo_mlp"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlinf_lite.runners import CheckpointError, ReasoningRunner, recovery
+from rlinf_lite.runners import CheckpointError, ReasoningRunner, checkpoints
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 
@@ -61,11 +61,11 @@ def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_pat
 
 
 def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(recovery, "get_context", lambda: SimpleNamespace(shm_dir=str(tmp_path), node_id="here"))
-    snapshots = recovery.Snapshots("auto", 1_000_000, ["here"])
+    monkeypatch.setattr(checkpoints, "get_context", lambda: SimpleNamespace(shm_dir=str(tmp_path), node_id="here"))
+    snapshots = checkpoints.Snapshots("auto", 1_000_000, ["here"])
 
     def write(directory):
-        monkeypatch.setattr(recovery.shutil, "disk_usage", lambda path: SimpleNamespace(total=2**26, free=2**20))
+        monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: SimpleNamespace(total=2**26, free=2**20))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     snapshots.take(1, write)

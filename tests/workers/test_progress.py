@@ -85,7 +85,7 @@ def test_a_language_models_passes_with_every_micro_batch(update):
 
         worker._update(batch, loss)
     else:
-        worker._columns(batch, lambda rows: {"x": score(rows)})
+        worker._column(batch, score)
     forward.remove()
     assert watched.num_units >= 4
     watched.check(watched.num_units)

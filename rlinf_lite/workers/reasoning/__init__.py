@@ -1,17 +1,36 @@
 """The roles of reinforcement learning for language models, each the workers of a group."""
 
-from rlinf_lite.workers.reasoning.actor import LanguageActor
+from __future__ import annotations
+
+from rlinf_lite.config.names import fused_roles, roles_of
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, Worker, WorkerGroup, fuse
+from rlinf_lite.workers.reasoning.actor import LanguageActor, LanguageReference
 from rlinf_lite.workers.reasoning.critic import LanguageCritic
-from rlinf_lite.workers.reasoning.reference import LanguageReference
 from rlinf_lite.workers.reasoning.reward import RewardWorker
-from rlinf_lite.workers.reasoning.roles import launch_roles
 from rlinf_lite.workers.reasoning.rollout import LanguageRollout
 
-__all__ = [
-    "LanguageActor",
-    "LanguageCritic",
-    "LanguageReference",
-    "LanguageRollout",
-    "RewardWorker",
-    "launch_roles",
-]
+__all__ = ["LanguageActor", "LanguageCritic", "LanguageReference", "LanguageRollout", "RewardWorker", "launch_roles"]
+CLASSES: dict[str, type[Worker]] = {
+    "actor": LanguageActor,
+    "rollout": LanguageRollout,
+    "reward": RewardWorker,
+    "reference": LanguageReference,
+    "critic": LanguageCritic,
+}
+
+
+def launch_roles(cfg: ReasoningConfig, cluster: Cluster, placement: HybridComponentPlacement) -> dict[str, WorkerGroup]:
+    """Start actor, rollout and reward, and reference and critic where the algorithm needs them; by role.
+
+    Roles that `cluster.fuse` names share processes.
+    """
+    groups = {role: CLASSES[role].create_group(cfg) for role in roles_of(cfg)}
+    together = [role for role in groups if role in fused_roles(cfg)]  # the actor first
+    with cluster.launching():
+        if together:
+            fuse(**{role: groups[role] for role in together}).launch(cluster, placement.get_strategy(together[0]))
+        for role, group in groups.items():
+            if role not in together:
+                group.launch(cluster, placement_strategy=placement.get_strategy(role), name=role)
+    return groups

@@ -1,4 +1,4 @@
-"""The actor: scores responses under the policy, and updates it."""
+"""The actor scores responses under the policy and updates it; the reference is the policy that the run began with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_lite.algorithms import (
-    LossInputs,
-    actor_loss,
-    aggregate_loss,
-    kl_penalty,
-    masked_mean,
-    truncated_importance_weights,
-)
+from rlinf_lite import algorithms
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.scheduler import Dispatch, register
@@ -55,7 +48,7 @@ class LanguageActor(LanguageModelWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_logprobs` [B, R] of the responses under the present weights."""
         with self.timer("log-probs"):
-            return DataProto(self._columns(data, lambda rows: {"old_logprobs": self._score(rows)[0]}))
+            return DataProto({"old_logprobs": self._column(data, lambda rows: self._score(rows)[0])})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
@@ -101,8 +94,8 @@ class LanguageActor(LanguageModelWorker):
         logprobs, entropy = self._score(rows)
         weights, cap = None, algorithm.importance_cap
         if cap is not None:
-            weights = truncated_importance_weights(old_logprobs, columns["rollout_logprobs"], mask, cap)
-        inputs = LossInputs(
+            weights = algorithms.truncated_importance_weights(old_logprobs, columns["rollout_logprobs"], mask, cap)
+        inputs = algorithms.LossInputs(
             logprobs=logprobs,
             old_logprobs=old_logprobs,
             advantages=columns["advantages"],
@@ -112,17 +105,33 @@ class LanguageActor(LanguageModelWorker):
             denominator=data.meta_info["denominator"],
             dp_size=self.world_size,
         )
-        outputs = actor_loss(algorithm.loss_type, inputs, algorithm)
+        outputs = algorithms.actor_loss(algorithm.loss_type, inputs, algorithm)
         loss, metrics = outputs.loss, dict(outputs.metrics)
         if algorithm.kl.place == "loss":
-            kl = torch.where(mask, kl_penalty(logprobs, columns["ref_logprobs"], algorithm.kl.kind), 0.0)
-            mode = algorithm.loss_agg_mode
-            loss = loss + algorithm.kl.coef * aggregate_loss(kl, mask, mode, inputs.denominator, self.world_size)
-            metrics["ref_kl"] = masked_mean(kl.detach(), mask)
+            kl = torch.where(mask, algorithms.kl_penalty(logprobs, columns["ref_logprobs"], algorithm.kl.kind), 0.0)
+            mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, self.world_size)
+            loss = loss + algorithm.kl.coef * mean_kl
+            metrics["ref_kl"] = algorithms.masked_mean(kl.detach(), mask)
         return loss, metrics, float(mask.sum())
 
     def _supervised_loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
         mask = rows.response(data.batch["response_mask"])
         losses = -self._score(rows, temperature=1.0)[0]
-        loss = aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
-        return loss, {"sft_loss": masked_mean(losses.detach(), mask)}, float(mask.sum())
+        loss = algorithms.aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
+        return loss, {"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum())
+
+
+class LanguageReference(LanguageModelWorker):
+    """Scores responses under weights that never change."""
+
+    def init(self, directory: str) -> None:
+        """Load the policy in `directory`."""
+        model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
+        self._take(model.requires_grad_(False), "reference")
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """`ref_logprobs` [B, R] of the responses."""
+        with self.timer("log-probs"):
+            columns = {"ref_logprobs": self._column(data, lambda rows: self._score(rows)[0])}
+        return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})

@@ -7,12 +7,12 @@ The micro-batches of language models are made here: rows of like length together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.reasoning import ReasoningConfig
@@ -61,44 +61,46 @@ class LanguageModelWorker(Worker):
         output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
         return output.logprobs, output.entropy
 
-    def _columns(self, batch: DataProto, forward: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Columns [B, R] on the CPU of what `forward` gives per response position of some rows; 0 behind responses."""
+    def _column(self, batch: DataProto, forward: Callable[[Rows], Tensor]) -> Tensor:
+        """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 behind responses."""
         mask = batch.batch["response_mask"]
-        columns: dict[str, Tensor] = {}
+        column = torch.zeros(mask.shape)
         with torch_threads(self.learner.num_threads), torch.no_grad():
             for _, rows, weight in self._micro_batches(batch):
                 self.report_progress()
                 with self.learner.autocast():
-                    found = forward(rows)
-                for name, values in found.items():
-                    column = columns.setdefault(name, torch.zeros(mask.shape))
-                    if weight:
-                        valid = mask[rows.index, : rows.response_length]
-                        column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
-        return columns
+                    values = forward(rows)
+                if weight:
+                    valid = mask[rows.index, : rows.response_length]
+                    column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+        return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`. Returns metrics
         over all ranks, spans and memory."""
         learner, step, sums = self.learner, batch.meta_info["step"], MetricSums()
+
+        def weighted(micro_batch: MicroBatch, found: MetricSums) -> Tensor:
+            of_batch, rows, weight = micro_batch
+            with learner.autocast():
+                loss, metrics, positions = loss_fn(of_batch, rows)
+            found.add(metrics, positions * weight)
+            return loss * weight
+
+        def samples() -> str:
+            return f"data rows {np.unique(batch.non_tensor_batch['row']).tolist()}"
+
         with self.timer("update"):
             learner.set_learning_rate(step)
-            where, samples = f"{learner.name}, step {step}", partial(_rows_of, batch)
-            learner.update(self._micro_batches(batch), partial(self._weighted, loss_fn), sums, where, samples)
+            learner.update(self._micro_batches(batch), weighted, sums, f"{learner.name}, step {step}", samples)
         return learner.result(sums)
-
-    def _weighted(self, loss_fn: LossFn, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
-        of_batch, rows, weight = micro_batch
-        with self.learner.autocast():
-            loss, metrics, positions = loss_fn(of_batch, rows)
-        found.add(metrics, positions * weight)
-        return loss * weight
 
     def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
         without rows computes an empty one."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
-        num_most = self.learner.max_over_ranks(max(len(parts), 1))  # before any rank computes: its passes meet, too
+        own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
+        num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
         for part in parts:
             yield batch, take_rows(batch, part, self.device), 1.0
         filling = batch if len(batch) else empty_row(batch)
@@ -122,7 +124,3 @@ def is_whole(model: torch.nn.Module) -> bool:
 def max_length(cfg: ReasoningConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
     return cfg.data.max_prompt_length + cfg.rollout.max_response_length
-
-
-def _rows_of(batch: DataProto) -> str:
-    return f"data rows {np.unique(batch.non_tensor_batch['row']).tolist()}"

@@ -1,6 +1,6 @@
 """The critic: values of every token of a response.
 
-A run has one where its estimator reads values: `algorithms.needs_values`, asked in `roles.py`.
+A run has one where its estimator reads values: `algorithms.needs_values`, asked in `config.names.roles_of`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LanguageCritic(LanguageModelWorker):
     def compute_values(self, data: DataProto) -> DataProto:
         """`values` [B, R] of the states before each token of the responses."""
         with self.timer("values"):
-            return DataProto(self._columns(data, lambda rows: {"values": self._values(rows)}))
+            return DataProto({"values": self._column(data, self._values)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, Any]:
