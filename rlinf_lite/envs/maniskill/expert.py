@@ -13,7 +13,7 @@ import numpy as np
 
 from rlinf_lite.envs.base import FloatArray
 from rlinf_lite.envs.errors import EnvContractError
-from rlinf_lite.envs.maniskill.tasks import EXPERT_CONTROL_MODES, EXPERT_TASKS
+from rlinf_lite.envs.maniskill.card import EXPERT_CONTROL_MODES, EXPERT_TASKS
 
 REACH = 0.1  # metres that an action of 1 moves the gripper by
 _ABOVE = 0.08  # how high over the cube the gripper travels

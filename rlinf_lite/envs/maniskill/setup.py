@@ -66,8 +66,9 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     Raises RenderUnavailableError where images are asked for and no device renders, EnvContractError where CUDA is
     missing.
     """
-    sim = cfg.sim_backend
-    has_cuda = _has_cuda()
+    import torch
+
+    sim, has_cuda = cfg.sim_backend, torch.cuda.is_available()
     if sim == "auto":
         sim = "physx_cuda" if has_cuda else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
@@ -149,12 +150,6 @@ def _can_render(device: str) -> bool:
         return bool(sapien.Device(device).can_render())
     except RuntimeError:  # no such device
         return False
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @contextmanager
