@@ -1,6 +1,7 @@
 """Adapters for gymnasium: separate `gymnasium.Env`s, one per row, and a batched `gymnasium.vector.VectorEnv`.
 
-Success is `info["success"]` or `info["is_success"]` where an environment reports one.
+Observations become uint8 images by camera, text apart, and everything else flattened into a state. Success is
+`info["success"]` or `info["is_success"]` where an environment reports one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError
-from rlinf_lite.envs.gymnasium.obs import ObsReader
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
@@ -40,6 +41,83 @@ def _spec(task: str) -> Any:
         raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
+
+
+class ObsReader:
+    """Reads observations of one space. Keys of nested Dict spaces are joined by dots; a bare image is camera "rgb"."""
+
+    def __init__(self, space: spaces.Space[Any], task_id: str) -> None:
+        self.task_id = task_id
+        leaves = _leaves(space)
+        self._images = {name: leaf for name, leaf in leaves.items() if _is_image(leaf)}
+        self._texts = [name for name, leaf in leaves.items() if isinstance(leaf, spaces.Text)]
+        apart = {*self._images, *self._texts}
+        self._states = {name: leaf for name, leaf in leaves.items() if name not in apart}
+        if not self._images and not self._states:
+            raise EnvContractError(
+                [f"the observation space {space} holds neither a state nor an image; return at least one of them."],
+                task_id,
+            )
+
+    def read(self, rows: Sequence[Mapping[str, Any]], instructions: Sequence[str]) -> Obs:
+        """Stacks the `_leaves` of one observation per row. Raises EnvContractError where they are not what the space
+        promises."""
+        obs: Obs = {}
+        if self._images:
+            obs["images"] = {
+                name or "rgb": np.stack([self._image(name, item) for item in rows]) for name in self._images
+            }
+        if self._states:
+            obs["state"] = np.stack([self._state(item) for item in rows])
+        texts = [" ".join(str(item[name]) for name in self._texts) for item in rows]
+        obs["instruction"] = [text or given for text, given in zip(texts, instructions, strict=True)]
+        return obs
+
+    def state_key(self, column: int) -> str:
+        """The observation's key that this column of the state comes from; "" where the space has no keys."""
+        ends = np.cumsum([flatdim(space) for space in self._states.values()])
+        return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
+
+    def _image(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        image, space = self._leaf(name, item), self._images[name]
+        if image.dtype != np.uint8 or image.shape != space.shape:
+            self._refuse(name, f"{image.dtype} of shape {image.shape}", f"uint8 of shape {space.shape}")
+        return image
+
+    def _state(self, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        parts = []
+        for name, space in self._states.items():
+            value = self._leaf(name, item)
+            if space.shape is not None and value.shape != space.shape:
+                self._refuse(name, f"shape {value.shape}", f"shape {space.shape}")
+            parts.append(np.asarray(flatten(space, item[name]), np.float32).reshape(-1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _leaf(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        if name not in item:
+            self._refuse(name, "nothing", "that key")
+        return np.asarray(item[name])
+
+    def _refuse(self, name: str, got: str, promised: str) -> None:
+        what = f"observation {name!r}" if name else "the observation"
+        raise EnvContractError(
+            [f"{what} is {got} where observation_space promises {promised}; make the two agree."], self.task_id
+        )
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Of a space or of an observation, by key."""
+    inner = tree.spaces if isinstance(tree, spaces.Dict) else tree
+    if not isinstance(inner, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for key, one in inner.items():
+        found |= _leaves(one, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
 
 
 class GymnasiumSimulator:
@@ -84,7 +162,8 @@ class GymnasiumSimulator:
 
     def observe(self, rows: IntArray) -> Obs:
         indices = rows.tolist()
-        return self._reader.read([self._obs[row] for row in indices], [self._instructions[row] for row in indices])
+        leaves = [_leaves(self._obs[row]) for row in indices]
+        return self._reader.read(leaves, [self._instructions[row] for row in indices])
 
     def state_key(self, column: int) -> str:
         return self._reader.state_key(column)
@@ -162,7 +241,9 @@ class VectorEnvSimulator:
         self.env.close()
 
     def _read(self, raw: Any) -> Obs:
-        return self._reader.read_batch(raw, self.num_envs)
+        leaves = _leaves(raw)
+        rows = [{name: value[row] for name, value in leaves.items()} for row in range(self.num_envs)]
+        return self._reader.read(rows, [""] * self.num_envs)
 
 
 def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple[int, ...], Any]:
