@@ -53,9 +53,9 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
             log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, limit)
     if len(train) < data.num_prompts:
         problem = f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}"
-        raise DatasetError([problem + ". Use fewer, or more data"])
+        raise DatasetError(problem + ". Use fewer, or more data")
     if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
-        raise DatasetError([f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"])
+        raise DatasetError(f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}")
     if cfg.sft.num_steps:
         _check_solutions(train, cfg)
     return Problems(train, val, tokenizer)
@@ -112,7 +112,7 @@ def _generated(cfg: ReasoningConfig) -> Path:
         try:
             rows = generate(num_rows, seed, split, made.num_terms, made.max_number, made.terse_frac)  # type: ignore[arg-type]
         except ProblemSpaceError as error:
-            raise DatasetError([f"data.arithmetic: {error}"]) from error
+            raise DatasetError(f"data.arithmetic: {error}") from error
         (partial / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     partial.rename(directory)
     return directory

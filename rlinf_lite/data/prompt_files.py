@@ -22,8 +22,8 @@ GSM8K_REQUEST = 'Let us think step by step, and end with the final answer behind
 class DatasetError(ValueError):
     """A data set that cannot be used. `problems` has one line per bad row or file; the message shows the first five."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         shown = "".join(f"\n  - {problem}" for problem in self.problems[:NUM_SHOWN])
         more = len(self.problems) - NUM_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
@@ -173,7 +173,7 @@ class _Parquet:
                 f"{path}: Parquet needs pyarrow, which is not installed. {install_command('math')}, or convert "
                 "the file to .jsonl"
             )
-            raise DatasetError([problem])
+            raise DatasetError(problem)
         import pyarrow
         import pyarrow.parquet
 
@@ -183,11 +183,9 @@ class _Parquet:
             names = pyarrow.parquet.read_schema(path).names
             self._table = pyarrow.parquet.read_table(path, columns=[name for name in used if name in names])
         except pyarrow.ArrowException as error:
-            raise DatasetError([f"{path}: is not Parquet, or is damaged: {error}"]) from error
+            raise DatasetError(f"{path}: is not Parquet, or is damaged: {error}") from error
         if prompt_key not in names and not set(names) >= GSM8K_COLUMNS:
-            raise DatasetError(
-                [f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key"]
-            )
+            raise DatasetError(f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key")
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         start = 0

@@ -143,7 +143,7 @@ class PromptDataset:
                 f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
                 "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
             )
-            raise DatasetError([problem])
+            raise DatasetError(problem)
         try:
             text = self.tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:

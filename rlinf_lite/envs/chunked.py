@@ -64,7 +64,7 @@ class ChunkedEnv:
         limit = max_episode_steps or simulator.max_episode_steps
         if not limit:
             raise EnvContractError(
-                [f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."]
+                f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."
             )
         self.simulator = simulator
         self.auto_reset = auto_reset
@@ -150,7 +150,7 @@ class ChunkedEnv:
         """The simulator's expert's next actions [B, n, D], zeros in frozen rows; see `Demonstrator`."""
         if not isinstance(self.simulator, Demonstrator):
             raise EnvContractError(
-                [f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."]
+                f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."
             )
         actions: FloatArray = self._call(self._all_rows, self.simulator.expert_actions, num_actions)
         actions[self._ended] = 0

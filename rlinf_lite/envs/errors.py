@@ -25,8 +25,8 @@ def _rebuilt(kind: type[EnvError], args: tuple[Any, ...], state: dict[str, Any])
 class EnvContractError(EnvError, ValueError):
     """An environment breaks the protocol; `problems` holds one sentence per violation, each with the remedy."""
 
-    def __init__(self, problems: Sequence[str], what: str = "the environment") -> None:
-        self.problems = list(problems)
+    def __init__(self, problems: str | Sequence[str], what: str = "the environment") -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         listed = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{what} breaks the environment contract in {len(self.problems)} way(s):\n{listed}")
 

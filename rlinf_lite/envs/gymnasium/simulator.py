@@ -55,7 +55,7 @@ class ObsReader:
         self._states = {name: leaf for name, leaf in leaves.items() if name not in apart}
         if not self._images and not self._states:
             raise EnvContractError(
-                [f"the observation space {space} holds neither a state nor an image; return at least one of them."],
+                f"the observation space {space} holds neither a state nor an image; return at least one of them.",
                 task_id,
             )
 
@@ -101,7 +101,7 @@ class ObsReader:
     def _refuse(self, name: str, got: str, promised: str) -> None:
         what = f"observation {name!r}" if name else "the observation"
         raise EnvContractError(
-            [f"{what} is {got} where observation_space promises {promised}; make the two agree."], self.task_id
+            f"{what} is {got} where observation_space promises {promised}; make the two agree.", self.task_id
         )
 
 
@@ -183,12 +183,10 @@ def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> Gymn
         return GymnasiumSimulator(inner, task_id)
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise EnvContractError(
-            [
-                f"{type(env).__name__} resets its rows by itself (autoreset_mode "
-                f"{env.metadata.get('autoreset_mode')}). Build it with autoreset_mode="
-                "gymnasium.vector.AutoresetMode.DISABLED, so that rows can be reset by options['reset_mask'], "
-                "or return one gymnasium.Env from make_env."
-            ],
+            f"{type(env).__name__} resets its rows by itself (autoreset_mode "
+            f"{env.metadata.get('autoreset_mode')}). Build it with autoreset_mode="
+            "gymnasium.vector.AutoresetMode.DISABLED, so that rows can be reset by options['reset_mask'], "
+            "or return one gymnasium.Env from make_env.",
             task_id,
         )
     return VectorEnvSimulator(env, task_id)
@@ -250,22 +248,20 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
     """Bounds [D], shape and dtype of a continuous, bounded action space. Raises EnvContractError for any other."""
     if not isinstance(space, spaces.Box):
         raise EnvContractError(
-            [f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one."],
+            f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one.",
             task_id,
         )
     low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high))).tolist()
     if unbounded:
         raise EnvContractError(
-            [
-                f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
-                "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale."
-            ],
+            f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
+            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale.",
             task_id,
         )
     if (low >= high).any():
         raise EnvContractError(
-            [f"action dimensions {np.flatnonzero(low >= high).tolist()} have low >= high; give each a range."], task_id
+            f"action dimensions {np.flatnonzero(low >= high).tolist()} have low >= high; give each a range.", task_id
         )
     return low, high, space.shape, space.dtype
 
@@ -273,7 +269,7 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
 def _scalar(reward: Any, task_id: str) -> float:
     if np.size(reward) != 1:
         raise EnvContractError(
-            [f"step returned a reward of shape {np.shape(reward)}; return one number per step."], task_id
+            f"step returned a reward of shape {np.shape(reward)}; return one number per step.", task_id
         )
     return float(np.asarray(reward).reshape(()))
 

@@ -43,10 +43,8 @@ def expert_action(env: Any, task: str) -> FloatArray:
     """The next action [D] in a CPU-simulated environment. Raises EnvContractError where no expert knows how."""
     if task not in _EXPERTS or env.control_mode not in EXPERT_CONTROL_MODES:
         raise EnvContractError(
-            [
-                f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(EXPERT_TASKS)} "
-                f"under {' and '.join(EXPERT_CONTROL_MODES)}. Name a trained policy in data.teacher_dir."
-            ],
+            f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(EXPERT_TASKS)} "
+            f"under {' and '.join(EXPERT_CONTROL_MODES)}. Name a trained policy in data.teacher_dir.",
             "env.options",
         )
     way, gripper = _EXPERTS[task](env)

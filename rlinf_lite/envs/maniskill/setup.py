@@ -73,7 +73,7 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
         sim = "physx_cuda" if has_cuda else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
         raise EnvContractError(
-            ["sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots."],
+            "sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots.",
             "env.options",
         )
     if cfg.obs_mode == "state":
