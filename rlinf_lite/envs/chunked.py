@@ -131,14 +131,26 @@ class ChunkedEnv:
         for step in range(num_steps):
             if not rows.size:
                 break
-            ends = self._step(rows, actions[:, step], step, result)
-            if ends.size:
-                self._show(ends, self._observe(ends))
-                result.episodes.extend(self._record(row) for row in ends.tolist())
-                self._ended[ends] = True
-                ended.append(ends)
-                rows = rows[~self._ended[rows]]
-        self._check_rewards(result)
+            self._simulate(rows, actions[:, step])
+            result.rewards[rows, step] = self._out.reward[rows]
+            result.executed[rows, step] = True
+            ends = truncated = (self._length[rows] >= self.max_episode_steps) | self._out.truncated[rows]
+            if not self.ignore_terminations:
+                terminated = self._out.terminated[rows]
+                ends, truncated = truncated | terminated, truncated & ~terminated
+                result.terminated[rows, step] = terminated
+            result.truncated[rows, step] = truncated
+            if ends.any():
+                ended.append(rows[ends])
+                self._show(ended[-1], self._observe(ended[-1]))
+                result.episodes.extend(self._record(row) for row in ended[-1].tolist())
+                self._ended[ended[-1]] = True
+                rows = rows[~ends]
+        bad = first_non_finite(result.rewards)
+        if bad is not None:  # before rows that ended begin anew
+            row, column = bad
+            step = int(self._length[row] - result.executed[row].sum()) + column + 1
+            self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
         if rows.size:
             self._show(rows, self._observe(rows))
         if ended:
@@ -199,7 +211,15 @@ class ChunkedEnv:
                 playing = np.flatnonzero(longest - lengths <= step)
                 self._simulate(playing, padded[:, step])
         self._ended = np.array([bool(row["frozen"]) for row in rows])
-        self._warn_of_drift([float(row["return"]) for row in rows])
+        saved = [float(row["return"]) for row in rows]
+        drifted = [row for row in range(self.num_envs) if saved[row] != self._return[row]]
+        if drifted:
+            row = drifted[0]
+            log.warning(
+                "%d of %d rows replayed their episode to another return (row %d: %r, was %r): %s does not repeat "
+                "itself exactly, and the run goes on from the replayed states",
+                len(drifted), self.num_envs, row, float(self._return[row]), saved[row], self.simulator.task_id,
+            )  # fmt: skip
         self._reports_success |= any(row.get("reports_success", False) for row in rows)
         self._show(self._all_rows, self._observe(self._all_rows))
         return self._pending()
@@ -253,22 +273,6 @@ class ChunkedEnv:
         success = out.success[rows]
         self._success_once[rows] = np.maximum(self._success_once[rows], success)
         self._success_at_end[rows] = success
-
-    def _step(self, rows: IntArray, actions: FloatArray, step: int, result: ChunkResult) -> IntArray:
-        """Steps `rows`, writes column `step` of the result and returns the rows whose episode ended."""
-        self._simulate(rows, actions)
-        out = self._out
-        result.rewards[rows, step] = out.reward[rows]
-        result.executed[rows, step] = True
-        truncated = (self._length[rows] >= self.max_episode_steps) | out.truncated[rows]
-        ends = truncated
-        if not self.ignore_terminations:
-            terminated = out.terminated[rows]
-            ends = truncated | terminated
-            truncated = truncated & ~terminated
-            result.terminated[rows, step] = terminated
-        result.truncated[rows, step] = truncated
-        return rows[ends]
 
     def _finish(self, rows: IntArray, result: ChunkResult) -> None:
         assert self._obs is not None
@@ -324,14 +328,6 @@ class ChunkedEnv:
             self._not_finite(row, int(self._length[row]), f"{key} is {state[bad]}: {WHY_NOT_FINITE}")
         return obs
 
-    def _check_rewards(self, result: ChunkResult) -> None:
-        """Once per chunk, before rows that ended begin anew."""
-        bad = first_non_finite(result.rewards)
-        if bad is not None:
-            row, column = bad
-            step = int(self._length[row] - result.executed[row].sum()) + column + 1
-            self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
-
     def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
         raise NonFiniteError(what, [row], step, self._seeds[row])
 
@@ -349,13 +345,3 @@ class ChunkedEnv:
         assert self._obs is not None
         self._obs_given_out = True
         return self._obs
-
-    def _warn_of_drift(self, saved_returns: list[float]) -> None:
-        drifted = [row for row, saved in enumerate(saved_returns) if saved != self._return[row]]
-        if drifted:
-            row = drifted[0]
-            log.warning(
-                "%d of %d rows replayed their episode to another return (row %d: %r, was %r): %s does not repeat "
-                "itself exactly, and the run goes on from the replayed states",
-                len(drifted), self.num_envs, row, float(self._return[row]), saved_returns[row], self.simulator.task_id,
-            )  # fmt: skip
