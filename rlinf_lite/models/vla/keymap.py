@@ -108,7 +108,7 @@ def _block_entries(
             yield _Entry(f"{theirs}{name}", (f"{ours}{block}.{own}",))
         for kind in _KINDS:
             own_names = tuple(f"{ours}{block}.{attention}.{letter}_proj.{kind}" for letter in "qkv")
-            yield _Entry(f"{theirs}attn.qkv.{kind}", own_names, _stack, _unstack)
+            yield _Entry(f"{theirs}attn.qkv.{kind}", own_names, lambda *parts: torch.cat(parts), _thirds)
 
 
 def _patch_entries(published: str, ours: str) -> Iterator[_Entry]:
@@ -116,11 +116,7 @@ def _patch_entries(published: str, ours: str) -> Iterator[_Entry]:
         yield _Entry(f"{published}patch_embed.proj.{kind}", (f"{ours}.{kind}",))
 
 
-def _stack(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
-
-
-def _unstack(tensor: Tensor) -> tuple[Tensor, ...]:
+def _thirds(tensor: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.contiguous() for part in tensor.chunk(3))
 
 

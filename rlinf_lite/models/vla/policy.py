@@ -25,8 +25,7 @@ from rlinf_lite.models.vla.adapters import add_adapters, merge_adapters
 from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
-from rlinf_lite.models.vla.images import normalize_images, resize_images
-from rlinf_lite.models.vla.prompts import PromptEncoder, TokenizerError
+from rlinf_lite.models.vla.inputs import PromptEncoder, TokenizerError, normalize_images, resize_images
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
 
