@@ -52,8 +52,10 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
             limit = f"data.max_prompt_length = {data.max_prompt_length}"
             log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, limit)
     if len(train) < data.num_prompts:
-        problem = f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}"
-        raise DatasetError(problem + ". Use fewer, or more data")
+        raise DatasetError(
+            f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}. Use "
+            "fewer, or more data"
+        )
     if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
         raise DatasetError(f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}")
     if cfg.sft.num_steps:
