@@ -33,13 +33,13 @@ class LanguageModel(Card):
 
     def positions(self, config: ReasoningConfig) -> int | None:
         """Tokens that the model's sequences may have; None where its directory does not say."""
-        from rlinf_lite.config.resources import policy_directory
+        from rlinf_lite.config.resources import start_dir
 
-        named = config.actor.checkpoint_load_path or config.rollout.model_dir
-        if named is None:
+        directory = start_dir(config)
+        if directory is None:
             return int(preset(config.model.size)["max_position_embeddings"])
         try:
-            content = json.loads((policy_directory(named) / "config.json").read_text())
+            content = json.loads((directory / "config.json").read_text())
         except (OSError, ValueError):
             return None  # loading it will say more
         found = content.get("max_position_embeddings")

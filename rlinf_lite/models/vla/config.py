@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import start_dir
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import Config, ModelConfig
@@ -174,10 +174,9 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
     Raises:
         ProblemError: where the checkpoint cannot serve what the run wants.
     """
-    model, path = config.model, config.actor.checkpoint_load_path or config.rollout.model_dir
-    file = None if path is None else policy_directory(path) / "config.json"
-    if file is not None and file.is_file():
-        content, published = json.loads(file.read_text()), preset("7b")
+    model, directory = config.model, start_dir(config)
+    if directory is not None and (directory / "config.json").is_file():
+        content, published = json.loads((directory / "config.json").read_text()), preset("7b")
         if "rlinf_lite" in content:
             return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
         return with_run_settings(replace(published, text=published.text | content.get("text_config", {})), model)

@@ -16,10 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, recompute_in_backward, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
-from rlinf_lite.models.text.recompute import recompute_in_backward
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
 from rlinf_lite.models.vla.card import LoraOptions, OpenVLA
