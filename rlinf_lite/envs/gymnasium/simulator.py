@@ -27,20 +27,17 @@ if TYPE_CHECKING:
 
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
     """`gymnasium.make(cfg.task, **cfg.options)`, once per row. Raises UnknownEnvError, MissingExtraError."""
-    task, kwargs, spec = cfg.task, cfg.options, _spec(cfg.task)
-    # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
-    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
-    return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
-
-
-def _spec(task: str) -> Any:
+    task, kwargs = cfg.task, cfg.options
     try:
-        return gymnasium.spec(task)
+        spec: Any = gymnasium.spec(task)
     except gymnasium.error.Error as error:
         known = did_you_mean(task, gymnasium.registry)
         raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
+    # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
+    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
+    return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
 
 
 class ObsReader:
@@ -49,7 +46,11 @@ class ObsReader:
     def __init__(self, space: spaces.Space[Any], task_id: str) -> None:
         self.task_id = task_id
         leaves = _leaves(space)
-        self._images = {name: leaf for name, leaf in leaves.items() if _is_image(leaf)}
+        self._images = {
+            name: leaf
+            for name, leaf in leaves.items()
+            if isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 3 and leaf.shape[2] == 3
+        }
         self._texts = [name for name, leaf in leaves.items() if isinstance(leaf, spaces.Text)]
         apart = {*self._images, *self._texts}
         self._states = {name: leaf for name, leaf in leaves.items() if name not in apart}
@@ -116,10 +117,6 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _is_image(space: spaces.Space[Any]) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
-
-
 class GymnasiumSimulator:
     """One `gymnasium.Env` per row."""
 
@@ -151,7 +148,11 @@ class GymnasiumSimulator:
             action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
             try:
                 self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
-                out.reward[row] = _scalar(reward, self.task_id)
+                if np.size(reward) != 1:
+                    raise EnvContractError(
+                        f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
+                    )
+                out.reward[row] = np.asarray(reward).item()
                 out.terminated[row] = terminated
                 out.truncated[row] = truncated
                 out.success[row] = _success(info)
@@ -264,14 +265,6 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
             f"action dimensions {np.flatnonzero(low >= high).tolist()} have low >= high; give each a range.", task_id
         )
     return low, high, space.shape, space.dtype
-
-
-def _scalar(reward: Any, task_id: str) -> float:
-    if np.size(reward) != 1:
-        raise EnvContractError(
-            f"step returned a reward of shape {np.shape(reward)}; return one number per step.", task_id
-        )
-    return float(np.asarray(reward).reshape(()))
 
 
 def _success(info: Mapping[str, Any]) -> int:

@@ -73,8 +73,14 @@ def _tower_entries(cfg: VLAConfig) -> Iterator[_Entry]:
     if cfg.dino is not None:
         published, ours = "vision_backbone.featurizer.", "vision_backbone.dino."
         yield from _block_entries(published, f"{ours}encoder.layer.", _DINO_BLOCK, "attention", cfg.dino.num_layers - 1)
-        yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), _join_class_token)
-        yield _Entry(f"{published}pos_embed", (DINO_POSITIONS,), lambda own: own[:, 1:].clone(), _split_positions)
+        # timm's class token has no position of its own: what training gave it counts as part of the token
+        yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), lambda token, own: token + own[:, :1])
+        yield _Entry(
+            f"{published}pos_embed",
+            (DINO_POSITIONS,),
+            lambda own: own[:, 1:].clone(),
+            lambda tensor: (torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1),),
+        )
         yield _Entry(f"{published}reg_token", (f"{ours}embeddings.register_tokens",))
         yield from _patch_entries(published, f"{ours}embeddings.patch_embeddings.projection")
     if cfg.siglip is not None:
@@ -118,15 +124,6 @@ def _patch_entries(published: str, ours: str) -> Iterator[_Entry]:
 
 def _thirds(tensor: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.contiguous() for part in tensor.chunk(3))
-
-
-def _join_class_token(token: Tensor, positions: Tensor) -> Tensor:
-    """timm's class token has no position of its own: what training gave it counts as part of the token."""
-    return token + positions[:, :1]
-
-
-def _split_positions(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1),)
 
 
 def _siglip_name(cfg: VLAConfig) -> str:
