@@ -111,8 +111,16 @@ def obs_problems(obs: Any, num_envs: int, where: str) -> list[str]:
             )
         elif image.shape[0] != num_envs:
             problems.append(f"image {name!r} from {where} has {image.shape[0]} rows; return {num_envs}, one per row.")
-    if "state" in obs:
-        problems += _state_problems(obs["state"], num_envs, where)
+    state = obs.get("state", np.zeros((num_envs, 0), np.float32))
+    if not isinstance(state, np.ndarray) or state.dtype != np.float32 or state.ndim != 2:
+        problems.append(
+            f"state from {where} is {kind_of(state)}; return float32 [B, S], flattened to one vector per row."
+        )
+    elif state.shape[0] != num_envs:
+        problems.append(f"state from {where} has {state.shape[0]} rows; return {num_envs}, one per environment.")
+    elif not np.isfinite(state).all():
+        columns = np.flatnonzero(~np.isfinite(state).all(axis=0)).tolist()
+        problems.append(f"state from {where} is not finite in columns {columns}; policies cannot use NaN or infinity.")
     text = obs.get("instruction", [""] * num_envs)
     if not isinstance(text, list) or len(text) != num_envs or not all(isinstance(one, str) for one in text):
         problems.append(f'instruction from {where} must be a list of {num_envs} strings ("" where there is none).')
@@ -149,17 +157,6 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
         if bad is not None:
             row = bad[0] if rows is None else int(rows[bad[0]])
             raise NonFiniteError(f"state[{bad[1]}] {where} is {seen['state'][bad]}: {WHY_NOT_FINITE}", [row])
-
-
-def _state_problems(state: Any, num_envs: int, where: str) -> list[str]:
-    if not isinstance(state, np.ndarray) or state.dtype != np.float32 or state.ndim != 2:
-        return [f"state from {where} is {kind_of(state)}; return float32 [B, S], flattened to one vector per row."]
-    if state.shape[0] != num_envs:
-        return [f"state from {where} has {state.shape[0]} rows; return {num_envs}, one per environment."]
-    if not np.isfinite(state).all():
-        columns = np.flatnonzero(~np.isfinite(state).all(axis=0)).tolist()
-        return [f"state from {where} is not finite in columns {columns}; policies cannot use NaN or infinity."]
-    return []
 
 
 def _attribute_problems(env: Any) -> list[str]:

@@ -47,7 +47,7 @@ class LanguageModel(Card):
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
         """All that is wrong with a run's config for its model; `shares_process`: actor and rollout are one process."""
-        prompt, response, room = config.data.max_prompt_length, config.rollout.max_response_length, None
+        prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
         room = self.positions(config)
         if room is not None and prompt + response > room:
             yield Problem(

@@ -147,17 +147,12 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
             "projector. Set it to false, or to null"
         )
         raise ProblemError(Problem("model.options.use_proprio", text))
-    said = {
-        "parallel_decoding": options.parallel_decoding,
-        "append_stop": options.append_stop,
-        "unnorm_key": options.unnorm_key,
-        "norm_type": options.norm_type,
-        "center_crop": options.center_crop,
-        "cameras": None if options.cameras is None else tuple(options.cameras),
-        "max_prompt_length": options.max_prompt_length,
-        "proprio_dim": 0 if options.use_proprio is False else None,
-    }
-    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    names = ("parallel_decoding", "append_stop", "unnorm_key", "norm_type", "center_crop", "max_prompt_length")
+    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.cameras is not None:
+        changes["cameras"] = tuple(options.cameras)
+    if options.use_proprio is False:
+        changes["proprio_dim"] = 0
     return replace(
         cfg,
         num_action_chunks=model.num_action_chunks,
