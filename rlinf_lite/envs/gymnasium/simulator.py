@@ -227,7 +227,7 @@ class VectorEnvSimulator:
         out.reward[:] = reward
         out.terminated[:] = terminated
         out.truncated[:] = truncated
-        out.success[:] = _batch_success(info, self.num_envs)
+        out.success[:] = _success(info, self.num_envs)
 
     def observe(self, rows: IntArray) -> Obs:
         assert self._obs is not None
@@ -254,28 +254,23 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
         )
     low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high))).tolist()
-    if unbounded:
+    empty = np.flatnonzero(low >= high).tolist()
+    if unbounded or empty:
         raise EnvContractError(
             f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
-            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale.",
+            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale."
+            if unbounded
+            else f"action dimensions {empty} have low >= high; give each a range.",
             task_id,
-        )
-    if (low >= high).any():
-        raise EnvContractError(
-            f"action dimensions {np.flatnonzero(low >= high).tolist()} have low >= high; give each a range.", task_id
         )
     return low, high, space.shape, space.dtype
 
 
-def _success(info: Mapping[str, Any]) -> int:
+def _success(info: Mapping[str, Any], num_envs: int | None = None) -> Any:
+    """1 or 0, and -1 where nothing is said; of a batch of `num_envs`, [B]."""
     for key in ("success", "is_success"):
-        if key in info:
+        if key in info and num_envs is None:
             return int(bool(info[key]))
-    return -1
-
-
-def _batch_success(info: Mapping[str, Any], num_envs: int) -> Any:
-    for key in ("success", "is_success"):
         if key in info:
             reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
             return np.where(reported, np.asarray(info[key], np.bool_), -1)
