@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +13,8 @@ class EnvError(Exception):
     """Base of every error that environments raise on purpose. All of them travel between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
-
-
-def _rebuilt(kind: type[EnvError], args: tuple[Any, ...], state: dict[str, Any]) -> EnvError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        # not by __init__, whose arguments are others
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
 
 
 class EnvContractError(EnvError, ValueError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ def check_supported(model: LanguageModel, max_length: int) -> None:
 
     Raises UnsupportedModelError.
     """
-    with refusing(model), _computing(model):
+    own = model.language_model
+    is_flash = "flash" in own.config._attn_implementation  # which knows no float32
+    with refusing(model), torch.autocast(own.device.type, torch.bfloat16) if is_flash else nullcontext():
         num_compared = min(2, max_length - 1)
         lengths = (max_length, min(num_compared + 3, max_length))  # a long and a short row
         ids = torch.stack([pad(probe_tokens(model, n, seed), (max_length - n, 0)) for seed, n in enumerate(lengths)])
@@ -94,11 +96,3 @@ def refusing(model: LanguageModel) -> Iterator[None]:
             f"models of type {model.language_model.config.model_type!r} are not supported: their forward pass fails "
             f"here with {type(error).__name__}: {error}. Use another model"
         ) from error
-
-
-def _computing(model: LanguageModel) -> AbstractContextManager[object]:
-    """Flash attention knows no float32."""
-    own = model.language_model
-    if "flash" in own.config._attn_implementation:
-        return torch.autocast(own.device.type, torch.bfloat16)
-    return nullcontext()
