@@ -178,10 +178,8 @@ class _Parquet:
             raise DatasetError(f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key")
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        start = 0
-        for batch in self._table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            yield from enumerate(batch.to_pylist(), start)
-            start += batch.num_rows
+        batches = self._table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        yield from enumerate(row for batch in batches for row in batch.to_pylist())
 
     def read(self, place: int) -> Any:
         return self._table.slice(place, 1).to_pylist()[0]

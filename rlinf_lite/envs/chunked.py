@@ -105,7 +105,7 @@ class ChunkedEnv:
         if self._obs is None and len(rows) < self.num_envs:
             raise ValueError("the first reset must be of all rows: call reset() without env_ids")
         self._begin(rows)
-        self._show(rows, self._observe(rows))
+        self._observe(rows)
         return self._pending()
 
     def chunk_step(self, actions: FloatArray) -> ChunkResult:
@@ -142,7 +142,7 @@ class ChunkedEnv:
             result.truncated[rows, step] = truncated
             if ends.any():
                 ended.append(rows[ends])
-                self._show(ended[-1], self._observe(ended[-1]))
+                self._observe(ended[-1])
                 result.episodes.extend(self._record(row) for row in ended[-1].tolist())
                 self._ended[ended[-1]] = True
                 rows = rows[~ends]
@@ -152,7 +152,7 @@ class ChunkedEnv:
             step = int(self._length[row] - result.executed[row].sum()) + column + 1
             self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
         if rows.size:
-            self._show(rows, self._observe(rows))
+            self._observe(rows)
         if ended:
             self._finish(np.sort(np.concatenate(ended)), result)
         result.obs = self._pending()
@@ -221,7 +221,7 @@ class ChunkedEnv:
                 len(drifted), self.num_envs, row, float(self._return[row]), saved[row], self.simulator.task_id,
             )  # fmt: skip
         self._reports_success |= any(row.get("reports_success", False) for row in rows)
-        self._show(self._all_rows, self._observe(self._all_rows))
+        self._observe(self._all_rows)
         return self._pending()
 
     @property
@@ -279,7 +279,7 @@ class ChunkedEnv:
         result.final_obs = (rows, take_rows(self._obs, rows))
         if self.auto_reset:
             self._begin(rows)
-            self._show(rows, self._observe(rows))
+            self._observe(rows)
 
     def _record(self, row: int) -> EpisodeRecord:
         once, at_end = int(self._success_once[row]), int(self._success_at_end[row])
@@ -315,24 +315,20 @@ class ChunkedEnv:
             step = int(self._length[found[0]]) + (name == "step")
             raise SimulatorError(name, cause, found, step, self._seeds[found[0]]) from cause
 
-    def _observe(self, rows: IntArray) -> Obs:
-        obs: Obs = self._call(rows, self.simulator.observe, rows)
-        state = obs.get("state")
-        if state is None or state.dtype.kind != "f" or state.ndim != 2:  # what else is wrong with it, check_env says
-            return obs
-        bad = first_non_finite(state)
-        if bad is not None:
+    def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
+        raise NonFiniteError(what, [row], step, self._seeds[row])
+
+    def _observe(self, rows: IntArray) -> None:
+        """Makes what `rows` show now their pending observation."""
+        part: Obs = self._call(rows, self.simulator.observe, rows)
+        state, bad = part.get("state"), None
+        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # what else is wrong, check_env says
+            bad = first_non_finite(state)
+        if state is not None and bad is not None:
             row, column = int(rows[bad[0]]), bad[1]
             name = getattr(self.simulator, "state_key", lambda column: "")(column)
             key = f"state[{column}]" + (f" ({name})" if name else "")
             self._not_finite(row, int(self._length[row]), f"{key} is {state[bad]}: {WHY_NOT_FINITE}")
-        return obs
-
-    def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
-        raise NonFiniteError(what, [row], step, self._seeds[row])
-
-    def _show(self, rows: IntArray, part: Obs) -> None:
-        """Makes `part` the pending observation of `rows`."""
         if len(rows) == self.num_envs and np.array_equal(rows, self._all_rows):
             self._obs, self._obs_given_out = part, False
             return
