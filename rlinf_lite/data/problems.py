@@ -49,8 +49,8 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
     val = PromptDataset(val_files, *arguments) if val_files else None
     for dataset, files in ((train, train_files), (val, val_files)):
         if dataset is not None and dataset.num_overlong:
-            limit = f"data.max_prompt_length = {data.max_prompt_length}"
-            log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, limit)
+            longest = f"data.max_prompt_length = {data.max_prompt_length}"
+            log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, longest)
     if len(train) < data.num_prompts:
         raise DatasetError(
             f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}. Use "

@@ -14,7 +14,7 @@ class EnvError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # not by __init__, whose arguments are others
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class EnvContractError(EnvError, ValueError):

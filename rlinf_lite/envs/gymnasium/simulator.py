@@ -269,9 +269,10 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
 def _success(info: Mapping[str, Any], num_envs: int | None = None) -> Any:
     """1 or 0, and -1 where nothing is said; of a batch of `num_envs`, [B]."""
     for key in ("success", "is_success"):
-        if key in info and num_envs is None:
+        if key not in info:
+            continue
+        if num_envs is None:
             return int(bool(info[key]))
-        if key in info:
-            reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
-            return np.where(reported, np.asarray(info[key], np.bool_), -1)
+        reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
+        return np.where(reported, np.asarray(info[key], np.bool_), -1)
     return -1
