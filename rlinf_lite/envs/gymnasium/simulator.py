@@ -254,15 +254,15 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
         )
     low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high))).tolist()
-    empty = np.flatnonzero(low >= high).tolist()
-    if unbounded or empty:
+    if unbounded:
         raise EnvContractError(
             f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
-            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale."
-            if unbounded
-            else f"action dimensions {empty} have low >= high; give each a range.",
+            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale.",
             task_id,
         )
+    empty = np.flatnonzero(low >= high).tolist()
+    if empty:
+        raise EnvContractError(f"action dimensions {empty} have low >= high; give each a range.", task_id)
     return low, high, space.shape, space.dtype
 
 
