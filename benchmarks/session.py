@@ -33,6 +33,6 @@ class Session:
         """A runner that has initialised the workers (anew, where they were). Workers keep the config of the launch;
         what `cfg` changes is the driver's part: the number of stages, steps and paths.
         """
-        runner = EmbodiedRunner(cfg=cfg or self._cfg, **self._groups, claim=None)
+        runner = EmbodiedRunner(cfg=cfg or self._cfg, **self._groups, supervisor=None, claim=None)
         runner.init_workers()
         return runner

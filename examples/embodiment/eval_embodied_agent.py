@@ -43,7 +43,7 @@ def main() -> int:
             rollout=MultiStepRolloutWorker.create_group(cfg),
             env=EnvWorker.create_group(cfg),
         )
-        runner = EmbodiedRunner(cfg=cfg, **groups, claim=None)
+        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=None, claim=None)
         runner.init_workers()
         summary = runner.evaluate()
     print("\n".join([summary.headline(), *summary.task_lines()]))

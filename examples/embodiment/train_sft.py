@@ -42,7 +42,7 @@ def train(cfg: Config) -> int:
             rollout=MultiStepRolloutWorker.create_group(cfg),
             env=EnvWorker.create_group(cfg),
         )
-        runner = SFTRunner(cfg=cfg, **groups, claim=claim)
+        runner = SFTRunner(cfg=cfg, **groups, supervisor=None, claim=claim)
         runner.init_workers()
         result = runner.run()
         print(result.describe())

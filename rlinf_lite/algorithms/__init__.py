@@ -1,84 +1,42 @@
 """Advantages, losses, KL and aggregation: pure functions on tensors, one registry each."""
 
-from rlinf_lite.algorithms.advantages import (
-    compute_advantages,
-    filter_groups,
-    gae,
-    grpo,
-    needs_values,
-    opo,
-    register_advantage,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    remax,
-    rloo,
-    whitens,
-)
-from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController, kl_in_rewards
-from rlinf_lite.algorithms.levels import Level, entropy_at_level, expand_to_level, sum_to_level
-from rlinf_lite.algorithms.losses import (
-    actor_critic_loss,
-    actor_loss,
-    aggregate_loss,
-    cispo,
-    gspo,
-    kl_penalty,
-    loss_denominator,
-    policy_loss,
-    ppo,
-    register_policy_loss,
-    truncated_importance_weights,
-    value_loss,
-)
-from rlinf_lite.algorithms.masked import explained_variance, masked_mean, whiten
-from rlinf_lite.algorithms.records import (
-    AdvantageInputs,
-    AdvantageOutputs,
-    InputError,
-    LossInputs,
-    LossOutputs,
-)
-from rlinf_lite.registry import UnknownAlgorithmError
-
-__all__ = [
-    "AdaptiveKLController",
-    "AdvantageInputs",
-    "AdvantageOutputs",
-    "FixedKLController",
-    "InputError",
-    "Level",
-    "LossInputs",
-    "LossOutputs",
-    "UnknownAlgorithmError",
-    "actor_critic_loss",
-    "actor_loss",
-    "aggregate_loss",
-    "cispo",
-    "compute_advantages",
-    "entropy_at_level",
-    "expand_to_level",
-    "explained_variance",
-    "filter_groups",
-    "gae",
-    "grpo",
-    "gspo",
-    "kl_in_rewards",
-    "kl_penalty",
-    "loss_denominator",
-    "masked_mean",
-    "needs_values",
-    "opo",
-    "policy_loss",
-    "ppo",
-    "register_advantage",
-    "register_policy_loss",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "rloo",
-    "sum_to_level",
-    "truncated_importance_weights",
-    "value_loss",
-    "whiten",
-    "whitens",
-]
+from rlinf_lite.algorithms.advantages import compute_advantages as compute_advantages
+from rlinf_lite.algorithms.advantages import filter_groups as filter_groups
+from rlinf_lite.algorithms.advantages import gae as gae
+from rlinf_lite.algorithms.advantages import grpo as grpo
+from rlinf_lite.algorithms.advantages import needs_values as needs_values
+from rlinf_lite.algorithms.advantages import opo as opo
+from rlinf_lite.algorithms.advantages import register_advantage as register_advantage
+from rlinf_lite.algorithms.advantages import reinforce_plus_plus as reinforce_plus_plus
+from rlinf_lite.algorithms.advantages import reinforce_plus_plus_baseline as reinforce_plus_plus_baseline
+from rlinf_lite.algorithms.advantages import remax as remax
+from rlinf_lite.algorithms.advantages import rloo as rloo
+from rlinf_lite.algorithms.advantages import whitens as whitens
+from rlinf_lite.algorithms.kl import AdaptiveKLController as AdaptiveKLController
+from rlinf_lite.algorithms.kl import FixedKLController as FixedKLController
+from rlinf_lite.algorithms.kl import kl_in_rewards as kl_in_rewards
+from rlinf_lite.algorithms.levels import Level as Level
+from rlinf_lite.algorithms.levels import entropy_at_level as entropy_at_level
+from rlinf_lite.algorithms.levels import expand_to_level as expand_to_level
+from rlinf_lite.algorithms.levels import sum_to_level as sum_to_level
+from rlinf_lite.algorithms.losses import actor_critic_loss as actor_critic_loss
+from rlinf_lite.algorithms.losses import actor_loss as actor_loss
+from rlinf_lite.algorithms.losses import aggregate_loss as aggregate_loss
+from rlinf_lite.algorithms.losses import cispo as cispo
+from rlinf_lite.algorithms.losses import gspo as gspo
+from rlinf_lite.algorithms.losses import kl_penalty as kl_penalty
+from rlinf_lite.algorithms.losses import loss_denominator as loss_denominator
+from rlinf_lite.algorithms.losses import policy_loss as policy_loss
+from rlinf_lite.algorithms.losses import ppo as ppo
+from rlinf_lite.algorithms.losses import register_policy_loss as register_policy_loss
+from rlinf_lite.algorithms.losses import truncated_importance_weights as truncated_importance_weights
+from rlinf_lite.algorithms.losses import value_loss as value_loss
+from rlinf_lite.algorithms.masked import explained_variance as explained_variance
+from rlinf_lite.algorithms.masked import masked_mean as masked_mean
+from rlinf_lite.algorithms.masked import whiten as whiten
+from rlinf_lite.algorithms.records import AdvantageInputs as AdvantageInputs
+from rlinf_lite.algorithms.records import AdvantageOutputs as AdvantageOutputs
+from rlinf_lite.algorithms.records import InputError as InputError
+from rlinf_lite.algorithms.records import LossInputs as LossInputs
+from rlinf_lite.algorithms.records import LossOutputs as LossOutputs
+from rlinf_lite.registry import UnknownAlgorithmError as UnknownAlgorithmError

@@ -47,9 +47,5 @@ def _sums(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     valid = mask.bool()
     kept = values.detach().double()
     count = valid.sum().double()
-    mean = _sum_where(valid, kept) / count
-    return count, mean, _sum_where(valid, (kept - mean).square())
-
-
-def _sum_where(valid: Tensor, values: Tensor) -> Tensor:
-    return torch.where(valid, values, 0.0).sum()  # not values * mask: 0 * nan is nan
+    mean = torch.where(valid, kept, 0.0).sum() / count  # not values * mask: 0 * nan is nan
+    return count, mean, torch.where(valid, (kept - mean).square(), 0.0).sum()

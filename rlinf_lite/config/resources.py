@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rlinf_lite.shipped import shipped
 
@@ -17,3 +18,9 @@ def policy_directory(path: str | Path) -> Path:
         directory = shipped("assets").joinpath(*directory.parts[1:])
     within = (directory / "policy", directory / "last" / "policy", directory / "checkpoints" / "last" / "policy")
     return next((found for found in within if found.is_dir()), directory)
+
+
+def start_dir(config: Any) -> Path | None:
+    """The directory of the policy or model that a run starts from; None: random weights."""
+    named = config.actor.checkpoint_load_path or config.rollout.model_dir
+    return None if named is None else policy_directory(named)

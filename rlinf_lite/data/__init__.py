@@ -10,9 +10,4 @@ if TYPE_CHECKING:
     from rlinf_lite.data.proto import DataProto as DataProto
     from rlinf_lite.data.proto import DataProtoError as DataProtoError
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "proto": ["DataProto", "DataProtoError"],
-    },
-)
+__getattr__ = lazy_names(__name__, {"proto": ["DataProto", "DataProtoError"]})

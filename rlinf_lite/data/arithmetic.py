@@ -54,7 +54,13 @@ def generate(
             break
         problem, steps, answer = _draw(rng, num_terms, max_number)
         if split_of(problem) == split and problem not in rows:
-            rows[problem] = _row(problem, steps, answer, split, len(rows))
+            solution = "\n".join([*steps, f"#### {answer}"])
+            rows[problem] = {
+                "data_source": DATA_SOURCE,
+                "prompt": f"{problem}=?\n",
+                "reward_model": {"style": "rule", "ground_truth": str(answer)},
+                "extra_info": {"solution": solution, "split": split, "index": len(rows)},
+            }
     terse = np.random.default_rng([seed, 1]).random(len(rows)) < terse_frac
     for row, is_terse in zip(rows.values(), terse, strict=True):
         if is_terse:
@@ -85,12 +91,3 @@ def _draw(rng: np.random.Generator, num_terms: int, max_number: int) -> tuple[st
         problem += operation
         steps.append(f"{before}{operation}={total}")
     return problem, steps, total
-
-
-def _row(problem: str, steps: list[str], answer: int, split: str, index: int) -> dict[str, Any]:
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": f"{problem}=?\n",
-        "reward_model": {"style": "rule", "ground_truth": str(answer)},
-        "extra_info": {"solution": "\n".join([*steps, f"#### {answer}"]), "split": split, "index": index},
-    }

@@ -49,15 +49,28 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
     val = PromptDataset(val_files, *arguments) if val_files else None
     for dataset, files in ((train, train_files), (val, val_files)):
         if dataset is not None and dataset.num_overlong:
-            limit = f"data.max_prompt_length = {data.max_prompt_length}"
-            log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, limit)
+            longest = f"data.max_prompt_length = {data.max_prompt_length}"
+            log.warning("%s: %d prompts of more than %s are left out", files, dataset.num_overlong, longest)
     if len(train) < data.num_prompts:
-        problem = f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}"
-        raise DatasetError([problem + ". Use fewer, or more data"])
-    if cfg.sft.num_steps and len(train) < cfg.sft.batch_size:
-        raise DatasetError([f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"])
+        raise DatasetError(
+            f"data.num_prompts: a step takes {data.num_prompts}, and there are {len(train)} in {train_files}. Use "
+            "fewer, or more data"
+        )
     if cfg.sft.num_steps:
-        _check_solutions(train, cfg)
+        if len(train) < cfg.sft.batch_size:
+            raise DatasetError(
+                f"sft.batch_size: {cfg.sft.batch_size} rows, and there are {len(train)} in {train_files}"
+            )
+        limit, problems = cfg.rollout.max_response_length, []
+        rows = {int(row) for batch in supervised_batches(train, cfg) for row in batch}
+        for row in sorted(rows):
+            prompt = train[row]
+            if not isinstance(prompt.extra_info.get("solution"), str):
+                problems.append(f"row {row + 1}: no extra_info.solution, which sft.num_steps above 0 trains on")
+            elif len(_solution(prompt, tokenizer)) > limit:
+                problems.append(f"row {row + 1}: a solution of more than rollout.max_response_length = {limit} tokens")
+        if problems:
+            raise DatasetError(problems)
     return Problems(train, val, tokenizer)
 
 
@@ -73,20 +86,6 @@ def solved_batch(dataset: PromptDataset, rows: np.ndarray, cfg: ReasoningConfig)
     responses = [_solution(prompt, dataset.tokenizer) for prompt in prompts]
     batch, limit = dataset.collate(prompts), cfg.rollout.max_response_length
     return DataProto(join_responses(batch, responses, cfg.data.max_prompt_length, limit), batch.non_tensor_batch)
-
-
-def _check_solutions(dataset: PromptDataset, cfg: ReasoningConfig) -> None:
-    """Raise DatasetError where a row that supervised training will use has no solution, or one that is too long."""
-    limit, problems = cfg.rollout.max_response_length, []
-    rows = {int(row) for batch in supervised_batches(dataset, cfg) for row in batch}
-    for row in sorted(rows):
-        prompt = dataset[row]
-        if not isinstance(prompt.extra_info.get("solution"), str):
-            problems.append(f"row {row + 1}: no extra_info.solution, which sft.num_steps above 0 trains on")
-        elif len(_solution(prompt, dataset.tokenizer)) > limit:
-            problems.append(f"row {row + 1}: a solution of more than rollout.max_response_length = {limit} tokens")
-    if problems:
-        raise DatasetError(problems)
 
 
 def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:
@@ -112,7 +111,7 @@ def _generated(cfg: ReasoningConfig) -> Path:
         try:
             rows = generate(num_rows, seed, split, made.num_terms, made.max_number, made.terse_frac)  # type: ignore[arg-type]
         except ProblemSpaceError as error:
-            raise DatasetError([f"data.arithmetic: {error}"]) from error
+            raise DatasetError(f"data.arithmetic: {error}") from error
         (partial / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     partial.rename(directory)
     return directory

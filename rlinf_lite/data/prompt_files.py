@@ -22,8 +22,8 @@ GSM8K_REQUEST = 'Let us think step by step, and end with the final answer behind
 class DatasetError(ValueError):
     """A data set that cannot be used. `problems` has one line per bad row or file; the message shows the first five."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         shown = "".join(f"\n  - {problem}" for problem in self.problems[:NUM_SHOWN])
         more = len(self.problems) - NUM_SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
@@ -60,12 +60,28 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
     if not prompt:
         there = ", ".join(map(str, raw)) or "nothing"
         raise BadRowError(f"no {prompt_key}, which is text or a list of {{role, content}} (there is {there})")
-    messages = None if isinstance(prompt, str) else _messages(prompt, prompt_key)
-    source, extra_info = raw.get("data_source"), raw.get("extra_info")
+    if not isinstance(prompt, str | list):
+        raise BadRowError(f"{prompt_key} is a {type(prompt).__name__}, neither text nor a list of {{role, content}}")
+    for i, message in enumerate(prompt if isinstance(prompt, list) else ()):
+        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRowError(f"message {i + 1} of {prompt_key} has no role and content, or they are not text")
+    source, extra_info, reward_model = (raw.get(key) for key in ("data_source", "extra_info", "reward_model"))
     if not isinstance(source, str | None) or not isinstance(extra_info, dict | None):
         raise BadRowError("data_source must be text, and extra_info an object")
-    text = prompt if isinstance(prompt, str) else ""
-    return PromptRow(messages, text, source or "", _ground_truth(raw.get("reward_model")), extra_info or {})
+    if not isinstance(reward_model, dict | None):
+        raise BadRowError(f"reward_model is a {type(reward_model).__name__}, not {{style: rule, ground_truth}}")
+    truth, style = (reward_model or {}).get("ground_truth"), (reward_model or {}).get("style") or "rule"
+    if truth is None or truth == "":
+        raise BadRowError("no ground truth. reward_model.ground_truth is the answer, as text")
+    if style != "rule":
+        raise BadRowError(f"reward_model.style is {style!r}, and only rule is known")
+    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+        raise BadRowError(
+            f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
+        )
+    messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
+    return PromptRow(messages, text, source or "", str(truth), extra_info or {})
 
 
 def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
@@ -80,31 +96,6 @@ def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"solution": answer},
     }
-
-
-def _messages(prompt: Any, prompt_key: str) -> list[dict[str, str]]:
-    if not isinstance(prompt, list):
-        raise BadRowError(f"{prompt_key} is a {type(prompt).__name__}, neither text nor a list of {{role, content}}")
-    for i, message in enumerate(prompt):
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise BadRowError(f"message {i + 1} of {prompt_key} has no role and content, or they are not text")
-    return prompt
-
-
-def _ground_truth(reward_model: Any) -> str:
-    if not isinstance(reward_model, dict | None):
-        raise BadRowError(f"reward_model is a {type(reward_model).__name__}, not {{style: rule, ground_truth}}")
-    truth, style = (reward_model or {}).get("ground_truth"), (reward_model or {}).get("style") or "rule"
-    if truth is None or truth == "":
-        raise BadRowError("no ground truth. reward_model.ground_truth is the answer, as text")
-    if style != "rule":
-        raise BadRowError(f"reward_model.style is {style!r}, and only rule is known")
-    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-        raise BadRowError(
-            f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
-        )
-    return str(truth)
 
 
 class PromptFile(Protocol):
@@ -169,11 +160,10 @@ class _Parquet:
 
     def __init__(self, path: Path, prompt_key: str) -> None:
         if find_spec("pyarrow") is None:
-            problem = (
-                f"{path}: Parquet needs pyarrow, which is not installed. {install_command('math')}, or convert "
-                "the file to .jsonl"
+            raise DatasetError(
+                f"{path}: Parquet needs pyarrow, which is not installed. {install_command('math')}, or convert the "
+                "file to .jsonl"
             )
-            raise DatasetError([problem])
         import pyarrow
         import pyarrow.parquet
 
@@ -183,17 +173,13 @@ class _Parquet:
             names = pyarrow.parquet.read_schema(path).names
             self._table = pyarrow.parquet.read_table(path, columns=[name for name in used if name in names])
         except pyarrow.ArrowException as error:
-            raise DatasetError([f"{path}: is not Parquet, or is damaged: {error}"]) from error
+            raise DatasetError(f"{path}: is not Parquet, or is damaged: {error}") from error
         if prompt_key not in names and not set(names) >= GSM8K_COLUMNS:
-            raise DatasetError(
-                [f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key"]
-            )
+            raise DatasetError(f"{path}: there is no column {prompt_key} (there is {', '.join(names)}). Set prompt_key")
 
     def rows(self) -> Iterator[tuple[int, Any]]:
-        start = 0
-        for batch in self._table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            yield from enumerate(batch.to_pylist(), start)
-            start += batch.num_rows
+        batches = self._table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        yield from enumerate(row for batch in batches for row in batch.to_pylist())
 
     def read(self, place: int) -> Any:
         return self._table.slice(place, 1).to_pylist()[0]

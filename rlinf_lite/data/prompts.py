@@ -139,11 +139,10 @@ class PromptDataset:
         if row.messages is None:
             return row
         if self.tokenizer.chat_template is None:
-            problem = (
+            raise DatasetError(
                 f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
                 "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
             )
-            raise DatasetError([problem])
         try:
             text = self.tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
@@ -185,7 +184,12 @@ class ResumableSampler:
 
     def __next__(self) -> np.ndarray:
         if len(self._left) < self.batch_size:
-            self._begin_pass()
+            # a new order behind the rows left over, those rows as late in it as the batch they share needs
+            order = np.random.default_rng([self.seed, self._pass]).permutation(self.num_rows)
+            again = np.isin(order, self._left)
+            others = np.flatnonzero(~again)[: self.batch_size - len(self._left)]
+            self._left = np.concatenate([self._left, order[others], np.delete(order, others)])
+            self._pass += 1
         batch, self._left = self._left[: self.batch_size], self._left[self.batch_size :]
         self._num_batches += 1
         return batch
@@ -206,11 +210,3 @@ class ResumableSampler:
         self._left = self._left[:0]
         for _ in range(state["num_batches"]):
             next(self)
-
-    def _begin_pass(self) -> None:
-        """A new order behind the rows left over, those rows as late in it as the batch they share needs."""
-        order = np.random.default_rng([self.seed, self._pass]).permutation(self.num_rows)
-        again = np.isin(order, self._left)
-        others = np.flatnonzero(~again)[: self.batch_size - len(self._left)]
-        self._left = np.concatenate([self._left, order[others], np.delete(order, others)])
-        self._pass += 1

@@ -138,7 +138,7 @@ class DataProto:
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
         """Tensor columns under other names, in the same order."""
-        old, new = _as_list(old_keys), _as_list(new_keys)
+        old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
         if len(old) != len(new):
             raise DataProtoError(f"{len(old)} old names and {len(new)} new ones")
         _chosen(self._tensors, old)
@@ -189,7 +189,8 @@ class DataProto:
             meta = _united(meta, {key: value for key, value in part.meta_info.items() if key != "metrics"})
         metrics = [part.meta_info["metrics"] for part in data if "metrics" in part.meta_info]
         if metrics:
-            meta["metrics"] = metrics[0] if len(data) == 1 else _flattened(metrics)
+            flat = [item for one in metrics for item in (one if isinstance(one, list) else [one])]
+            meta["metrics"] = metrics[0] if len(data) == 1 else flat
         if len(data) == 1:
             return cls(dict(first._tensors), dict(first._arrays), meta, borrowed=first._borrowed)
         return cls(
@@ -224,21 +225,6 @@ class DataProto:
         if not 0 <= pad_size <= len(self):
             raise DataProtoError(f"{pad_size} rows of padding in a batch of {len(self)}")
         return self[: len(self) - pad_size]
-
-    def make_iterator(
-        self, mini_batch_size: int, epochs: int = 1, seed: int | None = None, shuffle: bool = True
-    ) -> Iterator[Self]:
-        """Mini-batches of so many rows, every row once per epoch, in a new order each; the last may be smaller.
-
-        Orders follow from `seed`; None: from numpy's entropy.
-        """
-        if mini_batch_size < 1:
-            raise DataProtoError(f"mini-batches of {mini_batch_size} rows: at least 1 is needed")
-        rng = np.random.default_rng(seed)
-        for _ in range(epochs):
-            order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
-            for start in range(0, len(order), mini_batch_size):
-                yield self[order[start : start + mini_batch_size]]
 
     # places
 
@@ -280,7 +266,10 @@ class DataProto:
 
     def __reduce__(self) -> Any:
         """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
-        packed = {key: _packed(value) for key, value in self._tensors.items()}
+        packed = {}
+        for key, tensor in self._tensors.items():
+            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            packed[key] = raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         return _unpacked, (type(self), packed, self._arrays, self.meta_info)
 
     def _columns(self) -> Iterator[tuple[str, Any]]:
@@ -324,24 +313,20 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.from_numpy(np.concatenate(rows)).view(first.dtype).view(-1, *first.shape[1:])
 
 
-def _packed(tensor: Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:
-    host = tensor.detach().cpu().contiguous()
-    return host.reshape(-1).view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-
-
 def _unpacked(
     cls: type[DataProto], packed: dict[str, Any], arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
 ) -> DataProto:
     """What arrives from Ray's object store is read-only, which torch does not know of: the batch then borrows it."""
     borrowed = any(not raw.flags.writeable for raw, _, _ in packed.values())
     borrowed |= any(not array.flags.writeable for array in arrays.values())
-    return cls({key: _tensor(*value) for key, value in packed.items()}, arrays, meta_info, borrowed=borrowed)
-
-
-def _tensor(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    if 0 in shape:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.from_numpy(writable(raw)).view(getattr(torch, dtype)).reshape(shape)
+    tensors = {}
+    for key, (raw, name, shape) in packed.items():
+        dtype = getattr(torch, name)
+        if 0 in shape:
+            tensors[key] = torch.empty(shape, dtype=dtype)
+        else:
+            tensors[key] = torch.from_numpy(writable(raw)).view(dtype).reshape(shape)
+    return cls(tensors, arrays, meta_info, borrowed=borrowed)
 
 
 def _chosen(columns: dict[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:
@@ -359,10 +344,6 @@ def _united(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
     if different:
         raise DataProtoError(f"both have {_listed(different)}, with different values")
     return {**ours, **theirs}
-
-
-def _flattened(metrics: list[Any]) -> list[Any]:
-    return [item for one in metrics for item in (one if isinstance(one, list) else [one])]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -392,10 +373,6 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     for row, item in enumerate(value):
         array[row] = item
     return array
-
-
-def _as_list(keys: str | Sequence[str]) -> list[str]:
-    return [keys] if isinstance(keys, str) else list(keys)
 
 
 def _listed(names: Iterable[str]) -> str:

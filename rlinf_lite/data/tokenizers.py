@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import policy_directory, start_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,12 +22,6 @@ class TokenizerError(ValueError):
 def tokenizer_dir(cfg: ReasoningConfig) -> Path:
     """The tokenizer that the config names, else the model's, else characters."""
     return policy_directory(cfg.actor.tokenizer.tokenizer_model or start_dir(cfg) or CHARACTERS)
-
-
-def start_dir(cfg: ReasoningConfig) -> Path | None:
-    """The model that training starts from; None: random weights."""
-    named = cfg.actor.checkpoint_load_path or cfg.rollout.model_dir
-    return None if named is None else policy_directory(named)
 
 
 def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:

@@ -114,20 +114,23 @@ class EnvSpec:
 
 def get_env_spec(env: VecEnv, obs: Obs) -> EnvSpec:
     """Reads the sizes off an environment and one of its observations."""
+    low, high = action_bounds(env)
     return EnvSpec(
         action_dim=env.action_dim,
         state_dim=obs["state"].shape[1] if "state" in obs else None,
         cameras={name: (image.shape[1], image.shape[2]) for name, image in obs.get("images", {}).items()},
-        action_low=_bound(env, "action_low", -1.0),
-        action_high=_bound(env, "action_high", 1.0),
+        action_low=low.tolist(),
+        action_high=high.tolist(),
         max_episode_steps=env.max_episode_steps,
         has_instruction=any(obs.get("instruction", [])),
     )
 
 
-def _bound(env: VecEnv, name: str, default: float) -> list[float]:
-    bound: Any = getattr(env, name, None)
-    return [default] * env.action_dim if bound is None else [float(value) for value in bound]
+def action_bounds(env: VecEnv) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`action_low` and `action_high` [D]; -1 and 1 where the environment has none."""
+    given = [(getattr(env, "action_low", None), -1.0), (getattr(env, "action_high", None), 1.0)]
+    low, high = (np.full(env.action_dim, one) if bound is None else np.asarray(bound, float) for bound, one in given)
+    return low, high
 
 
 def put_rows(obs: Obs, rows: Any, part: Obs) -> None:

@@ -64,7 +64,7 @@ class ChunkedEnv:
         limit = max_episode_steps or simulator.max_episode_steps
         if not limit:
             raise EnvContractError(
-                [f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."]
+                f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."
             )
         self.simulator = simulator
         self.auto_reset = auto_reset
@@ -105,7 +105,7 @@ class ChunkedEnv:
         if self._obs is None and len(rows) < self.num_envs:
             raise ValueError("the first reset must be of all rows: call reset() without env_ids")
         self._begin(rows)
-        self._show(rows, self._observe(rows))
+        self._observe(rows)
         return self._pending()
 
     def chunk_step(self, actions: FloatArray) -> ChunkResult:
@@ -131,16 +131,28 @@ class ChunkedEnv:
         for step in range(num_steps):
             if not rows.size:
                 break
-            ends = self._step(rows, actions[:, step], step, result)
-            if ends.size:
-                self._show(ends, self._observe(ends))
-                result.episodes.extend(self._record(row) for row in ends.tolist())
-                self._ended[ends] = True
-                ended.append(ends)
-                rows = rows[~self._ended[rows]]
-        self._check_rewards(result)
+            self._simulate(rows, actions[:, step])
+            result.rewards[rows, step] = self._out.reward[rows]
+            result.executed[rows, step] = True
+            ends = truncated = (self._length[rows] >= self.max_episode_steps) | self._out.truncated[rows]
+            if not self.ignore_terminations:
+                terminated = self._out.terminated[rows]
+                ends, truncated = truncated | terminated, truncated & ~terminated
+                result.terminated[rows, step] = terminated
+            result.truncated[rows, step] = truncated
+            if ends.any():
+                ended.append(rows[ends])
+                self._observe(ended[-1])
+                result.episodes.extend(self._record(row) for row in ended[-1].tolist())
+                self._ended[ended[-1]] = True
+                rows = rows[~ends]
+        bad = first_non_finite(result.rewards)
+        if bad is not None:  # before rows that ended begin anew
+            row, column = bad
+            step = int(self._length[row] - result.executed[row].sum()) + column + 1
+            self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
         if rows.size:
-            self._show(rows, self._observe(rows))
+            self._observe(rows)
         if ended:
             self._finish(np.sort(np.concatenate(ended)), result)
         result.obs = self._pending()
@@ -150,7 +162,7 @@ class ChunkedEnv:
         """The simulator's expert's next actions [B, n, D], zeros in frozen rows; see `Demonstrator`."""
         if not isinstance(self.simulator, Demonstrator):
             raise EnvContractError(
-                [f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."]
+                f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."
             )
         actions: FloatArray = self._call(self._all_rows, self.simulator.expert_actions, num_actions)
         actions[self._ended] = 0
@@ -199,9 +211,17 @@ class ChunkedEnv:
                 playing = np.flatnonzero(longest - lengths <= step)
                 self._simulate(playing, padded[:, step])
         self._ended = np.array([bool(row["frozen"]) for row in rows])
-        self._warn_of_drift([float(row["return"]) for row in rows])
+        saved = [float(row["return"]) for row in rows]
+        drifted = [row for row in range(self.num_envs) if saved[row] != self._return[row]]
+        if drifted:
+            row = drifted[0]
+            log.warning(
+                "%d of %d rows replayed their episode to another return (row %d: %r, was %r): %s does not repeat "
+                "itself exactly, and the run goes on from the replayed states",
+                len(drifted), self.num_envs, row, float(self._return[row]), saved[row], self.simulator.task_id,
+            )  # fmt: skip
         self._reports_success |= any(row.get("reports_success", False) for row in rows)
-        self._show(self._all_rows, self._observe(self._all_rows))
+        self._observe(self._all_rows)
         return self._pending()
 
     @property
@@ -254,28 +274,12 @@ class ChunkedEnv:
         self._success_once[rows] = np.maximum(self._success_once[rows], success)
         self._success_at_end[rows] = success
 
-    def _step(self, rows: IntArray, actions: FloatArray, step: int, result: ChunkResult) -> IntArray:
-        """Steps `rows`, writes column `step` of the result and returns the rows whose episode ended."""
-        self._simulate(rows, actions)
-        out = self._out
-        result.rewards[rows, step] = out.reward[rows]
-        result.executed[rows, step] = True
-        truncated = (self._length[rows] >= self.max_episode_steps) | out.truncated[rows]
-        ends = truncated
-        if not self.ignore_terminations:
-            terminated = out.terminated[rows]
-            ends = truncated | terminated
-            truncated = truncated & ~terminated
-            result.terminated[rows, step] = terminated
-        result.truncated[rows, step] = truncated
-        return rows[ends]
-
     def _finish(self, rows: IntArray, result: ChunkResult) -> None:
         assert self._obs is not None
         result.final_obs = (rows, take_rows(self._obs, rows))
         if self.auto_reset:
             self._begin(rows)
-            self._show(rows, self._observe(rows))
+            self._observe(rows)
 
     def _record(self, row: int) -> EpisodeRecord:
         once, at_end = int(self._success_once[row]), int(self._success_at_end[row])
@@ -311,32 +315,20 @@ class ChunkedEnv:
             step = int(self._length[found[0]]) + (name == "step")
             raise SimulatorError(name, cause, found, step, self._seeds[found[0]]) from cause
 
-    def _observe(self, rows: IntArray) -> Obs:
-        obs: Obs = self._call(rows, self.simulator.observe, rows)
-        state = obs.get("state")
-        if state is None or state.dtype.kind != "f" or state.ndim != 2:  # what else is wrong with it, check_env says
-            return obs
-        bad = first_non_finite(state)
-        if bad is not None:
+    def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
+        raise NonFiniteError(what, [row], step, self._seeds[row])
+
+    def _observe(self, rows: IntArray) -> None:
+        """Makes what `rows` show now their pending observation."""
+        part: Obs = self._call(rows, self.simulator.observe, rows)
+        state, bad = part.get("state"), None
+        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # what else is wrong, check_env says
+            bad = first_non_finite(state)
+        if state is not None and bad is not None:
             row, column = int(rows[bad[0]]), bad[1]
             name = getattr(self.simulator, "state_key", lambda column: "")(column)
             key = f"state[{column}]" + (f" ({name})" if name else "")
             self._not_finite(row, int(self._length[row]), f"{key} is {state[bad]}: {WHY_NOT_FINITE}")
-        return obs
-
-    def _check_rewards(self, result: ChunkResult) -> None:
-        """Once per chunk, before rows that ended begin anew."""
-        bad = first_non_finite(result.rewards)
-        if bad is not None:
-            row, column = bad
-            step = int(self._length[row] - result.executed[row].sum()) + column + 1
-            self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
-
-    def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
-        raise NonFiniteError(what, [row], step, self._seeds[row])
-
-    def _show(self, rows: IntArray, part: Obs) -> None:
-        """Makes `part` the pending observation of `rows`."""
         if len(rows) == self.num_envs and np.array_equal(rows, self._all_rows):
             self._obs, self._obs_given_out = part, False
             return
@@ -349,13 +341,3 @@ class ChunkedEnv:
         assert self._obs is not None
         self._obs_given_out = True
         return self._obs
-
-    def _warn_of_drift(self, saved_returns: list[float]) -> None:
-        drifted = [row for row, saved in enumerate(saved_returns) if saved != self._return[row]]
-        if drifted:
-            row = drifted[0]
-            log.warning(
-                "%d of %d rows replayed their episode to another return (row %d: %r, was %r): %s does not repeat "
-                "itself exactly, and the run goes on from the replayed states",
-                len(drifted), self.num_envs, row, float(self._return[row]), saved_returns[row], self.simulator.task_id,
-            )  # fmt: skip

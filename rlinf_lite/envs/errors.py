@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,21 +13,15 @@ class EnvError(Exception):
     """Base of every error that environments raise on purpose. All of them travel between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
-
-
-def _rebuilt(kind: type[EnvError], args: tuple[Any, ...], state: dict[str, Any]) -> EnvError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        # not by __init__, whose arguments are others
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class EnvContractError(EnvError, ValueError):
     """An environment breaks the protocol; `problems` holds one sentence per violation, each with the remedy."""
 
-    def __init__(self, problems: Sequence[str], what: str = "the environment") -> None:
-        self.problems = list(problems)
+    def __init__(self, problems: str | Sequence[str], what: str = "the environment") -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
         listed = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{what} breaks the environment contract in {len(self.problems)} way(s):\n{listed}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,31 +11,30 @@ import numpy as np
 
 def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> Any:
     """The given rows of every entry; arrays of a slice are views."""
-    return {name: _take(value, rows) for name, value in obs.items()}
+    taken = dict[str, Any]()
+    for name, value in obs.items():
+        if isinstance(value, Mapping):
+            taken[name] = take_rows(value, rows)
+        elif isinstance(value, list) and not isinstance(rows, slice):
+            taken[name] = [value[row] for row in rows]
+        else:
+            taken[name] = value[rows]
+    return taken
 
 
 def concat_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rows of all parts, in order. Every part has the same entries."""
-    return {name: _concat([part[name] for part in parts]) for name in parts[0]}
+    joined = dict[str, Any]()
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        if isinstance(first, Mapping):
+            joined[name] = concat_rows(values)
+        else:
+            joined[name] = list(itertools.chain(*values)) if isinstance(first, list) else np.concatenate(values)
+    return joined
 
 
 def num_rows(obs: Mapping[str, Any]) -> int:
     """B of an observation."""
     value = next(iter(obs.values()))
     return num_rows(value) if isinstance(value, Mapping) else len(value)
-
-
-def _take(value: Any, rows: slice | np.ndarray | Sequence[int]) -> Any:
-    if isinstance(value, Mapping):
-        return take_rows(value, rows)
-    if isinstance(value, list):
-        return value[rows] if isinstance(rows, slice) else [value[i] for i in rows]
-    return value[rows]
-
-
-def _concat(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], Mapping):
-        return concat_rows(values)
-    if isinstance(values[0], list):
-        return [item for value in values for item in value]
-    return np.concatenate(values)

@@ -55,7 +55,7 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) ->
             max_episode_steps=rules.max_episode_steps,
         )
     if env.num_envs != num_envs:
-        raise EnvContractError([f"make_env was asked for {num_envs} environments and made {env.num_envs}."], what)
+        raise EnvContractError(f"make_env was asked for {num_envs} environments and made {env.num_envs}.", what)
     return env
 
 
@@ -70,9 +70,7 @@ def _adapted(made: Any, make_another: Callable[[], Any], num_envs: int, what: st
     if isinstance(made, gymnasium.Env):
         return GymnasiumSimulator([made, *(make_another() for _ in range(num_envs - 1))], what)
     raise EnvContractError(
-        [
-            f"make_env returned {type(made).__module__}.{type(made).__qualname__}; it must return a VecEnv (reset, "
-            "chunk_step), a Simulator (reset, step, observe by row), a gymnasium.vector.VectorEnv or a gymnasium.Env."
-        ],
+        f"make_env returned {type(made).__module__}.{type(made).__qualname__}; it must return a VecEnv (reset, "
+        "chunk_step), a Simulator (reset, step, observe by row), a gymnasium.vector.VectorEnv or a gymnasium.Env.",
         what,
     )

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def _mix(value: int) -> int:
-    """splitmix64's finaliser (Steele et al. 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
+def finalised(value: Any) -> Any:
+    """splitmix64's finaliser (Steele et al. 2014, "Fast splittable pseudorandom number generators"), of an int below
+    2**64 or of an array of uint64."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+def _mix(value: int) -> int:
+    return int(finalised((value + GOLDEN) & _MASK))
 
 
 def env_seed(seed: int, env_id: int) -> int:
@@ -33,8 +39,6 @@ def episode_seed(first_seed: int, episode_index: int) -> int:
 def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) per seed [B, count]: splitmix64's sequence, for all seeds at once."""
     first = np.array([_mix(seed & _MASK) for seed in seeds], np.uint64)
-    value = first[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
-    return (value >> np.uint64(11)) * 2.0**-53
+    value = finalised(first[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+    uniforms: NDArray[np.float64] = (value >> np.uint64(11)) * 2.0**-53
+    return uniforms

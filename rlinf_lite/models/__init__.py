@@ -10,28 +10,20 @@ from typing import TYPE_CHECKING
 from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from rlinf_lite.models.base import NOISE_KEY, ActionOutput, CheckpointFormatError, Mode, Policy, PolicyOutput
-    from rlinf_lite.models.check import check_policy
-    from rlinf_lite.models.mlp.policy import MLPGaussianPolicy
-    from rlinf_lite.models.registry import build_policy, load_policy, policy_class, register_policy
-    from rlinf_lite.registry import UnknownPolicyError
+    from rlinf_lite.models.base import NOISE_KEY as NOISE_KEY
+    from rlinf_lite.models.base import ActionOutput as ActionOutput
+    from rlinf_lite.models.base import CheckpointFormatError as CheckpointFormatError
+    from rlinf_lite.models.base import Mode as Mode
+    from rlinf_lite.models.base import Policy as Policy
+    from rlinf_lite.models.base import PolicyOutput as PolicyOutput
+    from rlinf_lite.models.check import check_policy as check_policy
+    from rlinf_lite.models.mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy
+    from rlinf_lite.models.registry import build_policy as build_policy
+    from rlinf_lite.models.registry import load_policy as load_policy
+    from rlinf_lite.models.registry import policy_class as policy_class
+    from rlinf_lite.models.registry import register_policy as register_policy
+    from rlinf_lite.registry import UnknownPolicyError as UnknownPolicyError
 
-
-__all__ = [
-    "NOISE_KEY",
-    "ActionOutput",
-    "CheckpointFormatError",
-    "MLPGaussianPolicy",
-    "Mode",
-    "Policy",
-    "PolicyOutput",
-    "UnknownPolicyError",
-    "build_policy",
-    "check_policy",
-    "load_policy",
-    "policy_class",
-    "register_policy",
-]
 
 __getattr__ = lazy_names(
     __name__,

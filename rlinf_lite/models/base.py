@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.file_modes import follow_umask
 
@@ -156,6 +158,16 @@ class Policy(nn.Module, ABC):
         tensors = load_file(file)
         check_tensors(self.state_dict(), tensors, str(directory))
         return tensors
+
+
+def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
+    """Keep the inputs of these layers, which have no dropout, instead of their activations; hooks stay outside.
+
+    Transformers' own way would do so in training mode alone, where dropout and the like are on, and drop caches there.
+    """
+    for layer in layers:
+        recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = recomputed
 
 
 def read_policy_config(directory: Path) -> dict[str, Any]:

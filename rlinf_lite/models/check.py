@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.cards import PolicyCard
+from rlinf_lite.envs.check import Sentences, kind_of
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models.base import NOISE_KEY, ActionOutput, Policy, PolicyOutput
 
@@ -33,16 +33,16 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     """
     from rlinf_lite.config.schema import ModelConfig
 
-    problems: list[str] = []
+    problems = Sentences()
     cfg = cfg or ModelConfig()
     card = PolicyCard.of(policy if isinstance(policy, type) else type(policy), "the policy")
     if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
         cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):
-        built: Policy | None = _attempt(problems, "from_config", partial(policy.from_config, cfg, spec))
-        if built is None:
+        with problems.of("from_config"):
+            policy = policy.from_config(cfg, spec)
+        if isinstance(policy, type):
             return problems
-        policy = built
     if not hasattr(policy, "policy_id"):  # as `model.id: pkg.module:Class` sets it
         policy.policy_id = f"{type(policy).__module__}:{type(policy).__qualname__}"
     checks = {
@@ -53,7 +53,8 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     }
     for what, check in checks.items():
         if not problems:
-            _attempt(problems, what, partial(problems.extend, check(policy, spec, cfg)))
+            with problems.of(what):
+                problems.extend(check(policy, spec, cfg))
     return problems
 
 
@@ -86,24 +87,33 @@ def _contract_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Itera
         acted = policy.predict_action_batch(obs)
         values = policy.predict_values(obs)
     problems = list(_output_problems(acted, ActionOutput, "predict_action_batch", spec, cfg))
-    yield from problems
+    if not problems:
+        inputs = {name: tensor.clone() for name, tensor in acted.forward_inputs.items()}  # leave inference mode
+        scored = policy.train()(inputs)  # as the actor does
+        problems = list(_output_problems(scored, PolicyOutput, "forward", spec, cfg))
     if problems:
-        return
-    inputs = {name: tensor.clone() for name, tensor in acted.forward_inputs.items()}  # leave inference mode
-    scored = policy.train()(inputs)  # as the actor does
-    problems = list(_output_problems(scored, PolicyOutput, "forward", spec, cfg))
-    yield from problems
-    if problems:
+        yield from problems
         return
     yield from _disagreements(policy, inputs, acted, scored)
     if values.shape != acted.values.shape or _gap(values, acted.values) > _LOOSE:
         yield "predict_values differs from the values of predict_action_batch on the same observation."
-    yield from _gradient_problems(policy, scored)
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    loss = scored.logprobs.sum() + scored.entropy.sum() + scored.values.sum()
+    if not loss.requires_grad:
+        yield "forward's outputs have no gradients; leave out no_grad and detach there."
+        return
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    if unused:
+        yield (
+            f"{', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}: no gradient comes from "
+            "log-probabilities, entropy and values; drop these parameters, or set requires_grad to False."
+        )
 
 
 def _output_problems(output: Any, kind: type, where: str, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
     if not isinstance(output, kind):
-        yield f"{where} returns {_kind(output)}; return a rlinf_lite.models.{kind.__name__}."
+        yield f"{where} returns {kind_of(output)}; return a rlinf_lite.models.{kind.__name__}."
         return
     per_action = (_ROWS, cfg.num_action_chunks, spec.action_dim)
     shapes = {
@@ -114,21 +124,18 @@ def _output_problems(output: Any, kind: type, where: str, spec: EnvSpec, cfg: Mo
     for name, shape in shapes.items():
         tensor = getattr(output, name)
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tuple(tensor.shape) != shape:
-            yield f"{name} from {where} is {_kind(tensor)}; return floats of shape {shape}."
+            yield f"{name} from {where} is {kind_of(tensor)}; return floats of shape {shape}."
         elif not torch.isfinite(tensor).all():
             yield f"{name} from {where} is not finite on random observations; look for a division or logarithm of 0."
-    if isinstance(output, ActionOutput):
-        yield from _acting_problems(output, spec)
-
-
-def _acting_problems(acted: ActionOutput, spec: EnvSpec) -> Iterator[str]:
-    if isinstance(acted.actions, Tensor) and acted.actions.shape[-1] == spec.action_dim:
+    if not isinstance(output, ActionOutput):
+        return
+    if isinstance(output.actions, Tensor) and output.actions.shape[-1] == spec.action_dim:
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-        if ((acted.actions < low - _TOLERANCE) | (acted.actions > high + _TOLERANCE)).any():
+        if ((output.actions < low - _TOLERANCE) | (output.actions > high + _TOLERANCE)).any():
             yield "actions leave the environment's bounds; map and clip them to spec.action_low and spec.action_high."
-    inputs = acted.forward_inputs
+    inputs = output.forward_inputs
     wrong = [
-        f"{name} ({_kind(x)})" for name, x in inputs.items() if not isinstance(x, Tensor) or x.shape[:1] != (_ROWS,)
+        f"{name} ({kind_of(x)})" for name, x in inputs.items() if not isinstance(x, Tensor) or x.shape[:1] != (_ROWS,)
     ]
     if wrong or not inputs:
         yield (
@@ -164,21 +171,6 @@ def _disagreements(
         alone = policy({name: tensor[:2] for name, tensor in inputs.items()}).logprobs
     if _gap(alone, scored.logprobs[:2]) > _LOOSE:
         yield "forward scores a row differently when fewer rows are in the batch; a row must depend on itself alone."
-
-
-def _gradient_problems(policy: Policy, scored: PolicyOutput) -> Iterator[str]:
-    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    loss = scored.logprobs.sum() + scored.entropy.sum() + scored.values.sum()
-    if not loss.requires_grad:
-        yield "forward's outputs have no gradients; leave out no_grad and detach there."
-        return
-    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
-    if unused:
-        yield (
-            f"{', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}: no gradient comes from "
-            "log-probabilities, entropy and values; drop these parameters, or set requires_grad to False."
-        )
 
 
 def _noise_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
@@ -233,23 +225,8 @@ def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iter
     mask = torch.ones(_ROWS, cfg.num_action_chunks, dtype=torch.bool)
     loss = policy.train().sft_loss({**policy.sft_inputs(random_obs(spec)), "actions": actions, "mask": mask})
     if loss.shape != () or not torch.isfinite(loss) or not loss.requires_grad:
-        yield f"sft_loss gives {_kind(loss)}; return a finite scalar with gradients."
-
-
-def _attempt(problems: list[str], what: str, call: Callable[[], Any]) -> Any:
-    """The call's result, or None with a sentence added."""
-    try:
-        return call()
-    except Exception as error:
-        problems.append(f"{what} raised {type(error).__name__}: {error}")
-    return None
+        yield f"sft_loss gives {kind_of(loss)}; return a finite scalar with gradients."
 
 
 def _gap(one: Tensor, other: Tensor) -> float:
     return float((one.detach().float() - other.detach().float()).abs().max())
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-    return f"a {type(value).__module__}.{type(value).__qualname__}"

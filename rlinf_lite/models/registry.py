@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.registry import POLICIES, UnknownPolicyError, import_part, policy_card
 
@@ -50,7 +50,7 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     Raises:
         ValueError: where a loaded policy does not fit the environment or `model.num_action_chunks`.
     """
-    directory = pretrained_dir(cfg)
+    directory = start_dir(cfg)
     if directory is None:
         return policy_class(cfg.model.id).from_config(cfg.model, spec)
     policy = load_policy(directory, cfg.model, read_weights)
@@ -60,12 +60,6 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
             raise ValueError(f"{directory}: its {name} is {getattr(policy, name)}, this run needs {value}")
     policy.check_env_spec(spec)
     return policy
-
-
-def pretrained_dir(cfg: Config) -> Path | None:
-    """The directory whose policy a run starts from."""
-    path = cfg.actor.checkpoint_load_path or cfg.rollout.model_dir
-    return None if path is None else policy_directory(path)
 
 
 def load_policy(directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True) -> Policy:

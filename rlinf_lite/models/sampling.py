@@ -1,36 +1,31 @@
 """Sampling noise as a function of (seed, environment, decision), so that what an environment does depends neither on
 which others share its batch nor on who is ready first.
 
-A key per row is hashed from the three; the numbers of a row are hashes of its key and their position. The hash is
-SplitMix64's finaliser (Steele et al., 2014, "Fast splittable pseudorandom number generators").
+A key per row is hashed from the three; the numbers of a row are hashes of its key and their position.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from rlinf_lite.envs.seeding import GOLDEN, finalised
 
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+_GOLDEN = np.uint64(GOLDEN)
 
 
 def noise_keys(seed: int, env_ids: np.ndarray, decisions: np.ndarray | int) -> np.ndarray:
     """One key per row, uint64 [B], from the run's seed, environment ids [B] and decision indices ([B] or one)."""
     with np.errstate(over="ignore"):
-        key = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
-        key = _mix(key + np.asarray(env_ids).astype(np.uint64) * _GOLDEN)
-        return _mix(key + (np.asarray(decisions).astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        key = finalised(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
+        key = finalised(key + np.asarray(env_ids).astype(np.uint64) * _GOLDEN)
+        return finalised(key + (np.asarray(decisions).astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 def uniform_noise(keys: np.ndarray, num: int) -> np.ndarray:
     """Uniform numbers in the open interval (0, 1), float64 [B, num]."""
     with np.errstate(over="ignore"):
         positions = np.arange(1, num + 1, dtype=np.uint64) * _GOLDEN
-        bits = _mix(keys[:, None] + positions[None, :])
+        bits = finalised(keys[:, None] + positions[None, :])
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 

@@ -20,11 +20,11 @@ import torch
 from safetensors import safe_open
 
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.control import Supervisor
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
-from rlinf_lite.data.tokenizers import start_dir
 from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.report.page import measure_overrides

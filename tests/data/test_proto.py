@@ -127,17 +127,6 @@ def test_padding_repeats_rows_mutates_nothing_and_is_undone(rows, divisor, added
     assert same(data, make(rows))
 
 
-def test_mini_batches_see_every_row_once_per_epoch():
-    data = make(10)
-    batches = list(data.make_iterator(4, epochs=2, seed=1))
-    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
-    first, second = (rows_of(DataProto.concat(batches[i : i + 3])) for i in (0, 3))
-    assert sorted(first) == sorted(second) == list(range(10)) and first != second
-    again = list(data.make_iterator(4, epochs=2, seed=1))
-    assert all(same(a, b) for a, b in zip(batches, again, strict=True))
-    assert rows_of(next(data.make_iterator(4, shuffle=False))) == [0, 1, 2, 3]
-
-
 def test_files_hold_everything_and_no_pickle(tmp_path):
     data = make(4, step=3, nested={"a": [1, 2]})
     data.save(tmp_path / "batch")

@@ -141,7 +141,7 @@ def test_initial_states_are_functions_of_the_seed(task: str) -> None:
 
 def test_batched_simulator_on_one_row() -> None:
     """The GPU adapter's own code, with ManiSkill's CPU backend under it: one row is all that backend takes."""
-    from rlinf_lite.envs.maniskill.cuda import CudaSimulator
+    from rlinf_lite.envs.maniskill.scenes import CudaSimulator
     from rlinf_lite.envs.maniskill.setup import Backends
 
     cfg = config(ignore_terminations=True)

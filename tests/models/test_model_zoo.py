@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from rlinf_lite.generation import SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, UnsupportedModelError
-from rlinf_lite.models.text.supported import check_scores, check_values
+from rlinf_lite.models.text.supported import check_supported
 from tests.models.zoo import FAMILIES, VOCAB_SIZE, names, tiny_config, tiny_model
 
 MULTIMODAL = names("""
@@ -111,9 +111,9 @@ def test_family(family):
     model = CausalLM(own).train()
     if family in NOT_SCORED:
         with pytest.raises(UnsupportedModelError, match=f"'{family}'"):
-            check_scores(model, LONGEST)
+            check_supported(model, LONGEST)
         return
-    check_scores(model, LONGEST)
+    check_supported(model, LONGEST)
     if model.fsdp_units():
         model.gradient_checkpointing_enable()
     ids, mask = padded(tokens)
@@ -164,10 +164,10 @@ def test_critic(family):
     critic = CausalValueModel(own).train()
     if family in NOT_SCORED - set(OTHER_OUTPUT):
         with pytest.raises(UnsupportedModelError, match=f"'{family}'"):
-            check_values(critic, LONGEST)
+            check_supported(critic, LONGEST)
         return
     expected = torch.stack([own_logits(own, row)[-RESPONSE - 1 : -1, 0] for row in tokens])
-    check_values(critic, LONGEST)
+    check_supported(critic, LONGEST)
     values = critic(*padded(tokens), RESPONSE)
     torch.testing.assert_close(values, expected, rtol=0, atol=EXACT * float(1 + expected.abs().max()))
     assert torch.equal(critic(*padded(tokens), RESPONSE), values)
@@ -184,7 +184,7 @@ def test_a_family_nobody_heard_of_is_refused():
 
     model = CausalLM(Shifted(tiny_config("llama", WINDOW)))
     with pytest.raises(UnsupportedModelError, match=r"'llama' with this config .* differ by"):
-        check_scores(model, LONGEST)
+        check_supported(model, LONGEST)
     with pytest.raises(UnsupportedModelError, match=r"generated log-probabilities .* differ by"):
         TransformersEngine(CausalLM(Shifted(tiny_config("llama", WINDOW)).requires_grad_(False)), 4, LONGEST)
 
@@ -197,6 +197,6 @@ def test_frequencies_that_depend_on_the_longest_row_are_refused_beyond_their_len
     config.original_max_position_embeddings = 16
     torch.manual_seed(0)
     model = CausalLM(transformers.Phi3ForCausalLM._from_config(config, attn_implementation="sdpa"))
-    check_scores(model, 16)
+    check_supported(model, 16)
     with pytest.raises(UnsupportedModelError, match=r"a smaller data.max_prompt_length"):
-        check_scores(model, LONGEST)
+        check_supported(model, LONGEST)

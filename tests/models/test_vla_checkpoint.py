@@ -15,9 +15,9 @@ from rlinf_lite.models.base import check_tensors
 from rlinf_lite.models.vla.actions import StatisticsError
 from rlinf_lite.models.vla.checkpoint import read_config
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig, preset
+from rlinf_lite.models.vla.inputs import TokenizerError
 from rlinf_lite.models.vla.keymap import KeyMap
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
-from rlinf_lite.models.vla.prompts import TokenizerError
 from tests.models.settings import openvla
 
 FIXTURE = Path(__file__).parent / "tiny_openvla"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlinf_lite.models import load_policy
-from rlinf_lite.models.vla.images import resize_images
+from rlinf_lite.models.vla.inputs import resize_images
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from tests.models.settings import openvla
 

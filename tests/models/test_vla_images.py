@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
-from rlinf_lite.models.vla.images import normalize_images, resize_images
+from rlinf_lite.models.vla.inputs import normalize_images, resize_images
 
 GOLDEN = np.load(Path(__file__).parent / "tiny_openvla" / "golden.npz")
 STD = torch.tensor([0.229, 0.224, 0.225, 0.5, 0.5, 0.5])[:, None, None]

@@ -12,8 +12,8 @@ from rlinf_lite.models import check_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.models.vla.actions import ActionCodec, StatisticsError
 from rlinf_lite.models.vla.config import VLAConfig, preset
+from rlinf_lite.models.vla.inputs import PromptTooLongError
 from rlinf_lite.models.vla.policy import ObservationError, OpenVLAPolicy
-from rlinf_lite.models.vla.prompts import PromptTooLongError
 from tests.models.settings import openvla
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64), "wrist": (64, 64)}, [-2.0, 0.0, -1.0], [2.0, 1.0, 1.0], 24, True)

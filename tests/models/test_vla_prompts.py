@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlinf_lite.models.vla.config import VLAConfig, preset
-from rlinf_lite.models.vla.prompts import PromptEncoder, PromptTooLongError, TokenizerError
+from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError
 from rlinf_lite.shipped import shipped
 
 TOKENIZER = shipped("assets") / "tiny_tokenizer"

@@ -1,6 +1,7 @@
 """Adapters for gymnasium: separate `gymnasium.Env`s, one per row, and a batched `gymnasium.vector.VectorEnv`.
 
-Success is `info["success"]` or `info["is_success"]` where an environment reports one.
+Observations become uint8 images by camera, text apart, and everything else flattened into a state. Success is
+`info["success"]` or `info["is_success"]` where an environment reports one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError
-from rlinf_lite.envs.gymnasium.obs import ObsReader
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
@@ -26,20 +27,94 @@ if TYPE_CHECKING:
 
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
     """`gymnasium.make(cfg.task, **cfg.options)`, once per row. Raises UnknownEnvError, MissingExtraError."""
-    task, kwargs, spec = cfg.task, cfg.options, _spec(cfg.task)
-    # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
-    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
-    return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
-
-
-def _spec(task: str) -> Any:
+    task, kwargs = cfg.task, cfg.options
     try:
-        return gymnasium.spec(task)
+        spec: Any = gymnasium.spec(task)
     except gymnasium.error.Error as error:
         known = did_you_mean(task, gymnasium.registry)
         raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
+    # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
+    envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
+    return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
+
+
+class ObsReader:
+    """Reads observations of one space. Keys of nested Dict spaces are joined by dots; a bare image is camera "rgb"."""
+
+    def __init__(self, space: spaces.Space[Any], task_id: str) -> None:
+        self.task_id = task_id
+        leaves = _leaves(space)
+        self._images = {
+            name: leaf
+            for name, leaf in leaves.items()
+            if isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 and len(leaf.shape) == 3 and leaf.shape[2] == 3
+        }
+        self._texts = [name for name, leaf in leaves.items() if isinstance(leaf, spaces.Text)]
+        apart = {*self._images, *self._texts}
+        self._states = {name: leaf for name, leaf in leaves.items() if name not in apart}
+        if not self._images and not self._states:
+            raise EnvContractError(
+                f"the observation space {space} holds neither a state nor an image; return at least one of them.",
+                task_id,
+            )
+
+    def read(self, rows: Sequence[Mapping[str, Any]], instructions: Sequence[str]) -> Obs:
+        """Stacks the `_leaves` of one observation per row. Raises EnvContractError where they are not what the space
+        promises."""
+        obs: Obs = {}
+        if self._images:
+            obs["images"] = {
+                name or "rgb": np.stack([self._image(name, item) for item in rows]) for name in self._images
+            }
+        if self._states:
+            obs["state"] = np.stack([self._state(item) for item in rows])
+        texts = [" ".join(str(item[name]) for name in self._texts) for item in rows]
+        obs["instruction"] = [text or given for text, given in zip(texts, instructions, strict=True)]
+        return obs
+
+    def state_key(self, column: int) -> str:
+        """The observation's key that this column of the state comes from; "" where the space has no keys."""
+        ends = np.cumsum([flatdim(space) for space in self._states.values()])
+        return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
+
+    def _image(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        image, space = self._leaf(name, item), self._images[name]
+        if image.dtype != np.uint8 or image.shape != space.shape:
+            self._refuse(name, f"{image.dtype} of shape {image.shape}", f"uint8 of shape {space.shape}")
+        return image
+
+    def _state(self, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        parts = []
+        for name, space in self._states.items():
+            value = self._leaf(name, item)
+            if space.shape is not None and value.shape != space.shape:
+                self._refuse(name, f"shape {value.shape}", f"shape {space.shape}")
+            parts.append(np.asarray(flatten(space, item[name]), np.float32).reshape(-1))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _leaf(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        if name not in item:
+            self._refuse(name, "nothing", "that key")
+        return np.asarray(item[name])
+
+    def _refuse(self, name: str, got: str, promised: str) -> None:
+        what = f"observation {name!r}" if name else "the observation"
+        raise EnvContractError(
+            f"{what} is {got} where observation_space promises {promised}; make the two agree.", self.task_id
+        )
+
+
+def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Of a space or of an observation, by key."""
+    inner = tree.spaces if isinstance(tree, spaces.Dict) else tree
+    if not isinstance(inner, dict):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for key, one in inner.items():
+        found |= _leaves(one, f"{prefix}.{key}" if prefix else str(key))
+    return found
 
 
 class GymnasiumSimulator:
@@ -73,7 +148,11 @@ class GymnasiumSimulator:
             action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
             try:
                 self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
-                out.reward[row] = _scalar(reward, self.task_id)
+                if np.size(reward) != 1:
+                    raise EnvContractError(
+                        f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
+                    )
+                out.reward[row] = np.asarray(reward).item()
                 out.terminated[row] = terminated
                 out.truncated[row] = truncated
                 out.success[row] = _success(info)
@@ -84,7 +163,8 @@ class GymnasiumSimulator:
 
     def observe(self, rows: IntArray) -> Obs:
         indices = rows.tolist()
-        return self._reader.read([self._obs[row] for row in indices], [self._instructions[row] for row in indices])
+        leaves = [_leaves(self._obs[row]) for row in indices]
+        return self._reader.read(leaves, [self._instructions[row] for row in indices])
 
     def state_key(self, column: int) -> str:
         return self._reader.state_key(column)
@@ -104,12 +184,10 @@ def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> Gymn
         return GymnasiumSimulator(inner, task_id)
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise EnvContractError(
-            [
-                f"{type(env).__name__} resets its rows by itself (autoreset_mode "
-                f"{env.metadata.get('autoreset_mode')}). Build it with autoreset_mode="
-                "gymnasium.vector.AutoresetMode.DISABLED, so that rows can be reset by options['reset_mask'], "
-                "or return one gymnasium.Env from make_env."
-            ],
+            f"{type(env).__name__} resets its rows by itself (autoreset_mode "
+            f"{env.metadata.get('autoreset_mode')}). Build it with autoreset_mode="
+            "gymnasium.vector.AutoresetMode.DISABLED, so that rows can be reset by options['reset_mask'], "
+            "or return one gymnasium.Env from make_env.",
             task_id,
         )
     return VectorEnvSimulator(env, task_id)
@@ -149,7 +227,7 @@ class VectorEnvSimulator:
         out.reward[:] = reward
         out.terminated[:] = terminated
         out.truncated[:] = truncated
-        out.success[:] = _batch_success(info, self.num_envs)
+        out.success[:] = _success(info, self.num_envs)
 
     def observe(self, rows: IntArray) -> Obs:
         assert self._obs is not None
@@ -162,51 +240,39 @@ class VectorEnvSimulator:
         self.env.close()
 
     def _read(self, raw: Any) -> Obs:
-        return self._reader.read_batch(raw, self.num_envs)
+        leaves = _leaves(raw)
+        rows = [{name: value[row] for name, value in leaves.items()} for row in range(self.num_envs)]
+        return self._reader.read(rows, [""] * self.num_envs)
 
 
 def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple[int, ...], Any]:
     """Bounds [D], shape and dtype of a continuous, bounded action space. Raises EnvContractError for any other."""
     if not isinstance(space, spaces.Box):
         raise EnvContractError(
-            [f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one."],
+            f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one.",
             task_id,
         )
     low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high))).tolist()
     if unbounded:
         raise EnvContractError(
-            [
-                f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
-                "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale."
-            ],
+            f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
+            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale.",
             task_id,
         )
-    if (low >= high).any():
-        raise EnvContractError(
-            [f"action dimensions {np.flatnonzero(low >= high).tolist()} have low >= high; give each a range."], task_id
-        )
+    empty = np.flatnonzero(low >= high).tolist()
+    if empty:
+        raise EnvContractError(f"action dimensions {empty} have low >= high; give each a range.", task_id)
     return low, high, space.shape, space.dtype
 
 
-def _scalar(reward: Any, task_id: str) -> float:
-    if np.size(reward) != 1:
-        raise EnvContractError(
-            [f"step returned a reward of shape {np.shape(reward)}; return one number per step."], task_id
-        )
-    return float(np.asarray(reward).reshape(()))
-
-
-def _success(info: Mapping[str, Any]) -> int:
+def _success(info: Mapping[str, Any], num_envs: int | None = None) -> Any:
+    """1 or 0, and -1 where nothing is said; of a batch of `num_envs`, [B]."""
     for key in ("success", "is_success"):
-        if key in info:
+        if key not in info:
+            continue
+        if num_envs is None:
             return int(bool(info[key]))
-    return -1
-
-
-def _batch_success(info: Mapping[str, Any], num_envs: int) -> Any:
-    for key in ("success", "is_success"):
-        if key in info:
-            reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
-            return np.where(reported, np.asarray(info[key], np.bool_), -1)
+        reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
+        return np.where(reported, np.asarray(info[key], np.bool_), -1)
     return -1

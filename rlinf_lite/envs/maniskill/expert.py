@@ -13,7 +13,7 @@ import numpy as np
 
 from rlinf_lite.envs.base import FloatArray
 from rlinf_lite.envs.errors import EnvContractError
-from rlinf_lite.envs.maniskill.tasks import EXPERT_CONTROL_MODES, EXPERT_TASKS
+from rlinf_lite.envs.maniskill.card import EXPERT_CONTROL_MODES, EXPERT_TASKS
 
 REACH = 0.1  # metres that an action of 1 moves the gripper by
 _ABOVE = 0.08  # how high over the cube the gripper travels
@@ -43,10 +43,8 @@ def expert_action(env: Any, task: str) -> FloatArray:
     """The next action [D] in a CPU-simulated environment. Raises EnvContractError where no expert knows how."""
     if task not in _EXPERTS or env.control_mode not in EXPERT_CONTROL_MODES:
         raise EnvContractError(
-            [
-                f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(EXPERT_TASKS)} "
-                f"under {' and '.join(EXPERT_CONTROL_MODES)}. Name a trained policy in data.teacher_dir."
-            ],
+            f"no scripted expert for {task} under {env.control_mode}: there is one for {', '.join(EXPERT_TASKS)} "
+            f"under {' and '.join(EXPERT_CONTROL_MODES)}. Name a trained policy in data.teacher_dir.",
             "env.options",
         )
     way, gripper = _EXPERTS[task](env)

@@ -66,37 +66,30 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     Raises RenderUnavailableError where images are asked for and no device renders, EnvContractError where CUDA is
     missing.
     """
-    sim = cfg.sim_backend
-    has_cuda = _has_cuda()
+    import torch
+
+    sim, has_cuda = cfg.sim_backend, torch.cuda.is_available()
     if sim == "auto":
         sim = "physx_cuda" if has_cuda else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
         raise EnvContractError(
-            ["sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots."],
+            "sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots.",
             "env.options",
         )
-    if cfg.obs_mode == "state":
-        if cfg.render_backend in ("cpu", "gpu"):
-            require_renderer(cfg.render_backend)
-            return Backends(sim, cfg.render_backend)
+    render = cfg.render_backend
+    if cfg.obs_mode == "state" and render in ("auto", "none"):
         if not material_works():
             use_inert_material()
         return Backends(sim, "none")
-    if cfg.render_backend == "none":
+    if render == "none":
         raise RenderUnavailableError(
             f"env.options: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
         )
-    render = cfg.render_backend
     if render == "auto":
         render = "gpu" if _can_render("cuda") else "cpu"
-    require_renderer(render)
-    return Backends(sim, render)
-
-
-def require_renderer(render: str) -> None:
-    """Raises RenderUnavailableError, with what to install, unless this backend can render."""
     if not _can_render("cuda" if render == "gpu" else "cpu"):
         raise RenderUnavailableError(f"env.options: no Vulkan device for render_backend {render}. {_INSTALL}")
+    return Backends(sim, render)
 
 
 def rendered_frame(env_id: str) -> str:
@@ -149,12 +142,6 @@ def _can_render(device: str) -> bool:
         return bool(sapien.Device(device).can_render())
     except RuntimeError:  # no such device
         return False
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @contextmanager

@@ -16,10 +16,7 @@ def make_simulator(num_envs: int, cfg: EnvConfig) -> Simulator:
     fit."""
     import_maniskill()
     backends = plan_backends(cfg.options)
-    if backends.sim == "physx_cuda":
-        from rlinf_lite.envs.maniskill.cuda import CudaSimulator
+    from rlinf_lite.envs.maniskill.scenes import CpuSimulator, CudaSimulator
 
-        return CudaSimulator(num_envs, cfg, backends)
-    from rlinf_lite.envs.maniskill.cpu import CpuSimulator
-
-    return CpuSimulator(num_envs, cfg, backends)
+    simulator = CudaSimulator if backends.sim == "physx_cuda" else CpuSimulator
+    return simulator(num_envs, cfg, backends)

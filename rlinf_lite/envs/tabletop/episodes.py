@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray
 from rlinf_lite.envs.seeding import seeded_uniforms
+from rlinf_lite.envs.tabletop.card import TabletopOptions
 from rlinf_lite.envs.tabletop.language import COLOURS, FAMILIES, HELD_OUT, PICK, PLACE, PUSH, sentence
 from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, NUM_SQUARES, RIM, Scene
 
@@ -18,68 +18,62 @@ _CENTRES = ((np.arange(GRID) + 0.5) * 2 / GRID - 1).astype(np.float32)
 CELLS = np.stack(np.meshgrid(_CENTRES, _CENTRES, indexing="ij"), axis=-1).reshape(-1, 2)  # [16, 2], x first
 JITTER = 0.08
 START_JITTER = 0.06
-_CLEAR = (
-    0.45  # between cell centres and the way of a push: contact or tolerance, and the jitter of all that is involved
-)
+_CLEAR = 0.45  # of cell centres from the way of a push: contact or tolerance, and the jitter of all that is involved
 _FAR = np.float32(9)
 _BLOCKS = np.array([(1, NUM_BLOCKS), (1, 2), (2, NUM_BLOCKS)])  # fewest and most, by family
 _NUM_DRAWS = 26
 _OTHER_SENTENCE = 0x5EED
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What may be drawn."""
+def draw(
+    seeds: Sequence[int], families: tuple[int, ...], pairs: str, options: TabletopOptions
+) -> tuple[Scene, list[str], list[str]]:
+    """The beginnings of episodes, one per seed: the scene, their sentences and task ids.
 
-    families: tuple[int, ...]
-    pairs: str
-    """Colours that each family may name: train (all but the held-out one), held_out (that one), all."""
-    num_blocks: tuple[int, int]
-    num_wordings: int
-    shuffle_instructions: bool
-
-
-@dataclass
-class Episodes:
-    """The beginnings of some episodes."""
-
-    scene: Scene
-    sentences: list[str]
-    task_ids: list[str]
-
-
-def draw(seeds: Sequence[int], rules: Rules) -> Episodes:
-    """One episode per seed. Shuffled instructions are those of other, unrelated seeds."""
-    scene, sentences = _draw(seeds, rules)
+    `pairs` are the colours that each family may name: train (all but the held-out one), held_out (that one), all.
+    Shuffled instructions are those of other, unrelated seeds.
+    """
+    scene, sentences = _draw(seeds, families, pairs, options)
+    if options.shuffle_instructions:
+        _, sentences = _draw([seed ^ _OTHER_SENTENCE for seed in seeds], families, pairs, options)
     names = zip(scene.family.tolist(), scene.block_colours[:, 0].tolist(), strict=True)
-    task_ids = [f"{FAMILIES[family]}_{COLOURS[colour]}" for family, colour in names]
-    if rules.shuffle_instructions:
-        _, sentences = _draw([seed ^ _OTHER_SENTENCE for seed in seeds], rules)
-    return Episodes(scene, sentences, task_ids)
+    return scene, sentences, [f"{FAMILIES[family]}_{COLOURS[colour]}" for family, colour in names]
 
 
-def _draw(seeds: Sequence[int], rules: Rules) -> tuple[Scene, list[str]]:
+def _draw(
+    seeds: Sequence[int], families: tuple[int, ...], pairs: str, options: TabletopOptions
+) -> tuple[Scene, list[str]]:
     u = seeded_uniforms(seeds, _NUM_DRAWS)  # [B, 26]
     scene = Scene.empty(len(u))
-    scene.family = np.array(rules.families)[_index(u[:, 0], len(rules.families))]
-    colours = _colours(scene.family, u[:, 1], u[:, 2:8], rules.pairs)
+    scene.family = np.array(families)[_index(u[:, 0], len(families))]
+    allowed, counts = _allowed(pairs)
+    order = u[:, 2:8].copy()
+    order[np.arange(len(u)), allowed[scene.family, _index(u[:, 1], counts[scene.family])]] = -1
+    colours = np.argsort(order, axis=1)  # all six at random, first one that the family may name
     sides = np.where(u[:, 8] < 0.5, -1, 1)
     scene.side = np.where(scene.family == PLACE, sides, 0).astype(np.float32)
     scene.effector = ((2 * u[:, 9:11] - 1) * START_JITTER).astype(np.float32)
 
-    places = CELLS[_layouts(scene.family, sides, u[:, 11])]  # [B, 5, 2]
+    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects mean nothing
+    for family, side in ((PICK, 0), (PUSH, 0), (PLACE, -1), (PLACE, 1)):
+        rows = np.flatnonzero((scene.family == family) & ((sides == side) | (side == 0)))
+        if rows.size:
+            table = _layout_table(family, side)
+            cells[rows] = table[_index(u[rows, 11], len(table))]
+    places = CELLS[cells]  # [B, 5, 2]
     places += ((2 * u[:, 12:22].reshape(-1, NUM_BLOCKS + NUM_SQUARES, 2) - 1) * JITTER).astype(np.float32)
     pushing = (scene.family == PUSH)[:, None]
     blocks = places[:, :NUM_BLOCKS]
     blocks = np.where(pushing[..., None], np.clip(blocks, -RIM, RIM), blocks)
-    there = np.arange(NUM_BLOCKS) < _num_blocks(scene.family, rules.num_blocks, u[:, 22])[:, None]
+    fewest, most = (np.clip(count, *_BLOCKS[scene.family].T) for count in options.num_blocks)
+    there = np.arange(NUM_BLOCKS) < (fewest + _index(u[:, 22], most - fewest + 1))[:, None]
     scene.blocks = np.where(there[..., None], blocks, _FAR)
     scene.block_colours = np.where(there, colours[:, :NUM_BLOCKS], -1)
     scene.squares = np.where(pushing[..., None], places[:, NUM_BLOCKS:], _FAR)
     scene.square_colours = np.where(pushing, colours[:, NUM_BLOCKS : NUM_BLOCKS + NUM_SQUARES], -1)
 
     others = np.where(scene.family == PUSH, scene.square_colours[:, 0], scene.block_colours[:, 1])
-    columns = (scene.family, _index(u[:, 23], rules.num_wordings), scene.block_colours[:, 0], others, sides)
+    columns = (scene.family, _index(u[:, 23], options.num_wordings), scene.block_colours[:, 0], others, sides)
     words = zip(*(column.tolist() for column in columns), strict=True)
     return scene, [sentence(*one) for one in words]
 
@@ -87,20 +81,6 @@ def _draw(seeds: Sequence[int], rules: Rules) -> tuple[Scene, list[str]]:
 def _index(u: np.ndarray, count: int | IntArray) -> IntArray:
     """Uniform numbers in [0, 1) as indices below `count`."""
     return np.asarray(u * count, np.int64)
-
-
-def _num_blocks(family: IntArray, wanted: tuple[int, int], u: np.ndarray) -> IntArray:
-    fewest, most = (np.clip(count, _BLOCKS[family, 0], _BLOCKS[family, 1]) for count in wanted)
-    return fewest + _index(u, most - fewest + 1)
-
-
-def _colours(family: IntArray, target: np.ndarray, others: np.ndarray, pairs: str) -> IntArray:
-    """The six colours in random order [B, 6], first one that `pairs` allows the family to name."""
-    allowed, counts = _allowed(pairs)
-    first = allowed[family, _index(target, counts[family])]
-    order = others.copy()
-    order[np.arange(len(first)), first] = -1
-    return np.argsort(order, axis=1)
 
 
 @lru_cache
@@ -113,17 +93,6 @@ def _allowed(pairs: str) -> tuple[IntArray, IntArray]:
         listed.append({"train": trained, "held_out": [held_out], "all": [*trained, held_out]}[pairs])
     padded = np.array([colours + [0] * (len(COLOURS) - len(colours)) for colours in listed])
     return padded, np.array([len(colours) for colours in listed])
-
-
-def _layouts(family: IntArray, side: IntArray, u: np.ndarray) -> IntArray:
-    """Cells of the three blocks and two squares [B, 5]; those of absent objects mean nothing."""
-    cells = np.zeros((len(family), NUM_BLOCKS + NUM_SQUARES), np.int64)
-    for row_family, row_side in ((PICK, 0), (PUSH, 0), (PLACE, -1), (PLACE, 1)):
-        rows = np.flatnonzero((family == row_family) & ((side == row_side) | (row_side == 0)))
-        if rows.size:
-            table = _layout_table(row_family, row_side)
-            cells[rows] = table[_index(u[rows], len(table))]
-    return cells
 
 
 @lru_cache

@@ -15,19 +15,15 @@ _ALIGNED = np.float32(0.8)  # cosine between the way to the block and the block'
 
 def expert_action(scene: Scene) -> FloatArray:
     """Actions [B, 3]; zeros in rows that are decided."""
-    pushing = scene.family == PUSH
-    action = _carry(scene)
-    if pushing.any():
-        action = np.where(pushing[:, None], _push(scene), action)
-    return np.where((scene.outcome == 0)[:, None], action, np.float32(0))
-
-
-def _carry(scene: Scene) -> FloatArray:
-    """Pick and place: to the block, close there; to its goal, open there."""
+    # pick and place: to the block, close there; to its goal, open there
     holding = (scene.held == 0) & (scene.family != PICK)
     way = np.where(holding[:, None], goals(scene), scene.blocks[:, 0]) - scene.effector
     arrives = np.abs(way).max(axis=1) <= REACH + _NEAR
-    return _towards(way, closed=arrives != holding)
+    action = _towards(way, closed=arrives != holding)
+    pushing = scene.family == PUSH
+    if pushing.any():
+        action = np.where(pushing[:, None], _push(scene), action)
+    return np.where((scene.outcome == 0)[:, None], action, np.float32(0))
 
 
 def _push(scene: Scene) -> FloatArray:

@@ -100,12 +100,7 @@ def advance(scene: Scene, actions: FloatArray) -> None:
     if pushing.size:
         scene.blocks[pushing] = _pushed(scene.blocks[pushing], before[pushing], scene.effector[pushing])
     was_held = scene.held
-    _grip(scene, undecided)
-    _decide(scene, undecided, released=(was_held == 0) & (scene.held < 0))
-
-
-def _grip(scene: Scene, undecided: BoolArray) -> None:
-    """A closed gripper holds the block that it carries, or takes the nearest one within GRASP; an open one, none."""
+    # a closed gripper holds the block that it carries, or takes the nearest one within GRASP; an open one, none
     distance = length(scene.blocks - scene.effector[:, None])
     nearest = distance.argmin(axis=1)
     rows = np.arange(len(nearest))
@@ -114,6 +109,7 @@ def _grip(scene: Scene, undecided: BoolArray) -> None:
     carried = np.flatnonzero(undecided & (held >= 0))
     scene.blocks[carried, held[carried]] = scene.effector[carried]
     scene.held = np.where(undecided, np.where(scene.closed, held, -1), scene.held)
+    _decide(scene, undecided, released=(was_held == 0) & (scene.held < 0))
 
 
 def _pushed(blocks: FloatArray, start: FloatArray, stop: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ import numpy as np
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.envs.tabletop.card import CAMERA, Tabletop
-from rlinf_lite.envs.tabletop.episodes import Rules, draw
+from rlinf_lite.envs.tabletop.episodes import draw
 from rlinf_lite.envs.tabletop.expert import expert_action
 from rlinf_lite.envs.tabletop.language import FAMILIES
 from rlinf_lite.envs.tabletop.physics import NUM_BLOCKS, Scene, advance, goals, remaining
@@ -37,20 +37,15 @@ class TabletopSimulator:
         self.max_episode_steps: int | None = Tabletop.tasks[task].max_episode_steps
         self.action_low, self.action_high = -np.ones(3, np.float32), np.ones(3, np.float32)
         self._options = options
-        self._rules = Rules(
-            families=tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),),
-            pairs=options.eval_pairs if split == "eval" else "train",
-            num_blocks=options.num_blocks,
-            num_wordings=options.num_wordings,
-            shuffle_instructions=options.shuffle_instructions,
-        )
+        self._families = tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),)
+        self._pairs = options.eval_pairs if split == "eval" else "train"
         self._scene = Scene.empty(num_envs)
         self._sentences = [""] * num_envs
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
-        drawn = draw(seeds, self._rules)
-        self._scene.put(rows, drawn.scene)
-        for row, text, task_id in zip(rows.tolist(), drawn.sentences, drawn.task_ids, strict=True):
+        scene, sentences, task_ids = draw(seeds, self._families, self._pairs, self._options)
+        self._scene.put(rows, scene)
+        for row, text, task_id in zip(rows.tolist(), sentences, task_ids, strict=True):
             self._sentences[row], self.task_ids[row] = text, task_id
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:

@@ -133,13 +133,10 @@ class MLPGaussianPolicy(Policy):
 
 def _mlp(widths: list[int], num_outputs: int, activation: str, output_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for num_in, num_out in itertools.pairwise(widths):
-        layers += [_linear(num_in, num_out, math.sqrt(2)), _ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, _linear(widths[-1], num_outputs, output_gain))
-
-
-def _linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(num_in, num_out)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+    sizes = list(itertools.pairwise([*widths, num_outputs]))
+    for number, (num_in, num_out) in enumerate(sizes, 1):
+        linear = nn.Linear(num_in, num_out)
+        nn.init.orthogonal_(linear.weight, output_gain if number == len(sizes) else math.sqrt(2))
+        nn.init.zeros_(linear.bias)
+        layers += [linear, _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])

@@ -33,13 +33,13 @@ class LanguageModel(Card):
 
     def positions(self, config: ReasoningConfig) -> int | None:
         """Tokens that the model's sequences may have; None where its directory does not say."""
-        from rlinf_lite.config.resources import policy_directory
+        from rlinf_lite.config.resources import start_dir
 
-        named = config.actor.checkpoint_load_path or config.rollout.model_dir
-        if named is None:
+        directory = start_dir(config)
+        if directory is None:
             return int(preset(config.model.size)["max_position_embeddings"])
         try:
-            content = json.loads((policy_directory(named) / "config.json").read_text())
+            content = json.loads((directory / "config.json").read_text())
         except (OSError, ValueError):
             return None  # loading it will say more
         found = content.get("max_position_embeddings")
@@ -47,7 +47,7 @@ class LanguageModel(Card):
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
         """All that is wrong with a run's config for its model; `shares_process`: actor and rollout are one process."""
-        prompt, response, room = config.data.max_prompt_length, config.rollout.max_response_length, None
+        prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
         room = self.positions(config)
         if room is not None and prompt + response > room:
             yield Problem(

@@ -6,7 +6,7 @@ with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification) and 
 remote code and from safetensors.
 
 Not every family of transformers is computed right from padded rows and from the output layer alone;
-`models.supported` compares a model with its own forward pass, and refuses.
+`models.text.supported` compares a model with its own forward pass, and refuses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from transformers import (
 )
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import CheckpointFormatError, read_policy_config
-from rlinf_lite.models.text.recompute import recompute_in_backward
+from rlinf_lite.models.base import CheckpointFormatError, read_policy_config, recompute_in_backward
 
-_CARRIED = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-_CARRIED_TOO = ("generation_config.json", "LICENSE")
+_CARRIED = (
+    *("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("generation_config.json", "LICENSE"),
+)
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
 LOGITS_PER_CHUNK = 2**26
 """Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
@@ -89,7 +90,7 @@ class LanguageModel(nn.Module):
         tokenizer_dir: str | Path | None = None,
         attn_implementation: str = "sdpa",
     ) -> Self:
-        """Build from what a `config.json` says (see `text_presets.preset`), weights at random.
+        """Build from what a `config.json` says (see `text.presets.preset`), weights at random.
 
         `tokenizer_dir`: whose files `save_pretrained` writes beside the weights.
         """
@@ -142,7 +143,9 @@ class LanguageModel(nn.Module):
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         state = self.state_dict() if state_dict is None else state_dict
-        tensors = {name.removeprefix(_PREFIX): _alone(x.detach().cpu().contiguous()) for name, x in state.items()}
+        tensors = {name.removeprefix(_PREFIX): x.detach().cpu().contiguous() for name, x in state.items()}
+        for name, x in tensors.items():  # what is gathered from shards may be a part of something padded
+            tensors[name] = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
         config = self.language_model.config
         if config.tie_word_embeddings:
             for name in self.language_model._tied_weights_keys or ():
@@ -173,8 +176,14 @@ class LanguageModel(nn.Module):
         units = set(self.language_model._no_split_modules or ())
         return [module for module in self.language_model.modules() if type(module).__name__ in units]
 
-    def _states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Final states [B, L, width]."""
+    def _response_states(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
+        """The final states [B, R, width] that the response tokens follow from, one position before each."""
+        length = input_ids.shape[1]
+        if not 0 < response_length < length:
+            raise SequenceShapeError(
+                f"response_length is {response_length} of {length} columns: it has to be at least 1, and leave at "
+                "least one column for the prompt"
+            )
         if input_ids.shape != attention_mask.shape:
             raise SequenceShapeError(
                 f"input_ids are {list(input_ids.shape)} and attention_mask is {list(attention_mask.shape)}; one entry "
@@ -184,18 +193,8 @@ class LanguageModel(nn.Module):
         output = self.language_model.base_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
         )
-        states: Tensor = output.last_hidden_state
+        states: Tensor = output.last_hidden_state[:, length - response_length - 1 : -1]
         return states
-
-    def _response_states(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
-        """The states [B, R, width] that the response tokens follow from, one position before each."""
-        length = input_ids.shape[1]
-        if not 0 < response_length < length:
-            raise SequenceShapeError(
-                f"response_length is {response_length} of {length} columns: it has to be at least 1, and leave at "
-                "least one column for the prompt"
-            )
-        return self._states(input_ids, attention_mask)[:, length - response_length - 1 : -1]
 
 
 class CausalLM(LanguageModel):
@@ -211,10 +210,18 @@ class CausalLM(LanguageModel):
         Logits are computed for those tokens only, and at most `LOGITS_PER_CHUNK` of them are held at a time; entries of
         padding mean nothing. Raises SequenceShapeError.
         """
-        states = self._response_states(input_ids, attention_mask, response_length)
-        tokens = input_ids[:, -response_length:]
-        logprobs, entropy = self._score(states.flatten(0, 1), tokens.flatten(), temperature)
-        return TokenOutput(logprobs.view(tokens.shape).clone(), entropy.view(tokens.shape).clone())  # FSDP hooks views
+        states = self._response_states(input_ids, attention_mask, response_length).flatten(0, 1)
+        shape, tokens = (len(input_ids), response_length), input_ids[:, -response_length:].flatten()
+        num_rows = max(LOGITS_PER_CHUNK // self.language_model.get_output_embeddings().weight.shape[0], 1)
+        if len(tokens) <= num_rows:
+            logprobs, entropy = _score(self.logits, states, tokens, temperature)
+        else:
+            chunks = [
+                checkpoint(_score, self.logits, *rows, temperature, use_reentrant=False)
+                for rows in zip(states.split(num_rows), tokens.split(num_rows), strict=True)
+            ]
+            logprobs, entropy = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return TokenOutput(logprobs.view(shape).clone(), entropy.view(shape).clone())  # FSDP hooks views
 
     def logits(self, states: Tensor) -> Tensor:
         """Of the next token, float32 [..., V], from final states [..., width]: what the model's own forward makes of
@@ -225,19 +232,6 @@ class CausalLM(LanguageModel):
         if scale != 1.0:
             logits = logits * scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def _score(self, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [N] of `tokens` [N] that follow from `states` [N, width]."""
-        vocab_size = self.language_model.get_output_embeddings().weight.shape[0]
-        num_rows = max(LOGITS_PER_CHUNK // vocab_size, 1)
-        if len(tokens) <= num_rows:
-            return _score_chunk(self.logits, states, tokens, temperature)
-        chunks = [
-            checkpoint(_score_chunk, self.logits, *rows, temperature, use_reentrant=False)
-            for rows in zip(states.split(num_rows), tokens.split(num_rows), strict=True)
-        ]
-        logprobs, entropy = zip(*chunks, strict=True)
-        return torch.cat(logprobs), torch.cat(entropy)
 
 
 class CausalValueModel(LanguageModel):
@@ -281,9 +275,10 @@ def logits_cap(config: PreTrainedConfig) -> float | None:
     return cap
 
 
-def _score_chunk(
+def _score(
     to_logits: Callable[[Tensor], Tensor], states: Tensor, tokens: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies [N] of `tokens` [N] that follow from `states` [N, width]."""
     logits = to_logits(states)
     if temperature != 1.0:
         logits = logits / temperature
@@ -292,11 +287,6 @@ def _score_chunk(
     return log_distribution.gather(-1, tokens[:, None]).squeeze(-1), entropy
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """In memory that holds nothing else; what is gathered from shards may be a part of something padded."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
 def _carried_files(directory: Path) -> dict[str, bytes]:
-    files = [file for pattern in (*_CARRIED, *_CARRIED_TOO) for file in directory.glob(pattern)]
+    files = [file for pattern in _CARRIED for file in directory.glob(pattern)]
     return {file.name: file.read_bytes() for file in files if file.is_file()}

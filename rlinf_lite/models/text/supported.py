@@ -10,50 +10,44 @@ they are, without an error. No list of families is kept: each model is asked, by
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, LanguageModel, UnsupportedModelError
+from rlinf_lite.models.text.causal_lm import CausalLM, LanguageModel, UnsupportedModelError
 from rlinf_lite.scheduler.heartbeat import report_progress
 
 _TOLERANCE = {True: 2e-4, False: 5e-2}
 """In float32 (which rounds to about 1e-6) or not: of the largest logit."""
 
 
+@torch.no_grad()
 def check_supported(model: LanguageModel, max_length: int) -> None:
-    """`check_scores` of a policy, `check_values` of a critic."""
-    if isinstance(model, CausalLM):
-        check_scores(model, max_length)
-    elif isinstance(model, CausalValueModel):
-        check_values(model, max_length)
+    """Compare a policy's log-probabilities, or a critic's values, of rows of up to `max_length` tokens, padded on the
+    left, with what the model's own forward gives for the tokens before each, alone and unpadded.
 
-
-@torch.no_grad()
-def check_scores(model: CausalLM, max_length: int) -> None:
-    """Compare log-probabilities of rows of up to `max_length` tokens, padded on the left, with what the model's own
-    forward gives for the tokens before each, alone and unpadded. Raises UnsupportedModelError."""
-    with refusing(model), _computing(model):
-        ids, mask, num_compared = _rows(model, max_length)
-        scored = model(ids, mask, num_compared).logprobs
-        for row, i in _ends(ids, num_compared):
+    Raises UnsupportedModelError.
+    """
+    own = model.language_model
+    is_flash = "flash" in own.config._attn_implementation  # which knows no float32
+    with refusing(model), torch.autocast(own.device.type, torch.bfloat16) if is_flash else nullcontext():
+        num_compared = min(2, max_length - 1)
+        lengths = (max_length, min(num_compared + 3, max_length))  # a long and a short row
+        ids = torch.stack([pad(probe_tokens(model, n, seed), (max_length - n, 0)) for seed, n in enumerate(lengths)])
+        columns = torch.arange(max_length, device=ids.device)
+        mask = columns >= max_length - torch.tensor(lengths, device=ids.device)[:, None]
+        found = model(ids, mask, num_compared)
+        for row, i in itertools.product(range(len(ids)), range(num_compared)):
             expected = own_logits(model, ids[row, mask[row]][: i - num_compared], 1)[0]
-            logprob = torch.log_softmax(expected, -1)[ids[row, i - num_compared]]
-            check_equal(model, "log-probabilities", scored[row, i], logprob, expected.abs().max())
-
-
-@torch.no_grad()
-def check_values(critic: CausalValueModel, max_length: int) -> None:
-    """The same of a critic's values."""
-    with refusing(critic), _computing(critic):
-        ids, mask, num_compared = _rows(critic, max_length)
-        values = critic(ids, mask, num_compared)
-        for row, i in _ends(ids, num_compared):
-            expected = own_logits(critic, ids[row, mask[row]][: i - num_compared], 1)[0, 0]
-            check_equal(critic, "values", values[row, i], expected, 1 + expected.abs())
+            if isinstance(model, CausalLM):
+                logprob = torch.log_softmax(expected, -1)[ids[row, i - num_compared]]
+                check_equal(model, "log-probabilities", found.logprobs[row, i], logprob, expected.abs().max())
+            else:
+                check_equal(model, "values", found[row, i], expected[0], 1 + expected[0].abs())
 
 
 def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
@@ -102,24 +96,3 @@ def refusing(model: LanguageModel) -> Iterator[None]:
             f"models of type {model.language_model.config.model_type!r} are not supported: their forward pass fails "
             f"here with {type(error).__name__}: {error}. Use another model"
         ) from error
-
-
-def _computing(model: LanguageModel) -> AbstractContextManager[object]:
-    """Flash attention knows no float32."""
-    own = model.language_model
-    if "flash" in own.config._attn_implementation:
-        return torch.autocast(own.device.type, torch.bfloat16)
-    return nullcontext()
-
-
-def _rows(model: LanguageModel, max_length: int) -> tuple[Tensor, Tensor, int]:
-    """A long and a short row with their mask, [2, max_length], and how many tokens of their ends to compare."""
-    num_compared = min(2, max_length - 1)
-    lengths = (max_length, min(num_compared + 3, max_length))
-    ids = torch.stack([pad(probe_tokens(model, n, seed), (max_length - n, 0)) for seed, n in enumerate(lengths)])
-    columns = torch.arange(max_length, device=ids.device)
-    return ids, columns >= max_length - torch.tensor(lengths, device=ids.device)[:, None], num_compared
-
-
-def _ends(ids: Tensor, num_compared: int) -> Iterator[tuple[int, int]]:
-    yield from ((row, i) for row in range(len(ids)) for i in range(num_compared))

@@ -12,6 +12,8 @@ weights from these files; `merge_adapters` gives one whose weights are its own.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,24 +21,29 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_lite.models.base import check_tensors, read_policy_config
-from rlinf_lite.models.vla.config import VLAConfig
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
+from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
 from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, KeyMap
-from rlinf_lite.models.vla.published import (
-    ADDITIONS,
-    INDEX,
-    PROPRIO,
-    STATISTICS,
-    part_file,
-    read_published_config,
-    read_published_tensors,
-    read_statistics,
-    read_tensors,
-)
 
+INDEX = "model.safetensors.index.json"
+STATISTICS = "dataset_statistics.json"
+ADDITIONS = "rlinf_lite.safetensors"
+"""What the published layout has no place for; see `KeyMap.additions`."""
+PROPRIO = "proprio_projector"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+# heads cannot be told from the weights, so sizes follow from the beginning of timm's name
+_TOWERS = {
+    "vit_large_patch14_reg4_dinov2": TowerConfig(1024, 24, 16, 4096),
+    "vit_so400m_patch14_siglip": TowerConfig(1152, 27, 16, 4304),
+    "vit_base_patch16_siglip": TowerConfig(768, 12, 12, 3072),
+}
+# of the tokenizer: (first token of every prompt, last token of every prompt)
+_PROMPT_ENDS: dict[str, tuple[int | None, int]] = {"llama": (1, 29871), "qwen2": (None, 220)}
 _OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
 _CARRIED = (
     "*.json",
@@ -71,7 +78,7 @@ class Origin:
     def of(cls, directory: Path) -> Origin:
         """Of a directory, without the tensors."""
         files = sorted({file for pattern in _CARRIED for file in directory.glob(pattern)})
-        config_file, proprio = directory / "config.json", part_file(directory, PROPRIO)
+        config_file, proprio = directory / "config.json", _part_file(directory, PROPRIO)
         config = json.loads(config_file.read_text()) if config_file.is_file() else {}
         return cls(
             config={name: value for name, value in config.items() if name not in _OWN_KEYS},
@@ -88,9 +95,9 @@ def read_config(directory: Path) -> VLAConfig:
     """
     config = read_policy_config(directory)
     if "rlinf_lite" not in config:
-        return read_published_config(directory, config)
+        return _published_config(directory, config)
     settings = VLAConfig.from_dict(config["rlinf_lite"]["settings"])
-    return replace(settings, norm_stats=read_statistics(directory, config))
+    return replace(settings, norm_stats=_statistics(directory, config))
 
 
 def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
@@ -104,8 +111,8 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     entry = read_policy_config(directory).get("rlinf_lite")
     origin = Origin.of(directory)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
-    keys = KeyMap(cfg, own, with_proprio=part_file(origin.weights_dir, PROPRIO) is not None)
-    tensors = read_published_tensors(origin.weights_dir)
+    keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
+    tensors = _published_tensors(origin.weights_dir)
     origin.unread = {name: tensor for name, tensor in tensors.items() if keys.is_unread(name)}
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     expected = keys.to_published({name: torch.empty(x.shape, device="meta") for name, x in own.items()})
@@ -113,7 +120,7 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     check_tensors(expected, read, str(origin.weights_dir))
     state = keys.to_policy(read)
     if entry:
-        additions = read_tensors(directory / ADDITIONS)
+        additions = _read_tensors(directory / ADDITIONS)
         known = {*keys.additions, *(state.keys() & additions.keys())}
         check_tensors({name: own[name] for name in known}, additions, str(directory / ADDITIONS))
         state |= additions
@@ -133,56 +140,175 @@ def write(
     `without_base`: names of tensors that trained; the others are those of the directory that the policy came from, and
     are left there.
     """
+    base = None
+    if without_base is not None:
+        if origin.weights_dir is None:
+            raise ValueError(
+                "model.options.lora.save_base: false needs base weights in a directory. Start from one "
+                "(rollout.model_dir), or save them with the checkpoint (true)"
+            )
+        base = str(origin.weights_dir.absolute())
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in origin.files.items():
         (directory / name).write_bytes(content)
-    if read_statistics(directory, origin.config) != cfg.norm_stats:
+    if _statistics(directory, origin.config) != cfg.norm_stats:
         (directory / STATISTICS).write_text(json.dumps(cfg.norm_stats, indent=2) + "\n")
     settings = {name: value for name, value in cfg.to_dict().items() if name != "norm_stats"}
-    base = None if without_base is None else str(_base(origin))
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": settings, "base": base}}
     (directory / "config.json").write_text(json.dumps({**origin.config, **own}, indent=2) + "\n")
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     keys = KeyMap(cfg, state, with_proprio=origin.proprio_file is not None)
-    additions = {*keys.additions, *(without_base or ())} | _not_exact(state)
-    _save({name: state[name] for name in additions}, directory / ADDITIONS)
-    if without_base is None:
-        _write_published(directory, keys.to_published(state), origin)
-
-
-def _write_published(directory: Path, tensors: dict[str, Tensor], origin: Origin) -> None:
-    tensors = {name: _as_read(tensor, origin.dtypes.get(name)) for name, tensor in tensors.items()} | origin.unread
+    additions = {*keys.additions, *(without_base or ())}
+    if DINO_POSITIONS in state and bool(state[DINO_POSITIONS][:, 0].any()):
+        additions |= {DINO_CLASS, DINO_POSITIONS}  # timm's class token has no position: it would come back otherwise
+    added = {name: state[name].contiguous() for name in sorted(additions)}
+    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    if without_base is not None:
+        return
+    tensors = {}
+    for name, tensor in keys.to_published(state).items():  # in the type of the file, unless values do not fit that
+        narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
+        fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
+        tensors[name] = (narrow if fits else tensor).contiguous()
+    tensors |= origin.unread
     if origin.proprio_file is not None:
         prefix = f"{PROPRIO}."
         part = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
         torch.save(part, directory / origin.proprio_file)
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_torch_state_dict(contiguous, directory, metadata={"format": "pt"})
+    save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
 
 
-def _base(origin: Origin) -> Path:
-    if origin.weights_dir is None:
-        raise ValueError(
-            "model.options.lora.save_base: false needs base weights in a directory. Start from one "
-            "(rollout.model_dir), or save them with the checkpoint (true)"
-        )
-    return origin.weights_dir.absolute()
+def _published_config(directory: Path, config: dict[str, Any]) -> VLAConfig:
+    """What a published `config.json` and its neighbours say; the rest has `VLAConfig`'s defaults.
+
+    Raises:
+        CheckpointFormatError: where the policy has a part that is not supported.
+    """
+    if config.get("image_resize_strategy", "resize-naive") != "resize-naive":
+        raise _unsupported(directory, f"image_resize_strategy {config['image_resize_strategy']!r}", "resize-naive")
+    text = {"model_type": "llama", "vocab_size": 32064, **config["text_config"]}
+    if text["model_type"] not in _PROMPT_ENDS:
+        raise _unsupported(directory, f"a language model of type {text['model_type']}", ", ".join(_PROMPT_ENDS))
+    for name in ("torch_dtype", "dtype"):  # of the file; transformers would build the model in it
+        text.pop(name, None)
+    bos, empty = _PROMPT_ENDS[text["model_type"]]
+    if _part_file(directory, "vision_backbone") is not None:
+        raise _unsupported(directory, "a vision backbone with FiLM (vision_backbone--*.pt)", "plain ones")
+    names = config["timm_model_ids"]
+    towers = dict(zip(names, config.get("vit_dims") or [None] * len(names), strict=True))
+    patch = re.search(r"patch(\d+)", names[0])
+    statistics = _statistics(directory, config)
+    sizes = [len(entry["action"]["q01"]) for entry in statistics.values() if "q01" in entry.get("action", {})]
+    proprio = _read_part(directory, PROPRIO)
+    return VLAConfig(
+        dino=_tower(directory, towers, "dinov2"),
+        siglip=_tower(directory, towers, "siglip"),
+        image_size=config["image_sizes"][0],
+        patch_size=int(patch[1]) if patch else VLAConfig.patch_size,
+        text=text,
+        pad_to_multiple_of=config.get("pad_to_multiple_of", VLAConfig.pad_to_multiple_of),
+        n_action_bins=config.get("n_action_bins", VLAConfig.n_action_bins),
+        action_dim=sizes[0] if sizes else VLAConfig.action_dim,
+        proprio_dim=int(proprio["fc1.weight"].shape[1]) if proprio else 0,
+        bos_token_id=bos,
+        empty_token_id=empty,
+        stop_token_id=text.get("eos_token_id", VLAConfig.stop_token_id),
+        norm_stats=statistics,
+    )
 
 
-def _not_exact(state: Mapping[str, Tensor]) -> set[str]:
-    """Tensors that the published ones would give back otherwise: timm's class token has no position of its own."""
-    trained = DINO_POSITIONS in state and bool(state[DINO_POSITIONS][:, 0].any())
-    return {DINO_CLASS, DINO_POSITIONS} if trained else set()
+def _tower(directory: Path, towers: Mapping[str, list[int] | None], kind: str) -> TowerConfig | None:
+    names = [name for name in towers if kind in name]
+    if not names:
+        return None
+    sizes = towers[names[0]]
+    found = [TowerConfig(*sizes)] if sizes else [tower for name, tower in _TOWERS.items() if names[0].startswith(name)]
+    if not found:
+        raise _unsupported(directory, f"the vision tower {names[0]}", ", ".join(_TOWERS))
+    return found[0]
 
 
-def _as_read(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """In the type that it had in the file, unless its values do not fit that."""
-    if dtype is None or dtype == tensor.dtype:
-        return tensor
-    narrow = tensor.to(dtype)
-    return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
+def _statistics(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """By dataset; those of a fine-tuning come before those of its base model."""
+    file = directory / STATISTICS
+    return {**(config.get("norm_stats") or {}), **(json.loads(file.read_text()) if file.is_file() else {})}
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in sorted(tensors.items())}, file, metadata={"format": "pt"})
+def _published_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors by their published names, those of the proprio projector included and adapters merged.
+
+    Raises:
+        CheckpointFormatError: where files are missing, damaged, or of a kind that is not supported.
+    """
+    if (directory / INDEX).is_file():
+        names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
+    else:
+        names = sorted(file.name for file in directory.glob("*.safetensors") if file.name not in (*_ADAPTER, ADDITIONS))
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing or not names:
+        what = f"{INDEX} names {', '.join(missing)}, which is not there" if missing else "it has no *.safetensors"
+        raise CheckpointFormatError(f"{directory} has no whole set of weights: {what}. Download it again")
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        tensors |= _read_tensors(directory / name)
+    if all((directory / name).is_file() for name in _ADAPTER):
+        _merge_adapter(tensors, directory)
+    return tensors | {f"{PROPRIO}.{name}": tensor for name, tensor in _read_part(directory, PROPRIO).items()}
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """`load_file` with an error that names the file."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointFormatError(f"{file} cannot be read: {error}") from error
+
+
+def _part_file(directory: Path, part: str) -> Path | None:
+    """The one file of OpenVLA-OFT's `<part>--<step>_checkpoint.pt`, or None."""
+    files = sorted(directory.glob(f"{part}--*.pt"))
+    if len(files) > 1:
+        raise CheckpointFormatError(f"{directory} has {' and '.join(f.name for f in files)}. Leave the one to use")
+    return files[0] if files else None
+
+
+def _read_part(directory: Path, part: str) -> dict[str, Tensor]:
+    """What such a file holds; nothing where there is none."""
+    file = _part_file(directory, part)
+    tensors = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+
+
+def _merge_adapter(tensors: dict[str, Tensor], directory: Path) -> None:
+    """Add peft's low-rank adapters in `directory` to the published weights that they were trained on, in place.
+
+    W += alpha / r * B @ A, computed in fp32. Adapters of published checkpoints name timm's modules, so this comes
+    before any renaming.
+
+    Raises:
+        CheckpointFormatError: listing adapter tensors that belong to no weight, or are none of plain LoRA.
+    """
+    config_file, weights_file = (directory / name for name in _ADAPTER)
+    config, adapter = json.loads(config_file.read_text()), _read_tensors(weights_file)
+    if config.get("alpha_pattern"):
+        raise _unsupported(directory, "alpha_pattern in adapter_config.json", "one lora_alpha")
+    matrices = {re.sub(r"^base_model\.model\.|(?<=lora_[AB])\.default", "", name): x for name, x in adapter.items()}
+    unexpected = []
+    for name, matrix in matrices.items():
+        module, _, kind = name.rpartition(".lora_")
+        weight = f"{module}.weight"
+        if kind not in ("A.weight", "B.weight") or weight not in tensors:
+            unexpected.append(name)
+        elif kind == "A.weight":
+            rank = len(matrix)
+            scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            product = matrices[f"{module}.lora_B.weight"].float().flatten(1) @ matrix.float().flatten(1)
+            base = tensors[weight]
+            tensors[weight] = (base.float() + scale * product.view(base.shape)).to(base.dtype)
+    if unexpected:
+        raise CheckpointFormatError(f"{weights_file} does not fit the weights beside it: {', '.join(unexpected)}")
+
+
+def _unsupported(directory: Path, what: str, known: str) -> CheckpointFormatError:
+    return CheckpointFormatError(f"{directory} has {what}, which is not supported. Supported: {known}")

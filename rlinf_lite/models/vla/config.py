@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import start_dir
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import Config, ModelConfig
@@ -93,14 +93,9 @@ class VLAConfig:
         return self.num_action_chunks * self.action_dim
 
     @property
-    def vocab_end(self) -> int:
-        """One past the last action token's id: 32000 in Llama-2."""
-        return int(self.text["vocab_size"]) - self.pad_to_multiple_of
-
-    @property
     def first_action_id(self) -> int:
-        """Id of the action token that stands for the largest value."""
-        return self.vocab_end - self.n_action_bins
+        """Id of the action token that stands for the largest value; the last one is 31999 in Llama-2."""
+        return int(self.text["vocab_size"]) - self.pad_to_multiple_of - self.n_action_bins
 
     @property
     def pad_token_id(self) -> int:
@@ -152,17 +147,12 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
             "projector. Set it to false, or to null"
         )
         raise ProblemError(Problem("model.options.use_proprio", text))
-    said = {
-        "parallel_decoding": options.parallel_decoding,
-        "append_stop": options.append_stop,
-        "unnorm_key": options.unnorm_key,
-        "norm_type": options.norm_type,
-        "center_crop": options.center_crop,
-        "cameras": None if options.cameras is None else tuple(options.cameras),
-        "max_prompt_length": options.max_prompt_length,
-        "proprio_dim": 0 if options.use_proprio is False else None,
-    }
-    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    names = ("parallel_decoding", "append_stop", "unnorm_key", "norm_type", "center_crop", "max_prompt_length")
+    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.cameras is not None:
+        changes["cameras"] = tuple(options.cameras)
+    if options.use_proprio is False:
+        changes["proprio_dim"] = 0
     return replace(
         cfg,
         num_action_chunks=model.num_action_chunks,
@@ -173,14 +163,18 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
 
 
 def vla_config(config: Config, seen: Observed) -> VLAConfig:
-    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it.
+    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it. A
+    published one counts as OpenVLA's 7B with the language model that it names.
 
     Raises:
         ProblemError: where the checkpoint cannot serve what the run wants.
     """
-    saved, model = saved_vla_config(config), config.model
-    if saved is not None:
-        return with_run_settings(saved, model)
+    model, directory = config.model, start_dir(config)
+    if directory is not None and (directory / "config.json").is_file():
+        content, published = json.loads((directory / "config.json").read_text()), preset("7b")
+        if "rlinf_lite" in content:
+            return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
+        return with_run_settings(replace(published, text=published.text | content.get("text_config", {})), model)
     fresh = replace(
         preset(model.options.size),
         action_dim=seen.action_dim,
@@ -189,20 +183,6 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
         proprio_dim=seen.state_dim if model.options.use_proprio else 0,
     )
     return with_run_settings(fresh, model)
-
-
-def saved_vla_config(config: Config) -> VLAConfig | None:
-    """What the checkpoint that a run starts from says of its architecture, if there is one. A published one counts as
-    OpenVLA's 7B with the language model that it names."""
-    path = config.actor.checkpoint_load_path or config.rollout.model_dir
-    file = None if path is None else policy_directory(path) / "config.json"
-    if file is None or not file.is_file():
-        return None
-    content = json.loads(file.read_text())
-    if "rlinf_lite" in content:
-        return VLAConfig.from_dict(content["rlinf_lite"]["settings"])
-    published = preset("7b")
-    return replace(published, text=published.text | content.get("text_config", {}))
 
 
 def preset(size: str) -> VLAConfig:

@@ -44,7 +44,15 @@ class KeyMap:
         self._entries = [entry for entry in entries if not (self._tied and entry.published == LM_HEAD)]
         covered = {wrapped.get(name, name) for name in (*itertools.chain(*(e.ours for e in entries)), _DINO_MASK)}
         self.additions = [name for name in own_names if name not in covered]
-        self._unread = re.compile("|".join(_unread_patterns(cfg)))
+        unread = [  # the last block, the norm after it and the pooling of each tower; buffers of old language models
+            rf"vision_backbone\.{name}\.(blocks\.{tower.num_layers - 1}|norm|attn_pool)\."
+            for tower, name in ((cfg.dino, "featurizer"), (cfg.siglip, _siglip_name(cfg)))
+            if tower is not None
+        ]
+        unread.append(r"language_model\.model\..*rotary_emb\.inv_freq$")
+        unread += [re.escape(LM_HEAD)] if self._tied else []
+        unread += [] if cfg.proprio_dim else [r"proprio_projector\."]
+        self._unread = re.compile("|".join(unread))
 
     def to_published(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The published tensors that the policy's `state` gives."""
@@ -69,23 +77,6 @@ class KeyMap:
         return self._unread.match(published) is not None
 
 
-def _tower_entries(cfg: VLAConfig) -> Iterator[_Entry]:
-    if cfg.dino is not None:
-        published, ours = "vision_backbone.featurizer.", "vision_backbone.dino."
-        yield from _block_entries(published, f"{ours}encoder.layer.", _DINO_BLOCK, "attention", cfg.dino.num_layers - 1)
-        yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), _join_class_token)
-        yield _Entry(f"{published}pos_embed", (DINO_POSITIONS,), lambda own: own[:, 1:].clone(), _split_positions)
-        yield _Entry(f"{published}reg_token", (f"{ours}embeddings.register_tokens",))
-        yield from _patch_entries(published, f"{ours}embeddings.patch_embeddings.projection")
-    if cfg.siglip is not None:
-        published, ours = f"vision_backbone.{_siglip_name(cfg)}.", "vision_backbone.siglip."
-        num_blocks = cfg.siglip.num_layers - 1
-        yield from _block_entries(published, f"{ours}encoder.layers.", _SIGLIP_BLOCK, "self_attn", num_blocks)
-        positions = f"{ours}embeddings.position_embedding.weight"
-        yield _Entry(f"{published}pos_embed", (positions,), lambda own: own[None], lambda tensor: (tensor[0],))
-        yield from _patch_entries(published, f"{ours}embeddings.patch_embedding")
-
-
 _KINDS = ("weight", "bias")
 _DINO_BLOCK = {
     **{f"{name}.{kind}": f"{name}.{kind}" for name in ("norm1", "norm2", "mlp.fc1", "mlp.fc2") for kind in _KINDS},
@@ -99,6 +90,32 @@ _SIGLIP_BLOCK = {
 }
 
 
+def _tower_entries(cfg: VLAConfig) -> Iterator[_Entry]:
+    if cfg.dino is not None:
+        published, ours = "vision_backbone.featurizer.", "vision_backbone.dino."
+        yield from _block_entries(published, f"{ours}encoder.layer.", _DINO_BLOCK, "attention", cfg.dino.num_layers - 1)
+        # timm's class token has no position of its own: what training gave it counts as part of the token
+        yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), lambda token, own: token + own[:, :1])
+        yield _Entry(
+            f"{published}pos_embed",
+            (DINO_POSITIONS,),
+            lambda own: own[:, 1:].clone(),
+            lambda tensor: (torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1),),
+        )
+        yield _Entry(f"{published}reg_token", (f"{ours}embeddings.register_tokens",))
+        for kind in _KINDS:
+            own_name = f"{ours}embeddings.patch_embeddings.projection.{kind}"
+            yield _Entry(f"{published}patch_embed.proj.{kind}", (own_name,))
+    if cfg.siglip is not None:
+        published, ours = f"vision_backbone.{_siglip_name(cfg)}.", "vision_backbone.siglip."
+        num_blocks = cfg.siglip.num_layers - 1
+        yield from _block_entries(published, f"{ours}encoder.layers.", _SIGLIP_BLOCK, "self_attn", num_blocks)
+        positions = f"{ours}embeddings.position_embedding.weight"
+        yield _Entry(f"{published}pos_embed", (positions,), lambda own: own[None], lambda tensor: (tensor[0],))
+        for kind in _KINDS:
+            yield _Entry(f"{published}patch_embed.proj.{kind}", (f"{ours}embeddings.patch_embedding.{kind}",))
+
+
 def _block_entries(
     published: str, ours: str, names: dict[str, str], attention: str, num_blocks: int
 ) -> Iterator[_Entry]:
@@ -108,42 +125,13 @@ def _block_entries(
             yield _Entry(f"{theirs}{name}", (f"{ours}{block}.{own}",))
         for kind in _KINDS:
             own_names = tuple(f"{ours}{block}.{attention}.{letter}_proj.{kind}" for letter in "qkv")
-            yield _Entry(f"{theirs}attn.qkv.{kind}", own_names, _stack, _unstack)
-
-
-def _patch_entries(published: str, ours: str) -> Iterator[_Entry]:
-    for kind in _KINDS:
-        yield _Entry(f"{published}patch_embed.proj.{kind}", (f"{ours}.{kind}",))
-
-
-def _stack(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
-
-
-def _unstack(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tuple(part.contiguous() for part in tensor.chunk(3))
-
-
-def _join_class_token(token: Tensor, positions: Tensor) -> Tensor:
-    """timm's class token has no position of its own: what training gave it counts as part of the token."""
-    return token + positions[:, :1]
-
-
-def _split_positions(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (torch.cat([torch.zeros_like(tensor[:, :1]), tensor], dim=1),)
+            yield _Entry(
+                f"{theirs}attn.qkv.{kind}",
+                own_names,
+                lambda *parts: torch.cat(parts),
+                lambda x: tuple(one.contiguous() for one in x.chunk(3)),
+            )
 
 
 def _siglip_name(cfg: VLAConfig) -> str:
     return "featurizer" if cfg.dino is None else "fused_featurizer"
-
-
-def _unread_patterns(cfg: VLAConfig) -> Iterator[str]:
-    """The last block, the norm after it and the pooling of each tower; buffers of old language models."""
-    for tower, name in ((cfg.dino, "featurizer"), (cfg.siglip, _siglip_name(cfg))):
-        if tower is not None:
-            yield rf"vision_backbone\.{name}\.(blocks\.{tower.num_layers - 1}|norm|attn_pool)\."
-    yield r"language_model\.model\..*rotary_emb\.inv_freq$"
-    if cfg.text.get("tie_word_embeddings"):
-        yield re.escape(LM_HEAD)
-    if not cfg.proprio_dim:
-        yield r"proprio_projector\."

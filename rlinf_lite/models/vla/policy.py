@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, recompute_in_backward, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
-from rlinf_lite.models.text.recompute import recompute_in_backward
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
-from rlinf_lite.models.vla.adapters import add_adapters, merge_adapters
-from rlinf_lite.models.vla.card import OpenVLA
+from rlinf_lite.models.vla.card import LoraOptions, OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
-from rlinf_lite.models.vla.images import normalize_images, resize_images
-from rlinf_lite.models.vla.prompts import PromptEncoder, TokenizerError
+from rlinf_lite.models.vla.inputs import PromptEncoder, TokenizerError, normalize_images, resize_images
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
 
@@ -75,12 +73,21 @@ class OpenVLAPolicy(Policy):
             self.slot_embeddings = nn.Parameter(torch.randn(cfg.num_action_tokens, width) * std)
         self._init_value_head()
         if cfg.lora:
-            add_adapters(self, cfg.lora)
+            self._add_adapters(cfg.lora)
 
     def _init_value_head(self) -> None:
+        """An MLP whose outputs start near 0."""
         num_values = 1 if self.cfg.value_type == "chunk_level" else self.cfg.num_action_chunks
-        width = self.language_model.config.hidden_size
-        self.value_head = _value_head([width, *self.cfg.value_hidden_sizes], num_values)
+        widths = [self.language_model.config.hidden_size, *self.cfg.value_hidden_sizes]
+        layers: list[nn.Module] = []
+        for num_in, num_out in itertools.pairwise(widths):
+            linear = nn.Linear(num_in, num_out)
+            nn.init.kaiming_normal_(linear.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.GELU()]
+        last = nn.Linear(widths[-1], num_values, bias=False)
+        nn.init.normal_(last.weight, std=0.02)
+        self.value_head = nn.Sequential(*layers, last)
 
     def train(self, mode: bool = True) -> Self:
         """Dropout, of which a published config may have some, stays off: what trains is the distribution that acts."""
@@ -121,13 +128,18 @@ class OpenVLAPolicy(Policy):
 
     def _inputs(self, obs: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Tensor]:
         device = device or self.projector.fc1.weight.device
-        images = [resize_images(self._camera(obs, name).to(device), self.cfg) for name in self.cfg.cameras]
+        images, given = [], obs.get("images", {})
+        for name in self.cfg.cameras:
+            if name not in given:
+                raise ObservationError(
+                    f"model.options.cameras: there is no {name!r}; the environment has {', '.join(given)}"
+                )
+            image = np.asarray(given[name])
+            if image.dtype != np.uint8:
+                raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
+            images.append(resize_images(torch.tensor(image).to(device), self.cfg))  # a copy: messages are read-only
         input_ids, attention_mask = self._prompts().encode(obs["instruction"])
-        inputs = {
-            "images": torch.stack(images, dim=1),
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-        }
+        inputs = {"images": torch.stack(images, dim=1), "input_ids": input_ids, "attention_mask": attention_mask}
         if self.proprio_projector is not None:
             state = torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))
             inputs["proprio"] = state if self.proprio is None else self.proprio.normalize(state)
@@ -139,17 +151,6 @@ class OpenVLAPolicy(Policy):
                 "the policy came without a tokenizer: copy the files of its base model beside its weights"
             )
         return self.prompts
-
-    def _camera(self, obs: Mapping[str, Any], name: str) -> Tensor:
-        images = obs.get("images", {})
-        if name not in images:
-            raise ObservationError(
-                f"model.options.cameras: there is no {name!r}; the environment has {', '.join(images)}"
-            )
-        image = np.asarray(images[name])
-        if image.dtype != np.uint8:
-            raise ObservationError(f"images of {name!r} are {image.dtype}; uint8 from 0 to 255 is needed")
-        return torch.tensor(image)  # a copy, since messages are read-only
 
     def _decode_at_once(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """(the state that emits the first token, logits, bins) of all action tokens."""
@@ -307,8 +308,15 @@ class OpenVLAPolicy(Policy):
         """Apply what a run says besides the policy's config: adapters, checkpointing, compilation, SFT labels."""
         options = cfg.options
         self.sft_label_sigma, self.save_base = options.sft_label_sigma, options.lora.save_base
-        if options.lora.rank:
-            self._add_adapters(options.lora.model_dump(exclude={"save_base"}))
+        lora = options.lora.model_dump(exclude={"save_base"})
+        if self.cfg.lora and lora["rank"] and self.cfg.lora != lora:
+            raise ValueError(
+                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
+                "merge them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
+            )
+        if lora["rank"] and not self.cfg.lora:
+            self._add_adapters(lora)
+            self.cfg = replace(self.cfg, lora=lora)
         if options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
         if options.compile:
@@ -316,19 +324,43 @@ class OpenVLAPolicy(Policy):
                 unit.compile()
         return self
 
-    def _add_adapters(self, lora: dict[str, Any]) -> None:
-        if not self.cfg.lora:
-            add_adapters(self, lora)
-            self.cfg = replace(self.cfg, lora=lora)
-        elif self.cfg.lora != lora:
+    def _add_adapters(self, lora: Mapping[str, Any]) -> None:
+        """They, the value head and the modules of `also_train` are all that trains then."""
+        import peft
+
+        trained = ["value_head", *lora["also_train"]]
+        unknown = [name for name in trained if not isinstance(getattr(self, name, None), nn.Module | nn.Parameter)]
+        if unknown:
+            known = ", ".join(name for name, _ in self.named_children())
+            raise ValueError(f"model.options.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
+        linears = {name.rpartition(".")[2] for name, module in self.named_modules() if isinstance(module, nn.Linear)}
+        usual = LoraOptions().targets  # of which a policy has those that its architecture has
+        unknown = [name for name in lora["targets"] if name not in linears and name not in usual]
+        if unknown:
+            known = ", ".join(sorted(linears))
             raise ValueError(
-                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
-                "merge them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
+                f"model.options.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}"
             )
+        config = peft.LoraConfig(
+            r=lora["rank"],
+            lora_alpha=lora["alpha"] or lora["rank"],
+            target_modules=lora["targets"],
+            exclude_modules=rf"({'|'.join(map(re.escape, trained))})\..*",
+            init_lora_weights="gaussian",
+        )
+        peft.inject_adapter_in_model(config, self)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("lora_" in name or name.split(".")[0] in trained)
 
     def merge_adapters(self) -> None:
         """Make the weights what they are with their adapters, and leave the policy without any."""
-        merge_adapters(self)
+        from peft.tuners.lora import LoraLayer
+
+        for name, layer in list(self.named_modules()):
+            if isinstance(layer, LoraLayer):
+                layer.merge()
+                self.set_submodule(name, layer.get_base_layer())
+        self.requires_grad_(True)
         self.cfg = replace(self.cfg, lora={})
 
     # files
@@ -376,16 +408,3 @@ class OpenVLAPolicy(Policy):
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
         return checkpoint.read_state(Path(directory), self.cfg, self.state_dict())[0]
-
-
-def _value_head(widths: list[int], num_values: int) -> nn.Sequential:
-    """An MLP whose outputs start near 0; `widths` without the output's."""
-    layers: list[nn.Module] = []
-    for num_in, num_out in itertools.pairwise(widths):
-        linear = nn.Linear(num_in, num_out)
-        nn.init.kaiming_normal_(linear.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.GELU()]
-    last = nn.Linear(widths[-1], num_values, bias=False)
-    nn.init.normal_(last.weight, std=0.02)
-    return nn.Sequential(*layers, last)

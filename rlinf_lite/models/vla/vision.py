@@ -7,6 +7,8 @@ approximation).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,8 +24,28 @@ class VisionBackbone(nn.Module):
         super().__init__()
         self.num_towers = (cfg.dino is not None) + (cfg.siglip is not None)
         self.num_prefix_tokens = 1 + cfg.num_registers
-        self.dino = None if cfg.dino is None else _dino(cfg, cfg.dino, attn_implementation)
-        self.siglip = None if cfg.siglip is None else _siglip(cfg, cfg.siglip, attn_implementation)
+        self.dino: Dinov2WithRegistersModel | None = None
+        self.siglip: SiglipVisionModel | None = None
+        if cfg.dino is not None:
+            mlp_ratio = cfg.dino.mlp_size // cfg.dino.hidden_size
+            dino = Dinov2WithRegistersConfig(
+                **_settings(cfg, cfg.dino), mlp_ratio=mlp_ratio, num_register_tokens=cfg.num_registers
+            )
+            self.dino = Dinov2WithRegistersModel._from_config(dino, attn_implementation=attn_implementation)
+            self.dino.layernorm = nn.Identity()
+            self.dino.embeddings.mask_token.requires_grad_(False)
+            if cfg.sincos_positions:
+                positions = _sincos_positions(cfg, cfg.dino.hidden_size)
+                self.dino.embeddings.position_embeddings.data[0, 1:] = positions
+        if cfg.siglip is not None:
+            siglip = SiglipVisionConfig(
+                **_settings(cfg, cfg.siglip), intermediate_size=cfg.siglip.mlp_size, vision_use_head=False
+            )
+            self.siglip = SiglipVisionModel._from_config(siglip, attn_implementation=attn_implementation)
+            self.siglip.post_layernorm = nn.Identity()
+            if cfg.sincos_positions:
+                positions = _sincos_positions(cfg, cfg.siglip.hidden_size)
+                self.siglip.embeddings.position_embedding.weight.data[:] = positions
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S]: per camera 3 channels a tower."""
@@ -61,43 +83,16 @@ class Projector(nn.Module):
         return x if self.fc3 is None else self.fc3(F.gelu(x))
 
 
-def _dino(cfg: VLAConfig, tower: TowerConfig, attn_implementation: str) -> Dinov2WithRegistersModel:
-    config = Dinov2WithRegistersConfig(
-        hidden_size=tower.hidden_size,
-        num_hidden_layers=tower.num_layers - 1,
-        num_attention_heads=tower.num_heads,
-        mlp_ratio=tower.mlp_size // tower.hidden_size,
-        image_size=cfg.image_size,
-        patch_size=cfg.patch_size,
-        num_register_tokens=cfg.num_registers,
-        layer_norm_eps=1e-6,
-        hidden_act="gelu",
-    )
-    model = Dinov2WithRegistersModel._from_config(config, attn_implementation=attn_implementation)
-    model.layernorm = nn.Identity()
-    model.embeddings.mask_token.requires_grad_(False)
-    if cfg.sincos_positions:
-        model.embeddings.position_embeddings.data[0, 1:] = _sincos_positions(cfg, tower.hidden_size)
-    return model
-
-
-def _siglip(cfg: VLAConfig, tower: TowerConfig, attn_implementation: str) -> SiglipVisionModel:
-    config = SiglipVisionConfig(
-        hidden_size=tower.hidden_size,
-        num_hidden_layers=tower.num_layers - 1,
-        num_attention_heads=tower.num_heads,
-        intermediate_size=tower.mlp_size,
-        image_size=cfg.image_size,
-        patch_size=cfg.patch_size,
-        layer_norm_eps=1e-6,
-        hidden_act="gelu",
-        vision_use_head=False,
-    )
-    model = SiglipVisionModel._from_config(config, attn_implementation=attn_implementation)
-    model.post_layernorm = nn.Identity()
-    if cfg.sincos_positions:
-        model.embeddings.position_embedding.weight.data[:] = _sincos_positions(cfg, tower.hidden_size)
-    return model
+def _settings(cfg: VLAConfig, tower: TowerConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": tower.hidden_size,
+        "num_hidden_layers": tower.num_layers - 1,
+        "num_attention_heads": tower.num_heads,
+        "image_size": cfg.image_size,
+        "patch_size": cfg.patch_size,
+        "layer_norm_eps": 1e-6,
+        "hidden_act": "gelu",
+    }
 
 
 def _sincos_positions(cfg: VLAConfig, width: int) -> Tensor:

@@ -1,0 +1,234 @@
+"""ManiSkill as a `Simulator`: on the CPU one scene per row, stepped in turn; on a GPU all rows in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+from mani_skill.utils.common import flatten_state_dict
+from mani_skill.utils.registration import REGISTERED_ENVS
+
+from rlinf_lite.envs.base import FloatArray, IntArray, Obs
+from rlinf_lite.envs.errors import RowError
+from rlinf_lite.envs.gymnasium.simulator import box_actions
+from rlinf_lite.envs.maniskill.card import instruction_of
+from rlinf_lite.envs.maniskill.expert import expert_action
+from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
+from rlinf_lite.envs.maniskill.setup import Backends
+from rlinf_lite.envs.observations import take_rows
+from rlinf_lite.envs.simulator import StepOutputs
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
+
+
+def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
+    """The bare environment (no wrappers: their only use here, time limits, is ChunkedEnv's). Raises UnknownEnvError."""
+    if cfg.task not in REGISTERED_ENVS:
+        known = did_you_mean(cfg.task, REGISTERED_ENVS)
+        raise UnknownEnvError(f"env.task: there is no environment {cfg.task!r}. {known}")
+    settings: dict[str, Any] = dict(
+        num_envs=num_envs,
+        obs_mode=cfg.options.obs_mode,
+        reward_mode=cfg.options.reward_mode,
+        sim_backend=backends.sim,
+        render_backend=backends.render,
+    )
+    if cfg.options.control_mode is not None:
+        settings["control_mode"] = cfg.options.control_mode
+    if backends.render != "none":
+        height, width = cfg.options.camera_size
+        settings["sensor_configs"] = {"height": height, "width": width}
+    with torch.inference_mode():
+        return gymnasium.make(cfg.task, **(settings | cfg.options.kwargs)).unwrapped
+
+
+class Scenes:
+    """What both kinds of simulation have in common."""
+
+    def __init__(self, envs: list[Any], num_envs: int, cfg: EnvConfig) -> None:
+        self.envs, self.num_envs, self.task_id = envs, num_envs, cfg.task
+        self.max_episode_steps: int | None = REGISTERED_ENVS[cfg.task].max_episode_steps
+        self.action_low, self.action_high, _, _ = box_actions(envs[0].single_action_space, cfg.task)
+        self._infos: list[dict[str, Any]] = [{} for _ in envs]
+        self._instruction = instruction_of(cfg.task)
+        self._keep_state = "state" in cfg.options.obs_mode
+
+    @property
+    def reports_success(self) -> bool:
+        return "success" in self._infos[0]
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _split_obs(self, number: int) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+        """State [B, S] and images by camera.
+
+        With images alone, the state is what a robot itself senses: joint positions and velocities, and what the task
+        adds.
+        """
+        obs = self.envs[number].get_obs(self._infos[number])
+        if not isinstance(obs, dict):
+            return obs, {}
+        images = {name: data["rgb"] for name, data in obs["sensor_data"].items() if "rgb" in data}
+        if self._keep_state:
+            return obs["state"], images
+        sensed = {"agent": obs["agent"], "extra": obs["extra"]}
+        return flatten_state_dict(sensed, use_torch=True), images
+
+
+class CpuSimulator(Scenes):
+    """A `Simulator`; rows are independent scenes."""
+
+    def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
+        speed_up()
+        super().__init__([build(1, cfg, backends) for _ in range(num_envs)], num_envs, cfg)
+
+    @torch.inference_mode()
+    def reset(self, rows: IntArray, seeds: list[int]) -> None:
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            env = self.envs[row]
+            try:
+                if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
+                    renew_physics(env)
+                self._infos[row] = _reset_unseen(env, seed)
+            except Exception as error:
+                raise RowError(row) from error
+
+    @torch.inference_mode()
+    def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        batch = torch.from_numpy(np.ascontiguousarray(actions))[:, None].unbind()
+        for row in rows.tolist():
+            try:
+                reward, info = _step_unseen(self.envs[row], batch[row])
+            except Exception as error:
+                raise RowError(row) from error
+            self._infos[row] = info
+            out.reward[row] = reward.item()
+            success, fail = info.get("success"), info.get("fail")
+            succeeded = success is not None and success.item()
+            out.success[row] = succeeded if success is not None else -1
+            out.terminated[row] = succeeded or (fail is not None and fail.item())
+
+    @torch.inference_mode()
+    def observe(self, rows: IntArray) -> Obs:
+        parts = [self._split_obs(row) for row in rows.tolist()]
+        obs: Obs = {"instruction": [self._instruction] * len(rows)}
+        states = [state for state, _ in parts if state is not None]
+        if states:
+            obs["state"] = torch.cat(states).numpy()
+        if parts and parts[0][1]:
+            obs["images"] = {name: torch.cat([images[name] for _, images in parts]).numpy() for name in parts[0][1]}
+        return obs
+
+    @torch.inference_mode()
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The scripted expert's next action [B, 1, D]: it looks again after each."""
+        return np.stack([expert_action(env, self.task_id) for env in self.envs])[:, None]
+
+
+class CudaSimulator(Scenes):
+    """A `Simulator` whose rows move together: those not asked for are stepped too, and what they do is ignored.
+
+    Initial states are drawn row by row, each from its own seed; ManiSkill would draw a batch from the first row's seed.
+    What a task builds into its scene (the shapes of PegInsertionSide) is drawn from the seeds of the first reset and
+    stays.
+    """
+
+    def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
+        self.env: Any = build(num_envs, cfg, backends)
+        super().__init__([self.env], num_envs, cfg)
+        self._initialize_batch = self.env._initialize_episode
+        self.env._initialize_episode = self._initialize_rows
+        self._seeds = np.zeros(num_envs, np.int64)
+        self._scene_is_seeded = False
+        self._obs: Obs | None = None  # of all rows, since the last step or reset
+
+    @torch.inference_mode()
+    def reset(self, rows: IntArray, seeds: list[int]) -> None:
+        self._seeds[rows] = seeds
+        options: dict[str, Any] = {"env_idx": torch.from_numpy(rows).to(self.env.device)}
+        if not self._scene_is_seeded:  # ChunkedEnv's first reset is of all rows
+            options, self._scene_is_seeded = {"reconfigure": True}, True
+        self._infos, self._obs = [_reset_unseen(self.env, self._seeds.tolist(), options)], None
+
+    @torch.inference_mode()
+    def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        batch = torch.from_numpy(np.ascontiguousarray(actions)).to(self.env.device)
+        reward, info = _step_unseen(self.env, batch)
+        self._infos, self._obs = [info], None
+        success, fail = info.get("success"), info.get("fail")
+        nothing = torch.zeros_like(reward)
+        columns = [reward, nothing if success is None else success, nothing if fail is None else fail]
+        table = torch.stack([column.to(torch.float32) for column in columns]).cpu().numpy()  # one transfer
+        out.reward[:] = table[0]
+        out.success[:] = -1 if success is None else table[1]
+        out.terminated[:] = (table[1] + table[2]) > 0
+
+    @torch.inference_mode()
+    def observe(self, rows: IntArray) -> Obs:
+        if self._obs is None:
+            state, images = self._split_obs(0)
+            self._obs = {"instruction": [self._instruction] * self.num_envs}
+            if state is not None:
+                self._obs["state"] = state.to(torch.float32).cpu().numpy()
+            if images:
+                self._obs["images"] = {name: image.cpu().numpy() for name, image in images.items()}
+        return take_rows(self._obs, rows)
+
+    def _initialize_rows(self, env_idx: torch.Tensor, options: dict[str, Any]) -> None:
+        """`BaseEnv._initialize_episode`, called once per row under that row's random state."""
+        env, scene = self.env, self.env.scene
+        for row in env_idx.tolist():
+            scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
+            scene._reset_mask[row] = True
+            torch.manual_seed(int(self._seeds[row]))  # BaseEnv.reset has forked torch's generators
+            env._episode_rng = env._batched_episode_rng[row]
+            self._initialize_batch(env_idx.new_tensor([row]), options)
+        scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
+        scene._reset_mask[env_idx] = True
+
+
+def _reset_unseen(env: Any, seed: int | list[int], options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`BaseEnv.reset` without its observation, which would be rendered in vain; returns its info."""
+    wanted, env._obs_mode = env._obs_mode, "none"
+    try:
+        info: dict[str, Any] = env.reset(seed=seed, options=options)[1]
+        return info
+    finally:
+        env._obs_mode = wanted
+
+
+def _step_unseen(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """`BaseEnv.step` without its observation: same physics, reward [B], and the info that success is read from."""
+    action = env._step_action(action)
+    env._elapsed_steps += 1
+    info = env.get_info()
+    return env.get_reward(obs=_LazyObs(env, info), action=action, info=info), info
+
+
+class _LazyObs(Mapping[str, Any]):
+    """The raw observation that a reward function may look at, computed only if it does."""
+
+    def __init__(self, env: Any, info: dict[str, Any]) -> None:
+        self._env, self._info = env, info
+
+    @cached_property
+    def _obs(self) -> dict[str, Any]:
+        obs: dict[str, Any] = self._env.get_obs(self._info, unflattened=True)
+        return obs
+
+    def __getitem__(self, key: str) -> Any:
+        return self._obs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._obs)
+
+    def __len__(self) -> int:
+        return len(self._obs)

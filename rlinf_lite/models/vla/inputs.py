@@ -1,0 +1,171 @@
+"""What the policy reads: uint8 camera images as pixel values, as published image processors compute them, and
+instructions as token ids.
+
+Resizing and cropping end in whole grey levels, as in PIL and in the evaluation code of the published policies. So they
+can be done once, where an image is first seen, and what is kept stays uint8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from rlinf_lite.models.vla.config import VLAConfig
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation that DINOv2 was trained with
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # SigLIP's
+_CROP_SIDE = math.sqrt(0.9)  # nine tenths of the area
+_UNIT = 2**22  # of PIL's fixed-point weights
+
+
+def resize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
+    """uint8 [..., S, S, 3] of uint8 [..., H, W, 3]: resized to a square, then the centre crop where the policy has one.
+
+    The aspect ratio is not kept ("resize-naive"). Images of the right size and without a crop come back as they are.
+    """
+    size, shape, device = cfg.image_size, images.shape, images.device
+    if shape[-3:-1] == (size, size) and not cfg.center_crop:
+        return images
+    x = images.reshape(-1, *shape[-3:]).permute(0, 3, 1, 2).double()  # [N, 3, H, W]
+    if x.shape[3] != size:
+        x = _rounded(x @ _bicubic(x.shape[3], size, device).T)
+    if x.shape[2] != size:
+        x = _rounded(_bicubic(x.shape[2], size, device) @ x)
+    if cfg.center_crop:
+        weights = _bilinear_crop(size, device)
+        x = (weights @ x @ weights.T * (255.5 / 255)).floor().clamp(0, 255)  # as TensorFlow converts to uint8
+    return x.to(torch.uint8).permute(0, 2, 3, 1).reshape(*shape[:-3], size, size, 3)
+
+
+def normalize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
+    """Pixel values float32 [B, cameras * towers * 3, S, S] of what `resize_images` gave, [B, cameras, S, S, 3].
+
+    Per camera come three channels normalised for DINOv2, then three for SigLIP, or those of the one tower there is.
+    """
+    towers = [moments for moments, tower in ((_IMAGENET, cfg.dino), (_HALF, cfg.siglip)) if tower is not None]
+    mean, std = (torch.tensor(values, device=images.device).flatten() for values in zip(*towers, strict=True))
+    batch, cameras, size, _, _ = images.shape
+    channels_first = images.permute(0, 1, 4, 2, 3)
+    pixels = torch.cat([channels_first] * len(towers), dim=2).float()  # [B, cameras, towers * 3, S, S]
+    pixels.mul_((1 / (255 * std))[:, None, None]).sub_((mean / std)[:, None, None])
+    return pixels.view(batch, cameras * len(towers) * 3, size, size)
+
+
+@lru_cache(maxsize=32)
+def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
+    """PIL's weights [out, in], float64 whole numbers in `_UNIT`ths: convolution with a cubic (a = -0.5), widened when
+    shrinking so that nothing aliases."""
+    scale = num_in / num_out
+    width = max(scale, 1.0)
+    centres = (torch.arange(num_out, dtype=torch.float64)[:, None] + 0.5) * scale
+    pixels = torch.arange(num_in, dtype=torch.float64)
+    first, last = (centres - 2 * width + 0.5).floor(), (centres + 2 * width + 0.5).floor()
+    d = ((pixels - centres + 0.5) / width).abs()
+    near, far = (1.5 * d - 2.5) * d * d + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2
+    weights = torch.where(d < 1, near, torch.where(d < 2, far, 0.0)) * ((pixels >= first) & (pixels < last))
+    weights = weights / weights.sum(1, keepdim=True) * _UNIT
+    return (weights + 0.5 * weights.sign()).trunc().to(device)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return ((x + _UNIT // 2) / _UNIT).floor().clamp(0, 255)
+
+
+@lru_cache(maxsize=8)
+def _bilinear_crop(size: int, device: torch.device) -> Tensor:
+    """Weights [out, in] that stretch the middle of a row over the whole, corner pixel on corner pixel.
+
+    That is what `tf.image.crop_and_resize` does, which the training and evaluation of published policies crop with.
+    """
+    first = (1 - _CROP_SIDE) / 2
+    at = (first + torch.linspace(0, 1, size, dtype=torch.float64) * _CROP_SIDE) * (size - 1)
+    distance = (at[:, None] - torch.arange(size, dtype=torch.float64)).abs()
+    return (1 - distance).clamp(min=0).to(device)
+
+
+class TokenizerError(ValueError):
+    """There is no tokenizer, or not the one that the policy was trained with."""
+
+
+class PromptTooLongError(ValueError):
+    """A prompt longer than `model.options.max_prompt_length`, or that than what the language model's context leaves."""
+
+
+class PromptEncoder:
+    """Prompts of instructions, tokenised once per instruction and padded.
+
+    A row is `<s>`, padding, the rest of the prompt: the first token stays where it is and the padding follows it, so
+    that images can be put right behind `<s>`, and the prompt ends where the actions begin.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, cfg: VLAConfig) -> None:
+        """Checks what can be known before any instruction is seen.
+
+        Raises:
+            TokenizerError: where the tokenizer does not start and end a prompt as the policy needs.
+            PromptTooLongError: where a prompt of the longest length does not fit the language model's context.
+        """
+        self._tokenizer, self._cfg = tokenizer, cfg
+        context = int(cfg.text.get("max_position_embeddings", 2048))
+        others = len(cfg.cameras) * cfg.num_patches + cfg.num_action_tokens + (cfg.proprio_dim > 0) + cfg.append_stop
+        if cfg.max_prompt_length + others > context:
+            raise PromptTooLongError(
+                f"model.options.max_prompt_length: {cfg.max_prompt_length} tokens, beside {others} of images and "
+                f"actions, do not fit the language model's context of {context}. Use {context - others} or less, fewer "
+                "cameras or shorter chunks"
+            )
+        self._rows: dict[str, tuple[Tensor, Tensor]] = {}
+        ids = self.token_ids("move")
+        if cfg.bos_token_id is not None and ids[0] != cfg.bos_token_id:
+            raise TokenizerError(f"{self._tokenised(ids)}; the policy needs it to start with id {cfg.bos_token_id}")
+        if ids[-1] != cfg.empty_token_id:
+            raise TokenizerError(
+                f"{self._tokenised(ids)}; the policy needs it to end in id {cfg.empty_token_id}, the empty token. "
+                "Take the tokenizer files that were published with the weights, or correct model.prompt"
+            )
+
+    @classmethod
+    def from_directory(cls, directory: str | Path, cfg: VLAConfig) -> PromptEncoder:
+        """With the `tokenizer.json` of a policy's directory. Raises TokenizerError where there is none."""
+        if not (Path(directory) / "tokenizer.json").is_file():
+            raise TokenizerError(
+                f"{directory} has no tokenizer.json. Copy the tokenizer files of the base model there, or save them "
+                "with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        return cls(PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True), cfg)
+
+    def token_ids(self, instruction: str) -> list[int]:
+        """The ids of an instruction's prompt, without padding."""
+        prompt = self._cfg.prompt.replace("{instruction}", instruction.lower())
+        return self._tokenizer(prompt)["input_ids"]
+
+    def encode(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Ids int64 [B, L] and mask bool [B, L], on the CPU; L is `max_prompt_length`.
+
+        Raises:
+            PromptTooLongError: where a prompt has more than L tokens.
+        """
+        length = self._cfg.max_prompt_length
+        for instruction in [one for one in dict.fromkeys(instructions) if one not in self._rows]:
+            ids = self.token_ids(instruction)
+            padding = length - len(ids)
+            if padding < 0:
+                raise PromptTooLongError(
+                    f"the prompt of {instruction!r} has {len(ids)} tokens, model.options.max_prompt_length is "
+                    f"{length}. Raise it to {len(ids)} or more, or shorten the instruction"
+                )
+            mask = torch.ones(length, dtype=torch.bool)
+            mask[1 : 1 + padding] = False
+            self._rows[instruction] = torch.tensor([ids[0], *[self._cfg.pad_token_id] * padding, *ids[1:]]), mask
+        rows = [self._rows[instruction] for instruction in instructions]
+        return torch.stack([ids for ids, _ in rows]), torch.stack([mask for _, mask in rows])
+
+    def _tokenised(self, ids: list[int]) -> str:
+        pieces = self._tokenizer.convert_ids_to_tokens(ids)
+        return f"the tokenizer turns a prompt into {' '.join(map(str, ids))} ({' '.join(map(repr, pieces))})"
