@@ -27,7 +27,7 @@ from common import Comparison, Report, say
 
 from rlinf_lite.config import load_config
 from rlinf_lite.control import Supervisor, supervise
-from rlinf_lite.control.link import ask_master
+from rlinf_lite.control.context import ask_master
 from rlinf_lite.runners import EmbodiedRunner
 from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, Worker
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker

@@ -17,8 +17,7 @@ from ray.exceptions import RayError
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_lite.control.backends import ContextBackend, DirectoryBackend, KVBackend
-from rlinf_lite.control.context import ContextError, JobContext
+from rlinf_lite.control.context import ContextBackend, ContextError, DirectoryBackend, JobContext, KVBackend
 from rlinf_lite.jobs.submit import JobHandle, find_jobs
 from rlinf_lite.registry import nearest
 from rlinf_lite.report.axes import duration

@@ -1,13 +1,26 @@
-"""What is known of a job: its stage, its workers, who feeds whom, what failed and what was done. JSON, kept outside."""
+"""What is known of a job: its stage, its workers, who feeds whom, what failed and what was done; where that is kept;
+and how the job's master is found and asked."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+
+from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext
+from rlinf_lite.scheduler.errors import SchedulerError
+
+ASK_LIMIT_S = 60.0  # how long a master may be away
+_ASK_AGAIN_S = 0.3
+_PREFIX = "rlinf_lite/jobs/"
 
 
 class Stage(StrEnum):
@@ -141,3 +154,93 @@ class JobContext:
         while more := {b for a, b in both_ways if a in touched} - touched:
             touched |= more
         return sorted(touched & (everyone | set(groups)))
+
+
+class KVBackend:
+    """Ray's key-value store; lasts as long as the Ray cluster."""
+
+    def save(self, job: str, text: str) -> None:
+        internal_kv._internal_kv_put(_PREFIX + job, text.encode(), overwrite=True)
+
+    def load(self, job: str) -> str | None:
+        found: bytes | None = internal_kv._internal_kv_get(_PREFIX + job)
+        return None if found is None else found.decode(errors="replace")
+
+    def jobs(self) -> list[str]:
+        return sorted(key.decode()[len(_PREFIX) :] for key in internal_kv._internal_kv_list(_PREFIX))
+
+
+class DirectoryBackend:
+    """One file per job; outlives Ray."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def save(self, job: str, text: str) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        partial = self._directory / f".{job}.json.partial"
+        partial.write_text(text)
+        os.replace(partial, self._directory / f"{job}.json")
+
+    def load(self, job: str) -> str | None:
+        path = self._directory / f"{job}.json"
+        return path.read_text(errors="replace") if path.exists() else None
+
+    def jobs(self) -> list[str]:
+        return sorted(path.stem for path in self._directory.glob("*.json"))
+
+
+ContextBackend = KVBackend | DirectoryBackend
+"""Texts by job; a save replaces what was there, whole or not at all."""
+
+
+def open_backend(where: str) -> ContextBackend:
+    """`kv`, or a directory."""
+    return KVBackend() if where == "kv" else DirectoryBackend(where)
+
+
+def load_context(backend: ContextBackend, job: str) -> JobContext | None:
+    """What a backend has of a job. Raises ContextError where that is damaged."""
+    text = backend.load(job)
+    if text is None:
+        return None
+    try:
+        return JobContext.from_json(text)
+    except ContextError as error:
+        raise ContextError(f"the persisted context of the job {job!r} is damaged ({error})") from error
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What a trainer's process tells the master after every start of workers; enough for one that has lost it."""
+
+    job: JobContext  # as the trainer knows it
+    context: ProcessContext
+    handles: dict[str, Any]  # Ray actors of the workers, by name
+
+
+Outcome = tuple[Stage, str, Attachment | None]
+"""How a job has ended, why, and what its master should know (None where it had not begun)."""
+
+
+def master_name(job: str) -> str:
+    return f"job.{job}"
+
+
+def ask_master(job: str, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
+    """Call a job's master; where it is away, as while Ray starts it again, wait for it. Raises SchedulerError."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            master = ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
+        except ValueError as error:
+            raise SchedulerError(f"the job {job!r} has no master here: it has ended, or never began") from error
+        try:
+            return ray.get(getattr(master, method).remote(*args), timeout=limit_s)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            if time.monotonic() >= deadline:
+                problem = str(error).strip().split("\n")[0]
+                raise SchedulerError(
+                    f"the master of the job {job!r} has not answered {method!r} for {limit_s:g} s: {problem}"
+                ) from error
+            time.sleep(_ASK_AGAIN_S)

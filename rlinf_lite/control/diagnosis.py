@@ -23,8 +23,7 @@ _SLOW_AGAIN_S = 600.0
 class Finding:
     """What is the matter with one worker."""
 
-    kind: str
-    """crashed, hung, slow, out_of_memory, node_lost or raised."""
+    kind: str  # crashed, hung, slow, out_of_memory, node_lost or raised
     group: str
     rank: int
     evidence: str
@@ -39,8 +38,7 @@ class DiagnosisManager:
 
     def __init__(self, hang_timeout_s: float, slow_factor: float) -> None:
         self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
-        self.last_beats: dict[str, Beat] = {}
-        """By worker."""
+        self.last_beats: dict[str, Beat] = {}  # by worker
         self._heard: dict[str, float] = {}
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
@@ -90,6 +88,7 @@ class DiagnosisManager:
         if now - self._excused_since < self._hang_timeout_s:
             return None
         beat, silent = self.last_beats.get(record.name), now - self._heard.setdefault(record.name, now)
+        others = [b for name, b in self.last_beats.items() if b.group == record.group and name != record.name]
         if silent >= max(self._hang_timeout_s, SILENT_S):
             evidence = f"not heard of for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
         elif (
@@ -98,7 +97,7 @@ class DiagnosisManager:
             and beat.doing is not None
             and beat.waiting_for is None
             and beat.stuck_s + silent >= self._hang_timeout_s
-            and not self._held_up(record)
+            and not any(beat.waiting_for is not None for beat in others)  # the group may be in a collective operation
         ):
             evidence = f"{beat.doing} has made no progress for {beat.stuck_s + silent:.1f} s, and waits for no message"
             if silent > _LATE_S:
@@ -107,11 +106,6 @@ class DiagnosisManager:
             return None
         evidence += f" (control.hang_timeout_s: {self._hang_timeout_s:g})"
         return Finding("hung", record.group, record.rank, evidence)
-
-    def _held_up(self, record: WorkerRecord) -> bool:
-        """Whether another rank of its group waits for a message: the group may be in a collective operation."""
-        others = (beat for name, beat in self.last_beats.items() if beat.group == record.group and name != record.name)
-        return any(beat.waiting_for is not None for beat in others)
 
     def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
         """Ranks that compute much longer than the others of their group do for the same calls."""

@@ -10,8 +10,7 @@ from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control.context import Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import Finding
 
-LEVELS = ("worker", "group", "job")
-"""What is started again, from the least to the most."""
+LEVELS = ("worker", "group", "job")  # what is started again, from the least to the most
 
 
 @dataclass(frozen=True)
@@ -19,15 +18,12 @@ class Decision:
     """What the trainer's process has to do."""
 
     id: str
-    level: str
-    """worker, group, job, trainer or fail."""
+    level: str  # worker, group, job, trainer or fail
     ranks: dict[str, list[int]] = field(default_factory=dict)
     """The workers that start again, by group; all of a group's for the level group."""
-    touched: list[str] = field(default_factory=list)
-    """Groups that have to give up what they were doing."""
+    touched: list[str] = field(default_factory=list)  # groups that have to give up what they were doing
     wait_s: float = 0.0
-    reason: str = ""
-    """The limit that is reached, where the level is fail."""
+    reason: str = ""  # the limit that is reached, where the level is fail
     evidence: str = ""
 
 
@@ -56,11 +52,14 @@ class FailoverCoordinator:
         else:
             known.failed = sorted({*known.failed, *(finding.worker for finding in findings)})
         limit = self._limit(known)
-        known.level = "fail" if limit else self._level(known)
+        known.level = "fail" if limit else self._least_that_can_help(known)
+        times = max(map(self._count, known.failed))  # not put off at all the first time, then twice as long every time
+        delay = 0.0 if times < 2 or limit else self._control.backoff_s * 2 ** (times - 2)
+        wait_s = float(min(delay, self._control.max_backoff_s))
         touched = context.touched_by({worker.partition("[")[0] for worker in known.failed} - {"trainer"})
         context.move_to(Stage.RECOVERING, known.evidence)
         self._save()
-        return Decision(failure, known.level, self._ranks(known), touched, self._wait_s(known), limit, known.evidence)
+        return Decision(failure, known.level, self._ranks(known), touched, wait_s, limit, known.evidence)
 
     def ended(self, failure: str, ok: bool, steps_lost: int, problem: str = "") -> Failover:
         """A recovery is through, or has failed."""
@@ -108,8 +107,8 @@ class FailoverCoordinator:
                 )
         return ""
 
-    def _level(self, failover: Failover) -> str:
-        """The least that can help: what the failed workers' classes say, and one more after every vain try."""
+    def _least_that_can_help(self, failover: Failover) -> str:
+        # what the failed workers' classes say, and one more after every vain try
         if failover.failed == ["trainer"]:
             return "trainer"
         records = [self._context.workers[name] for name in failover.failed if name in self._context.workers]
@@ -127,10 +126,3 @@ class FailoverCoordinator:
             if failover.level not in ("fail", "trainer") and (whole or record.name in failed):
                 ranks.setdefault(record.group, []).append(record.rank)
         return {group: sorted(found) for group, found in ranks.items()}
-
-    def _wait_s(self, failover: Failover) -> float:
-        """How long to put it off: not at all the first time, then twice as long every time."""
-        times = max(map(self._count, failover.failed))
-        if times < 2 or failover.level == "fail":
-            return 0.0
-        return float(min(self._control.backoff_s * 2 ** (times - 2), self._control.max_backoff_s))

@@ -19,31 +19,37 @@ from typing import Any, Protocol
 import ray
 
 from rlinf_lite.config.schema import ControlConfig
-from rlinf_lite.control.backends import load_context, open_backend
-from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage
+from rlinf_lite.control.context import (
+    Attachment,
+    ContextError,
+    Failover,
+    JobContext,
+    Outcome,
+    Stage,
+    load_context,
+    master_name,
+    open_backend,
+)
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
-from rlinf_lite.control.link import Attachment, Outcome, master_name
 from rlinf_lite.scheduler.context import run_on, set_context
+from rlinf_lite.scheduler.handle import exit_reason
 from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
-from rlinf_lite.scheduler.member import exit_reason
 from rlinf_lite.scheduler.nodes import detached_actor, tail_logs
-from rlinf_lite.scheduler.processes import end_process, is_ray_process, process_exists
+from rlinf_lite.scheduler.processes import end_process, is_ray_process
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 EVENTS = "events.jsonl"
 _SAVE_STEPS_S = 2.0
-_LEAVE_S = 0.5
-"""Between the end of a job and that of its master, for the answer to whoever ended it."""
+_LEAVE_S = 0.5  # between the end of a job and that of its master, for the answer to whoever ended it
 
 
 class TrainerProcess(Protocol):
     """The process of a built job's trainer, as its master handles it. A training run's trainer is its driver."""
 
-    directory: str
-    """Where events go."""
+    directory: str  # where events go
     outcome: Outcome | None
     """How the trainer ended, as far as `lost` has heard: should its own word not have reached the master."""
 
@@ -121,11 +127,8 @@ class JobMaster:
         with self._lock:
             if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
-            return {
-                "known": bool(self._handles),
-                "stop": self._stop_asked,
-                "failovers": list(self._context.failovers),
-            }
+            failovers = list(self._context.failovers)
+            return {"known": bool(self._handles), "stop": self._stop_asked, "failovers": failovers}
 
     def failed(self, failure: str, dead: list[tuple[str, str]], raised: list[Finding], trainer: str | None) -> Decision:
         """A step could not be completed: decide what to do. `dead`: workers that Ray calls dead, with its reasons;
@@ -158,10 +161,8 @@ class JobMaster:
         with self._lock:
             done = self._failover.ended(failure, ok, steps_lost, problem)
             what = {"id": failure, "failed": done.failed, "level": done.level, "seconds": done.seconds}
-            if ok:
-                self._event("recovered", **what, steps_lost=steps_lost)
-            else:
-                self._event("recovery_failed", **what, problem=problem)
+            detail = {"steps_lost": steps_lost} if ok else {"problem": problem}
+            self._event("recovered" if ok else "recovery_failed", **what, **detail)
             return list(self._context.failovers)
 
     def finish(self, stage: Stage, reason: str = "", known: Attachment | None = None) -> None:
@@ -177,7 +178,14 @@ class JobMaster:
             self._context.move_to(stage, reason or self._context.reason)
             self._event(str(stage), reason=self._context.reason, step=self._context.step)
             self._save()
-        threading.Thread(target=self._leave, daemon=True).start()
+
+        def leave() -> None:  # the job is over: its trainer's process ends, and this one, which is not to start again
+            time.sleep(_LEAVE_S)
+            if self._trainer is not None:
+                self._trainer.end()
+            ray.kill(ray.get_runtime_context().current_actor)
+
+        threading.Thread(target=leave, daemon=True).start()
 
     def history(self) -> list[str]:
         """A line for every failure so far."""
@@ -269,19 +277,19 @@ class JobMaster:
         self._backend.save(self._context.name, self._context.to_json())
 
     def _event(self, event: str, **what: Any) -> None:
-        entry = {"time": round(time.time(), 3), "event": event, **what}
-        if self._context.directory:
-            try:
-                Path(self._context.directory).mkdir(parents=True, exist_ok=True)
-                with open(Path(self._context.directory) / EVENTS, "a") as file:
-                    file.write(json.dumps(entry) + "\n")
-            except OSError as error:
-                log.warning("no event can be written: %s", error)
+        directory = Path(self._context.directory)
+        try:
+            if self._context.directory:
+                directory.mkdir(parents=True, exist_ok=True)
+                with open(directory / EVENTS, "a") as file:
+                    file.write(json.dumps({"time": round(time.time(), 3), "event": event, **what}) + "\n")
+        except OSError as error:
+            log.warning("no event can be written: %s", error)
 
     def _watch(self) -> None:
         while True:
             time.sleep(WATCH_S)
-            for look in (self._look_for_dead, self._look_for_hung, self._look_for_slow, self._look_at_trainer):
+            for look in (self._look_for_dead, self._look_for_hung_and_slow, self._look_at_trainer):
                 try:
                     with self._lock:
                         if self._context.stage.is_final:
@@ -321,22 +329,20 @@ class JobMaster:
             self._event("detected", **asdict(finding))
         return self._findings[name]
 
-    def _look_for_hung(self) -> None:
+    def _look_for_hung_and_slow(self) -> None:
+        for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
+            self._event("detected", **asdict(finding))
         self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
             self._diagnosis.excuse()
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:
                 continue
-            finding = self._diagnosis.find_hung(record)
-            if finding is not None:
-                self._findings[name] = finding
-                self._event("detected", **asdict(finding))
+            hung = self._diagnosis.find_hung(record)
+            if hung is not None:
+                self._findings[name] = hung
+                self._event("detected", **asdict(hung))
                 run_on(record.node_id, end_process, record.pid, 0.0)  # which the trainer's process will notice
-
-    def _look_for_slow(self) -> None:
-        for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
-            self._event("detected", **asdict(finding))
 
     def _look_at_trainer(self) -> None:
         """Where the trainer's process is gone, start it again, or end the job."""
@@ -344,7 +350,7 @@ class JobMaster:
         if self._trainer is None:
             silent = context.trainer_pid and time.monotonic() - self._trainer_heard > SILENT_S
             here = ray.get_runtime_context().get_node_id() == context.trainer_node_id
-            if silent and here and not process_exists(context.trainer_pid):
+            if silent and here and not os.path.exists(f"/proc/{context.trainer_pid}"):
                 self.finish(Stage.FAILED, "the process that trains is gone")
         elif self._trainer_due is not None:
             due, failure = self._trainer_due
@@ -366,13 +372,6 @@ class JobMaster:
             self._handles.clear()
             self._findings.clear()
             self._trainer_due = (time.monotonic() + decision.wait_s, failure)
-
-    def _leave(self) -> None:
-        """The job is over: end its trainer's process, and this one, which Ray must not start again."""
-        time.sleep(_LEAVE_S)
-        if self._trainer is not None:
-            self._trainer.end()
-        ray.kill(ray.get_runtime_context().current_actor)
 
     def _end_workers(self) -> None:
         """End what a trainer's process has started; Ray does as well, soon."""

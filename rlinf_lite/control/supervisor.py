@@ -15,25 +15,30 @@ from typing import Any
 import ray
 
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.control.context import JobContext, Stage, WorkerRecord
+from rlinf_lite.control.context import (
+    ASK_LIMIT_S,
+    Attachment,
+    JobContext,
+    Outcome,
+    Stage,
+    WorkerRecord,
+    ask_master,
+    master_name,
+)
 from rlinf_lite.control.diagnosis import Finding, explain_error
 from rlinf_lite.control.failover import LEVELS, Decision
-from rlinf_lite.control.link import ASK_LIMIT_S, Attachment, Outcome, ask_master, master_name
 from rlinf_lite.control.master import create_master
 from rlinf_lite.scheduler import AbortedError, Cluster, ClusterError, SchedulerError, WorkerError
 from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.local_ray import local_ray_has_ended
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 2.0
-"""Between two heartbeats of the trainer's process."""
-_FINISH_S = 20.0
-"""How long the word that the job has ended waits for a master that is away."""
-_MAX_GIVEN_UP = 3
-"""How often in a row a step is done again because workers gave it up, with none to blame."""
+HEARTBEAT_S = 2.0  # between two heartbeats of the trainer's process
+_FINISH_S = 20.0  # how long the word that the job has ended waits for a master that is away
+_MAX_GIVEN_UP = 3  # how often in a row a step is done again because workers gave it up, with none to blame
 _EXPLAIN_S = 3.0
-_BLAME_S = 2.0
-"""How long a dead worker is looked for behind an error that its death may have caused."""
+_BLAME_S = 2.0  # how long a dead worker is looked for behind an error that its death may have caused
 
 Restore = Callable[[Decision], int]
 """Brings the trainer's own state to the end of a completed step after workers were started again; returns how many
@@ -50,10 +55,8 @@ class Supervisor:
     def __init__(self, job: str, cluster: Cluster, timeout_s: float) -> None:
         """`timeout_s`: for a new worker's `init`."""
         self.job, self._cluster, self._timeout_s = job, cluster, timeout_s
-        self._known = JobContext(job)
-        """What the master is to know of the job."""
-        self._attachment: Attachment | None = None
-        """The same with the workers; None before `begin`."""
+        self._known = JobContext(job)  # what the master is to know of the job
+        self._attachment: Attachment | None = None  # the same with the workers; None before `begin`
         self._ended, self._num_given_up = threading.Event(), 0
         self._raised_before: set[tuple[str, str]] = set()
         """Group and origin of the exceptions that workers have raised in this step."""
@@ -92,7 +95,7 @@ class Supervisor:
         `same_step`: what is done until `progress` is called is one step, which is done again from its beginning. An
         exception that a worker raises in it twice at the same place would come for ever, and is raised here.
         """
-        if self._cluster.ray_has_ended():
+        if local_ray_has_ended():
             raise error
         failure = uuid.uuid4().hex[:12]
         if isinstance(error.__cause__, AbortedError) and not self._dead():
@@ -110,10 +113,19 @@ class Supervisor:
         if not dead and not raised:
             raise error
         while True:
-            if raised and same_step and self._was_raised_before(error):
-                raise error
+            # not of messages and processes: others are to blame for that
+            others_fault = isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError)
+            if raised and same_step and isinstance(error, WorkerError) and not others_fault:
+                this = (error.group, error.origin)
+                if this in self._raised_before:
+                    raise error
+                self._raised_before.add(this)
             decision = self._decide(failure, error, dead, raised)
-            log.warning("%s", _describe(decision, dead, raised))
+            failed = ", ".join([name for name, _ in dead] + [finding.worker for finding in raised])
+            delay = f" in {decision.wait_s:g} s" if decision.wait_s else ""
+            names = ", ".join(f"{group} {ranks}" for group, ranks in decision.ranks.items())
+            ends = f". Where the step raises the same again, the run ends ({raised[0].evidence})" if raised else ""
+            log.warning("%s failed; starting again%s: %s%s", failed, delay, names, ends)
             time.sleep(decision.wait_s)
             try:
                 self._cluster.restart(decision.ranks, self._timeout_s)
@@ -236,15 +248,6 @@ class Supervisor:
             for group in processes.groups
         }
 
-    def _was_raised_before(self, error: SchedulerError) -> bool:
-        """Whether a worker has raised the same, whatever its text, at the same place in this step before."""
-        if not isinstance(error, WorkerError) or isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError):
-            return False  # of messages and processes: others are to blame for that
-        this = (error.group, error.origin)
-        before = this in self._raised_before
-        self._raised_before.add(this)
-        return before
-
     def _explain_death(self, worker: str, pid: int, ray_message: str) -> str:
         """What the master knows of a death: that the watchdog or the kernel has caused it."""
         with suppress(Exception):  # the death is reported, with Ray's reason
@@ -268,7 +271,7 @@ class Supervisor:
         return dead
 
     def _ask(self, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
-        if self._cluster.ray_has_ended():
+        if local_ray_has_ended():
             raise ClusterError(f"the master of the job {self.job!r} has ended with Ray")
         return ask_master(self.job, method, *args, limit_s=limit_s)
 
@@ -295,14 +298,6 @@ class Supervisor:
         return bool(reply["stop"])
 
 
-def _describe(decision: Decision, dead: list[tuple[str, str]], raised: list[Finding]) -> str:
-    failed = ", ".join([name for name, _ in dead] + [finding.worker for finding in raised])
-    again = ", ".join(f"{group} {ranks}" for group, ranks in decision.ranks.items())
-    delay = f" in {decision.wait_s:g} s" if decision.wait_s else ""
-    line = f"{failed} failed; starting again{delay}: {again}"
-    return line if not raised else f"{line}. Where the step raises the same again, the run ends ({raised[0].evidence})"
-
-
 def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:
     """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so."""
     if not cfg.control.enabled:
@@ -310,8 +305,3 @@ def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Super
     job = f"{cfg.runner.run_name or 'run'}-{uuid.uuid4().hex[:8]}"
     create_master(job, cfg.control)
     return Supervisor(job, cluster, cfg.runner.phase_timeout_s)
-
-
-def job_failed(context: JobContext) -> JobFailedError:
-    """The error for a job that has ended so."""
-    return JobFailedError(f"the job {context.name!r} failed after step {context.step}: {context.reason}")

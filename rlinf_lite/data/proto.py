@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.scheduler.codec import writable
+from rlinf_lite.scheduler.segments import writable
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"

@@ -1,19 +1,8 @@
 """Text generation: what an engine does, and one that runs transformers models."""
 
-from rlinf_lite.generation.protocol import (
-    Generation,
-    GenerationEngine,
-    PromptError,
-    SamplingError,
-    SamplingParams,
-    sequence_keys,
-)
-
-__all__ = [
-    "Generation",
-    "GenerationEngine",
-    "PromptError",
-    "SamplingError",
-    "SamplingParams",
-    "sequence_keys",
-]
+from rlinf_lite.generation.protocol import Generation as Generation
+from rlinf_lite.generation.protocol import GenerationEngine as GenerationEngine
+from rlinf_lite.generation.protocol import PromptError as PromptError
+from rlinf_lite.generation.protocol import SamplingError as SamplingError
+from rlinf_lite.generation.protocol import SamplingParams as SamplingParams
+from rlinf_lite.generation.protocol import sequence_keys as sequence_keys

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams
@@ -34,8 +33,7 @@ class _Request:
     index: int
     sample: int
     prompt: Sequence[int]
-    key: np.uint64 | None
-    """None: greedy."""
+    key: np.uint64 | None  # None: greedy
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -82,7 +80,19 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
     ) -> Iterator[Generation]:
         self._check_prompts(prompts, params)
-        requests = _requests(prompts, params, keys)
+        shape = (len(prompts), params.n)
+        if keys is None:
+            keys = torch.randint(0, 2**62, shape).numpy()
+        elif keys.shape != shape:
+            raise SamplingError(
+                f"keys are {list(keys.shape)}; one per prompt and sampled response is needed, {list(shape)}"
+            )
+        requests = []  # in the order in which they start: a prompt's responses one behind the other
+        for index, prompt in enumerate(prompts):
+            own: list[np.uint64 | None] = [None] if params.greedy else list(keys[index].astype(np.uint64))
+            if params.add_greedy:
+                own.append(None)
+            requests += [_Request(index, number, prompt, key) for number, key in enumerate(own)]
         return self._run(requests, params)
 
     def _check_config(self) -> None:
@@ -98,11 +108,14 @@ class TransformersEngine:
                 f"max_length is {self.max_length}, and the model has positions for {positions} tokens"
             )
         layers = set(getattr(text, "layer_types", None) or ["full_attention"])
-        windows = _windows(text)
+        named = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+        sizes = {kind: getattr(text, name, None) for kind, name in named.items()}
+        windows = {kind: size for kind, size in sizes.items() if size is not None}  # the tokens that they see
         if unknown := layers - {"full_attention", *windows}:
             raise UnsupportedModelError(
                 f"the engine knows layers of full_attention; the model's are {', '.join(sorted(unknown))}"
             )
+        # without kinds (Mistral, Phi-3, Starcoder2), all layers have the window
         for kind in windows.keys() & layers if getattr(text, "layer_types", None) else windows:
             if self.max_length > windows[kind]:
                 raise UnsupportedModelError(
@@ -184,8 +197,7 @@ class _Batch:
         self._last, self._position, self._count = self._numbers  # token, its column, tokens drawn so far
         self._uniform = torch.zeros(num_rows, params.max_tokens, device=device)
         self._greedy = torch.zeros(num_rows, dtype=torch.bool, device=device)
-        self._num_columns = 0
-        """Of the longest row, the next token included."""
+        self._num_columns = 0  # of the longest row, the next token included
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
@@ -267,28 +279,3 @@ class _Batch:
             for source, target in zip(movers, holes, strict=True):
                 self.requests[target] = self.requests[source]
         del self.requests[left:]
-
-
-def _windows(config: PreTrainedConfig) -> dict[str, int]:
-    """Tokens that layers of a kind see; without kinds (Mistral, Phi-3, Starcoder2), all layers do."""
-    named = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-    found = {kind: getattr(config, name, None) for kind, name in named.items()}
-    return {kind: size for kind, size in found.items() if size is not None}
-
-
-def _requests(prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None) -> list[_Request]:
-    """In the order in which they start: a prompt's responses one behind the other."""
-    shape = (len(prompts), params.n)
-    if keys is None:
-        keys = torch.randint(0, 2**62, shape).numpy()
-    elif keys.shape != shape:
-        raise SamplingError(
-            f"keys are {list(keys.shape)}; one per prompt and sampled response is needed, {list(shape)}"
-        )
-    requests = []
-    for index, prompt in enumerate(prompts):
-        own: list[np.uint64 | None] = [None] if params.greedy else list(keys[index].astype(np.uint64))
-        if params.add_greedy:
-            own.append(None)
-        requests += [_Request(index, number, prompt, key) for number, key in enumerate(own)]
-    return requests

@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_lite.jobs.placement import place_roles
-from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, builder_call
+from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, builder_call, place_roles
 
 
 @dataclass(frozen=True)
@@ -33,36 +32,32 @@ class RLJobBuilder:
     """
 
     def __init__(self) -> None:
-        self._num_nodes: Any = 1
-        self._devices_per_node: Any = 1
-        self._device_type: Any = "GPU"
-        self._config: Any = {}
-        self._env: Any = {}
+        self._job: dict[str, Any] = dict(num_nodes=1, devices_per_node=1, device_type="GPU", config={}, env={})
         self._drafts: list[RoleSpec] = []
         self._collocations: list[tuple[str, ...] | None] = []
         self._misplaced: list[str] = []
 
     def node_num(self, count: int) -> RLJobBuilder:
-        self._num_nodes = count
+        self._job["num_nodes"] = count
         return self
 
     def device_per_node(self, count: int) -> RLJobBuilder:
-        self._devices_per_node = count
+        self._job["devices_per_node"] = count
         return self
 
     def device_type(self, kind: str) -> RLJobBuilder:
         """`GPU`, or `CPU`: as many virtual devices."""
-        self._device_type = kind
+        self._job["device_type"] = kind
         return self
 
     def config(self, config: dict[str, Any]) -> RLJobBuilder:
         """What the trainer and all workers get; must be JSON."""
-        self._config = config
+        self._job["config"] = config
         return self
 
     def global_env(self, env: dict[str, str]) -> RLJobBuilder:
         """Environment variables of all processes; those of a role (`env`) come before them."""
-        self._env = env
+        self._job["env"] = env
         return self
 
     def trainer(self, module: str, cls: str) -> RLJobBuilder:
@@ -116,9 +111,29 @@ class RLJobBuilder:
 
     def build(self) -> RLJob:
         """Raises JobSpecError."""
-        layout = self._layout_problems()
-        problems = [*layout, *self._other_problems()]
-        if not layout:  # devices can be counted, whatever else is wrong
+        problems = [*self._misplaced]
+        problems += _count_problems(".node_num", self._job["num_nodes"])
+        problems += _count_problems(".device_per_node", self._job["devices_per_node"])
+        for draft in self._drafts:
+            problems += _role_problems(draft, self._job["num_nodes"])
+        for role, count in Counter(draft.role for draft in self._drafts if isinstance(draft.role, str)).items():
+            if count > 1:
+                problems.append(f"{builder_call(role)}: {role!r} is named {count} times. Keep one call.")
+        problems += self._collocation_problems()
+        devices_can_be_counted = not problems
+
+        for role in ("trainer", "actor"):
+            if all(draft.role != role for draft in self._drafts):
+                example = f".{role}('my.module', 'My{role.title()}')"
+                problems.append(f".{role}(module, cls): missing. Add {example}.")
+        if self._job["device_type"] not in ("GPU", "CPU"):
+            fix = "Write 'GPU', or 'CPU' for virtual devices."
+            problems.append(f".device_type({self._job['device_type']!r}): unknown. {fix}")
+        problems += _config_problems(self._job["config"])
+        problems += _env_problems(".global_env", self._job["env"])
+        for draft in self._drafts:
+            problems += _env_problems(f"{draft.call}.env", draft.env)
+        if devices_can_be_counted:
             try:
                 place_roles(self._spec())
             except JobSpecError as error:
@@ -145,11 +160,7 @@ class RLJobBuilder:
     def _spec(self) -> JobSpec:
         trainers = [draft for draft in self._drafts if draft.role == "trainer"]
         return JobSpec(
-            num_nodes=self._num_nodes,
-            devices_per_node=self._devices_per_node,
-            device_type=self._device_type,
-            config=self._config,
-            env=self._env,
+            **self._job,
             trainer=trainers[0] if trainers else RoleSpec("trainer", "", ""),
             roles=tuple(replace(draft, share=float(draft.share)) for draft in self._roles),
             collocations=self._collocated(),
@@ -158,18 +169,6 @@ class RLJobBuilder:
     def _collocated(self) -> tuple[tuple[str, ...], ...]:
         every = tuple(draft.role for draft in self._roles)
         return tuple(every if roles is None else roles for roles in self._collocations)
-
-    def _layout_problems(self) -> list[str]:
-        """What keeps the job from being laid out on its nodes."""
-        problems = [*self._misplaced]
-        problems += _count_problems(".node_num", self._num_nodes)
-        problems += _count_problems(".device_per_node", self._devices_per_node)
-        for draft in self._drafts:
-            problems += _role_problems(draft, self._num_nodes)
-        for role, count in Counter(draft.role for draft in self._drafts if isinstance(draft.role, str)).items():
-            if count > 1:
-                problems.append(f"{builder_call(role)}: {role!r} is named {count} times. Keep one call.")
-        return problems + self._collocation_problems()
 
     def _collocation_problems(self) -> list[str]:
         per_node = {draft.role: draft.per_node for draft in self._roles if isinstance(draft.role, str)}
@@ -192,20 +191,6 @@ class RLJobBuilder:
             seen.update(roles)
         return problems
 
-    def _other_problems(self) -> list[str]:
-        problems = [
-            f".{role}(module, cls): missing. Add .{role}('my.module', 'My{role.title()}')."
-            for role in ("trainer", "actor")
-            if all(draft.role != role for draft in self._drafts)
-        ]
-        if self._device_type not in ("GPU", "CPU"):
-            problems.append(f".device_type({self._device_type!r}): unknown. Write 'GPU', or 'CPU' for virtual devices.")
-        problems += _config_problems(self._config)
-        problems += _env_problems(".global_env", self._env)
-        for draft in self._drafts:
-            problems += _env_problems(f"{draft.call}.env", draft.env)
-        return problems
-
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -222,7 +207,11 @@ def _role_problems(draft: RoleSpec, num_nodes: Any) -> list[str]:
             problems.append(f"{draft.call}: {value!r} is not a {what}. Give it as a string.")
     problems += _count_problems(f"{draft.call}.total", draft.total)
     problems += _count_problems(f"{draft.call}.per_node", draft.per_node)
-    if not _is_share(draft.share):
+    share = draft.share
+    is_positive = isinstance(share, int | float) and not isinstance(share, bool) and math.isfinite(share) and share > 0
+    per_device = 1 / share if is_positive else 0.0
+    is_fraction = math.isfinite(per_device) and round(per_device) > 1 and math.isclose(round(per_device) * share, 1)
+    if not is_positive or not (float(share).is_integer() or is_fraction):
         problems.append(
             f"{draft.call}.share({draft.share!r}): neither an integer of at least 1 nor 1/integer. "
             "Write 2 for two devices per worker, 1/2 for two workers per device."
@@ -234,15 +223,6 @@ def _role_problems(draft: RoleSpec, num_nodes: Any) -> list[str]:
             f"Set .per_node({needed}), or raise .node_num."
         )
     return problems
-
-
-def _is_share(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        return False
-    per_device = 1 / value
-    return float(value).is_integer() or (
-        math.isfinite(per_device) and round(per_device) > 1 and math.isclose(round(per_device) * value, 1)
-    )
 
 
 def _config_problems(config: Any) -> list[str]:

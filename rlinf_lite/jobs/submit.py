@@ -13,11 +13,9 @@ from pathlib import Path
 import ray
 
 from rlinf_lite.config.schema import ControlConfig
-from rlinf_lite.control.backends import ContextBackend, load_context, open_backend
-from rlinf_lite.control.context import JobContext
-from rlinf_lite.control.link import ask_master, master_name
+from rlinf_lite.control.context import ContextBackend, JobContext, ask_master, load_context, master_name, open_backend
 from rlinf_lite.control.master import create_master
-from rlinf_lite.control.supervisor import job_failed
+from rlinf_lite.control.supervisor import JobFailedError
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError
 from rlinf_lite.jobs.trainer_host import JobManager, load_classes
 from rlinf_lite.scheduler import SchedulerError
@@ -82,7 +80,7 @@ class JobHandle:
                 )
             time.sleep(_POLL_S)
         if context.stage == "failed":
-            raise job_failed(context)
+            raise JobFailedError(f"the job {self.name!r} failed after step {context.step}: {context.reason}")
         return context
 
     def stop(self, reason: str = "its user stopped it", timeout_s: float = 60.0) -> JobContext:

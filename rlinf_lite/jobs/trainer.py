@@ -16,7 +16,7 @@ from rlinf_lite.scheduler.dispatch import Arguments, CallRule, Execute
 from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError, WorkerDiedError, WorkerError
 from rlinf_lite.scheduler.group import WorkerGroup
 from rlinf_lite.scheduler.handle import Handle, wait_alone
-from rlinf_lite.scheduler.running import SHARED_BYTES, payload_bytes
+from rlinf_lite.scheduler.host import SHARED_BYTES, payload_bytes
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 PreFunc = Callable[..., Arguments]
@@ -46,26 +46,6 @@ class InvocationResult:
 
 @dataclass(frozen=True)
 class Invocation:
-    """What `@trainer_invocation` says about a method."""
-
-    blocking: bool = True
-    is_async: bool = False
-    timeout: float | None = None
-    target: str = "ALL"
-    auto_shard: bool = True
-    pre_func: PreFunc | None = None
-    post_func: PostFunc | None = None
-
-
-def trainer_invocation(
-    blocking: bool = True,
-    is_async: bool = False,
-    timeout: float | None = 10,
-    target: str = "ALL",
-    auto_shard: bool = True,
-    pre_func: PreFunc | None = None,
-    post_func: PostFunc | None = None,
-) -> Callable[[Method], Method]:
     """Say how the trainer calls a workload's method. A method without it has these defaults, and no `timeout`.
 
     `blocking=False` returns a Handle per rank at once. Otherwise the call waits up to `timeout` seconds (None: without
@@ -75,27 +55,40 @@ def trainer_invocation(
     (with RANK0 nothing is split). Both in the trainer: `pre_func(*args, **kwargs)` returns the (args, kwargs) to call
     with, `post_func(result)` what the call returns.
     """
-    for option, value in (("blocking", blocking), ("is_async", is_async), ("auto_shard", auto_shard)):
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"trainer_invocation({option}={value!r}): must be True or False; write @trainer_invocation()"
-            )
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
-        raise TypeError(f"trainer_invocation(timeout={timeout!r}): must be seconds, or None for no limit")
-    if timeout is not None and (timeout < 0 or math.isnan(timeout)):
-        raise ValueError(f"trainer_invocation(timeout={timeout!r}): must be at least 0, or None for no limit")
-    if target not in ("ALL", "RANK0"):
-        raise ValueError(f"trainer_invocation(target={target!r}): must be 'ALL' or 'RANK0'")
-    if not blocking and (is_async or post_func is not None):
-        unused = "is_async=True" if is_async else "post_func"
-        raise ValueError(f"trainer_invocation(blocking=False) returns before there are results for {unused}; drop one")
-    invocation = Invocation(blocking, is_async, timeout, target, auto_shard, pre_func, post_func)
 
-    def mark(method: Method) -> Method:
-        setattr(method, _INVOCATION, invocation)
+    blocking: bool = True
+    is_async: bool = False
+    timeout: float | None = 10
+    target: str = "ALL"
+    auto_shard: bool = True
+    pre_func: PreFunc | None = None
+    post_func: PostFunc | None = None
+
+    def __post_init__(self) -> None:
+        timeout = self.timeout
+        for option in ("blocking", "is_async", "auto_shard"):
+            if not isinstance(value := getattr(self, option), bool):
+                raise TypeError(
+                    f"trainer_invocation({option}={value!r}): must be True or False; write @trainer_invocation()"
+                )
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
+            raise TypeError(f"trainer_invocation(timeout={timeout!r}): must be seconds, or None for no limit")
+        if timeout is not None and (timeout < 0 or math.isnan(timeout)):
+            raise ValueError(f"trainer_invocation(timeout={timeout!r}): must be at least 0, or None for no limit")
+        if self.target not in ("ALL", "RANK0"):
+            raise ValueError(f"trainer_invocation(target={self.target!r}): must be 'ALL' or 'RANK0'")
+        if not self.blocking and (self.is_async or self.post_func is not None):
+            unused = "is_async=True" if self.is_async else "post_func"
+            raise ValueError(
+                f"trainer_invocation(blocking=False) returns before there are results for {unused}; drop one"
+            )
+
+    def __call__(self, method: Method) -> Method:
+        setattr(method, _INVOCATION, self)
         return method
 
-    return mark
+
+trainer_invocation = Invocation
 
 
 class RoleGroup:
@@ -128,7 +121,7 @@ class RoleGroup:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):  # also while this object is being copied, before it has a group
             raise AttributeError(name)
-        invocation: Invocation = getattr(self._group.worker_method(name), _INVOCATION, Invocation())
+        invocation: Invocation = getattr(self._group.worker_method(name), _INVOCATION, Invocation(timeout=None))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._invoke(name, invocation, args, kwargs)
@@ -171,12 +164,12 @@ class RoleGroup:
                 _wait(handles, results, timeout)
                 return {rank: results[rank] for rank in handles}
             except SchedulerError as error:
-                failed = _failed_ranks(error)
+                again = [error.rank] if isinstance(error, WorkerError | WorkerDiedError) else []
                 this = {(error.rank, error.origin)} if isinstance(error, WorkerError) else set()
-                if not failed or this & raised or self._recover is None or not self._recover(error):
+                can_recover = again or isinstance(error, InvocationTimeoutError)  # who is late still works
+                if not can_recover or this & raised or self._recover is None or not self._recover(error):
                     raise
                 raised |= this
-                again = [] if isinstance(error, InvocationTimeoutError) else failed  # who is late still works
                 for rank in handles.keys() - results.keys():
                     try:
                         results[rank] = handles[rank].wait(0)
@@ -195,12 +188,6 @@ def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | 
         results.update((rank, handle.wait()) for rank, handle in waiting.items() if rank not in missing)
         if missing:
             raise InvocationTimeoutError(str(error), dict(sorted(results.items())), missing) from None
-
-
-def _failed_ranks(error: SchedulerError) -> list[int]:
-    if isinstance(error, InvocationTimeoutError):
-        return error.missing
-    return [error.rank] if isinstance(error, WorkerError | WorkerDiedError) else []
 
 
 def _shards(num_ranks: int, split: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:

@@ -13,12 +13,10 @@ from typing import Any
 
 import ray
 
-from rlinf_lite.control.context import Stage
+from rlinf_lite.control.context import Outcome, Stage, master_name
 from rlinf_lite.control.failover import Decision
-from rlinf_lite.control.link import Outcome, master_name
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
-from rlinf_lite.jobs.placement import place_roles
-from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
+from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
 from rlinf_lite.registry import did_you_mean
@@ -60,7 +58,7 @@ class TrainerHost:
                 self._supervisor.begin(directory, 0, 0, self._restarts)
                 if self._failure is not None:
                     self._supervisor.recovered(self._failure)
-                threading.Thread(target=self._report_progress, daemon=True).start()
+                threading.Thread(target=self._report_progress, args=[self._supervisor], daemon=True).start()
                 role_groups = {name: RoleGroup(group, self._recover) for name, group in groups.items()}
                 self._train(classes["trainer"], role_groups, job, self._supervisor)
         except Exception as error:  # whatever a user's trainer raises ends the job, with its traceback in the log
@@ -111,11 +109,10 @@ class TrainerHost:
         self._start_trainer_again = decision.level != "worker"
         return not self._start_trainer_again
 
-    def _report_progress(self) -> None:
-        assert self._supervisor is not None
-        while not self._supervisor.has_ended(0.5):
+    def _report_progress(self, supervisor: Supervisor) -> None:
+        while not supervisor.has_ended(0.5):
             if self._trainer is not None and self._trainer.step:
-                self._supervisor.progress(self._trainer.step)
+                supervisor.progress(self._trainer.step)
 
 
 class JobManager:

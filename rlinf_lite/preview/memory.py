@@ -23,7 +23,7 @@ from rlinf_lite.cards import Observed
 from rlinf_lite.config.names import fused_roles, roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.generation.cache import StaticCache
@@ -224,8 +224,8 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
     from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
 
     config, roles, found = plan.config, roles_of(plan.config), Estimate()
-    start = config.actor.checkpoint_load_path or config.rollout.model_dir
-    models: dict[str, tuple[type[LanguageModel], str | None]] = {"model": (CausalLM, start)}
+    start = start_dir(config)
+    models: dict[str, tuple[type[LanguageModel], str | Path | None]] = {"model": (CausalLM, start)}
     if "critic" in roles:
         models["critic"] = (CausalValueModel, config.critic.model_dir or start)
     peaks: Counter[str] = Counter()
@@ -256,7 +256,7 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
     return found
 
 
-def _language_model(kind: type[LanguageModel], directory: str | None, config: ReasoningConfig) -> LanguageModel:
+def _language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
     """As the run builds it, from `config.json` alone."""
     settings = preset(config.model.size)
     if directory is not None:

@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from rlinf_lite.rewards.errors import RewardError
+from rlinf_lite.rewards.registry import RewardError
 
 START_TIMEOUT_S = 120.0
 _GRACE_S = 1.0  # the process ends itself at its limit; after so much more it is killed

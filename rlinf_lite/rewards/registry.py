@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlinf_lite.registry import did_you_mean, import_part
-from rlinf_lite.rewards.errors import RewardError, UnknownSourceError
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
 """`score(solution, ground_truth, extra_info)`."""
 F = TypeVar("F", bound=RewardFn)
+
+
+class RewardError(ValueError):
+    """A reward function that cannot be imported or lacks a package."""
+
+
+class UnknownSourceError(RewardError):
+    """A data_source that no rule is registered for."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rlinf_lite.registry import install_command
-from rlinf_lite.rewards.errors import RewardError
+from rlinf_lite.rewards.registry import RewardError
 
 GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all of a long text would cost time
 
@@ -36,7 +36,18 @@ def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float
         return 0.0
     truth = last_boxed(ground_truth)
     truth = ground_truth if truth is None else truth
-    return float(_plain_text(answer) == _plain_text(truth) or _equal_symbolically(answer, truth))
+    if _plain_text(answer) == _plain_text(truth):
+        return 1.0
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise RewardError(
+            f"the boxed rule needs math-verify, which is not installed. {install_command('math')}"
+        ) from error
+    # its own limits are signals, which only a main thread can have; without them it warns
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    gold, found = (parse(f"{_BOXED}{text}}}", parsing_timeout=None) for text in (truth, answer))
+    return float(verify(gold, found, timeout_seconds=None))
 
 
 def last_boxed(text: str) -> str | None:
@@ -62,16 +73,3 @@ def _plain_text(latex: str) -> str:
         latex = latex.replace(sign, "")
     latex = latex.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip().rstrip(".")
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
-
-
-def _equal_symbolically(answer: str, truth: str) -> bool:
-    try:
-        from math_verify import parse, verify
-    except ImportError as error:
-        raise RewardError(
-            f"the boxed rule needs math-verify, which is not installed. {install_command('math')}"
-        ) from error
-    # its own limits are signals, which only a main thread can have; without them it warns
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    gold, found = (parse(f"{_BOXED}{text}}}", parsing_timeout=None) for text in (truth, answer))
-    return bool(verify(gold, found, timeout_seconds=None))

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlinf_lite.registry import install_command
-from rlinf_lite.rewards.errors import RewardError
 from rlinf_lite.rewards.isolated import CallFailedError, IsolatedFunction
-from rlinf_lite.rewards.registry import Rule, import_reward, rule_of
+from rlinf_lite.rewards.registry import RewardError, Rule, import_reward, rule_of
 from rlinf_lite.scheduler.heartbeat import report_progress
 
 
@@ -37,14 +36,14 @@ class RewardScorer:
         self.timeout_s = timeout_s
         self._own = None if fn is None else Rule(fn)
         self._isolated: dict[str, IsolatedFunction] = {}
-        if self._own is not None:
-            self._function(self._own)
+        if fn is not None:
+            self._function("")
 
     def check_sources(self, sources: Iterable[str]) -> None:
         """Get ready to score these. Raises UnknownSourceError for one without a rule; RewardError where the package of
         a rule is not installed, or a function cannot be imported."""
         for source in sources:
-            self._function(self._rule(source))
+            self._function(source)
 
     def score_batch(
         self,
@@ -64,7 +63,7 @@ class RewardScorer:
         for row, (solution, truth, source, extra_info) in enumerate(rows):
             report_progress()
             try:
-                scores[row] = self._function(self._rule(source))(solution, truth, dict(extra_info))
+                scores[row] = self._function(source)(solution, truth, dict(extra_info))
             except CallFailedError as error:
                 tracebacks.append(str(error))
             except Exception:  # a rule of ours that fails on one sample must not end the run either
@@ -76,16 +75,13 @@ class RewardScorer:
         for function in self._isolated.values():
             function.close()
 
-    def _rule(self, data_source: str) -> Rule:
+    def _function(self, data_source: str) -> Any:
         rule = self._own or rule_of(data_source)
         if rule.needs is not None and find_spec(rule.needs) is None:
             raise RewardError(
                 f"the rule of data_source {data_source!r} needs {rule.needs}, which is not installed. "
                 f"{install_command('math')}"
             )
-        return rule
-
-    def _function(self, rule: Rule) -> Any:
         if rule.bounded:
             return import_reward(rule.path)
         if rule.path not in self._isolated:

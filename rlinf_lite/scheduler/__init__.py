@@ -11,10 +11,12 @@ from rlinf_lite.lazy import lazy_names
 from rlinf_lite.scheduler.dispatch import Deferred as Deferred
 from rlinf_lite.scheduler.dispatch import Dispatch as Dispatch
 from rlinf_lite.scheduler.dispatch import Execute as Execute
+from rlinf_lite.scheduler.dispatch import Piece as Piece
 from rlinf_lite.scheduler.dispatch import Scatter as Scatter
 from rlinf_lite.scheduler.dispatch import nd_compute as nd_compute
 from rlinf_lite.scheduler.dispatch import register as register
 from rlinf_lite.scheduler.dispatch import register_dispatch_mode as register_dispatch_mode
+from rlinf_lite.scheduler.dispatch import route as route
 from rlinf_lite.scheduler.errors import AbortedError as AbortedError
 from rlinf_lite.scheduler.errors import CallTimeoutError as CallTimeoutError
 from rlinf_lite.scheduler.errors import ChannelTimeoutError as ChannelTimeoutError
@@ -31,15 +33,13 @@ from rlinf_lite.scheduler.placement import HybridComponentPlacement as HybridCom
 from rlinf_lite.scheduler.placement import ProcessPlacement as ProcessPlacement
 from rlinf_lite.scheduler.placement import parse_placement as parse_placement
 from rlinf_lite.scheduler.placement import resolve_placements as resolve_placements
-from rlinf_lite.scheduler.pool import ResourcePool as ResourcePool
-from rlinf_lite.scheduler.routing import Piece as Piece
-from rlinf_lite.scheduler.routing import route as route
 from rlinf_lite.scheduler.worker import Span as Span
 from rlinf_lite.scheduler.worker import Worker as Worker
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.channel import Channel as Channel
     from rlinf_lite.scheduler.cluster import Cluster as Cluster
+    from rlinf_lite.scheduler.cluster import ResourcePool as ResourcePool
     from rlinf_lite.scheduler.group import WorkerGroup as WorkerGroup
     from rlinf_lite.scheduler.group import fuse as fuse
     from rlinf_lite.scheduler.handle import Handle as Handle
@@ -49,7 +49,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "channel": ["Channel"],
-        "cluster": ["Cluster"],
+        "cluster": ["Cluster", "ResourcePool"],
         "group": ["WorkerGroup", "fuse"],
         "handle": ["Handle", "wait_all"],
     },

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -19,9 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rlinf_lite.scheduler.channel import leave_channels
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, NodeAgent, ProcessContext, agent_name, get_context, set_context
-from rlinf_lite.scheduler.errors import ClusterError, PlacementError
+from rlinf_lite.scheduler.errors import ClusterError, PlacementError, SchedulerError
 from rlinf_lite.scheduler.forked import ForkedWorkers
-from rlinf_lite.scheduler.handle import Calls
+from rlinf_lite.scheduler.handle import Calls, RunningGroup
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import (
     Node,
@@ -42,11 +43,11 @@ from rlinf_lite.scheduler.placement import (
     check_nodes,
     detect_slots,
     parse_node_ranks,
+    parse_placement,
     place_component,
 )
 from rlinf_lite.scheduler.post import close_sockets
-from rlinf_lite.scheduler.processes import Processes, restart
-from rlinf_lite.scheduler.running import RunningGroup
+from rlinf_lite.scheduler.processes import Processes
 from rlinf_lite.scheduler.scratch import ScratchDirs
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,7 @@ log = logging.getLogger(__name__)
 LOST_NODE_S = 5.0
 """How long a substitute for a lost node is waited for, before virtual slots move to the nodes that are left."""
 
-_TINY_SHARE = 0.001
-"""Of a slot: enough for Ray to show who is on it, however many share it."""
+_TINY_SHARE = 0.001  # of a slot: enough for Ray to show who is on it, however many share it
 
 
 class Launchable(Protocol):
@@ -80,6 +80,7 @@ class Cluster:
     shape: ClusterShape
     nodes: list[Node]
     processes: list[Processes]
+    pools: dict[str, frozenset[int]]  # the slots of each resource pool
     calls: Calls
 
     _current: Cluster | None = None
@@ -87,14 +88,8 @@ class Cluster:
     @classmethod
     def from_config(cls, cfg: ClusterSettings) -> Cluster:
         """The cluster that a config's `cluster` section describes."""
-        return cls(
-            cfg.num_nodes,
-            cfg.num_gpus_per_node,
-            cfg.accelerator,
-            cfg.node_groups,
-            cfg.start_timeout_s,
-            forked_workers=cfg.forked_workers,
-        )
+        slots, limit_s, forked = cfg.num_gpus_per_node, cfg.start_timeout_s, cfg.forked_workers
+        return cls(cfg.num_nodes, slots, cfg.accelerator, cfg.node_groups, limit_s, forked_workers=forked)
 
     def __init__(
         self,
@@ -109,8 +104,7 @@ class Cluster:
         if Cluster._current is not None:
             raise ClusterError("this process has a Cluster already: shut it down before making another")
         self.num_nodes, self.start_timeout_s = num_nodes, start_timeout_s
-        self.processes, self.calls = [], Calls()
-        self._pools: dict[str, frozenset[int]] = {}
+        self.processes, self.pools, self.calls = [], {}, Calls()
         self._launching: list[Processes] | None = None
         self._said: set[str] = set()
         self._undo = ExitStack()
@@ -129,18 +123,33 @@ class Cluster:
 
             # connect to Ray, or start it
             self._forked = ForkedWorkers(dirs.temp) if forked_workers and sys.platform == "linux" else None
-            self._is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
+            is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
 
             # know the nodes and what a slot is
             self.nodes = find_nodes(num_nodes, start_timeout_s)
             self.shape = find_shape(self.nodes, accelerator, num_gpus_per_node)
-            self._reserve()
+
+            # take the slots, so that other jobs of the same Ray stay off them; another program's Ray does not know our
+            # resource, and virtual slots take nothing from it
+            slots = self.shape.slots_per_node
+            virtual = {SLOT_RESOURCE: float(slots)} if is_own_ray else {"CPU": _TINY_SHARE}
+            self._bundle = {"GPU": float(slots)} if self.accelerator == "cuda" else virtual
+            self._reserved = reserve(self.nodes, self._bundle, start_timeout_s)
+            self._undo.callback(self._give_back_slots)
+            on_gpus = self._reserved if self.accelerator == "cuda" else ()
+            self._devices = find_devices(on_gpus, slots, start_timeout_s)
 
             # what every process on a node has to know
-            self._contexts = self._make_contexts(dirs)
-            set_context(self._contexts[driver_node_id()])
-            for node in self.nodes:
-                self._warm_up(node)
+            driver = driver_node_id()
+            node_ids = {node.node_id for node in self.nodes} | {driver}
+            if node_ids == {driver} and (is_own_ray or self._forked is None):
+                self._contexts = {driver: ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm)}
+            else:
+                self._contexts = self._start_agents(dirs.uid, sorted(node_ids))
+            set_context(self._contexts[driver])
+            if self._forked is not None:
+                for node in self.nodes:
+                    self._forked.start(node.node_id, self._env_vars[node.rank])
             self._undo.callback(set_context, None)
             self._undo.callback(close_sockets)
             self._undo.callback(leave_channels)
@@ -217,7 +226,7 @@ class Cluster:
         processes = Processes(groups, self, placed, env_vars)
         for name in {group.name for group in groups} & self.groups.keys():
             raise ClusterError(f"a group named {name!r} is running: shut it down, or launch with another name")
-        for pool, slots in self._pools.items():
+        for pool, slots in self.pools.items():
             if pool != placed.pool and placed.slots & slots:
                 raise PlacementError(
                     f"{processes.name} needs slots {_listed(placed.slots & slots)}, which belong to the resource pool "
@@ -237,15 +246,40 @@ class Cluster:
 
     def restart(self, ranks: Mapping[str, Sequence[int]], timeout_s: float | None = None) -> None:
         """Start new workers in the place of some (by group; of all, where none are named) and of those fused with
-        them, side by side, and wait for their `init`. Goes on where some do not start, and then raises the first
-        error."""
+        them, side by side, and give them the last `init` calls of those before them, which have `timeout_s`. Goes on
+        where some do not start, and then raises the first error."""
         again: dict[Processes, set[int]] = {}
         for name, some in ranks.items():
             if name not in self.groups:
                 raise ClusterError(f"no group named {name!r} is running: it cannot start again")
             processes = next(found for found in self.processes if self.groups[name] in found.groups)
             again.setdefault(processes, set()).update(some or range(len(self.groups[name].members)))
-        restart({processes: sorted(some) for processes, some in again.items()}, timeout_s)
+        errors: list[SchedulerError] = []
+        begun: list[Processes] = []
+        for processes, chosen in again.items():
+            try:
+                processes.begin_again(sorted(chosen))
+                begun.append(processes)
+            except SchedulerError as error:
+                errors.append(error)
+        started: list[Processes] = []
+        for processes in begun:
+            try:
+                processes.wait()
+                started.append(processes)
+            except SchedulerError as error:
+                errors.append(error)
+        # workers of one process get theirs one after the other, in the order in which they were constructed
+        for fused in zip_longest(*(processes.groups for processes in started)):
+            pairs = zip(fused, started, strict=True)
+            calls = [group.init_again(sorted(again[processes])) for group, processes in pairs if group]
+            for handle in calls:
+                try:
+                    handle.wait(timeout_s)
+                except SchedulerError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def end(self, processes: Processes) -> None:
         """Kill processes, and wait until they are gone. A second call does nothing."""
@@ -270,22 +304,14 @@ class Cluster:
         check_nodes(strategy.processes, self.shape, f"{strategy.component}: {strategy.spec}")
         return strategy
 
-    def add_pool(self, name: str, slots: frozenset[int]) -> None:
-        """Reserve slots for a pool. Raises PlacementError where another pool or a group uses them."""
-        needs = f"the resource pool {name!r} needs slots {_listed(slots)}"
-        for other, taken in self._pools.items():
-            if other == name or taken & slots:
-                raise PlacementError(f"{needs}; {other!r} has {_listed(taken)}.")
-        for processes in self.processes:
-            if processes.placed.slots & slots:
-                raise PlacementError(f"{needs}; {processes.name} runs on {_listed(processes.placed.slots)}.")
-        self._pools[name] = slots
-
-    def remove_pool(self, name: str) -> None:
-        self._pools.pop(name, None)
-
-    def actor_options(self, node: Node, env_vars: Mapping[str, str]) -> dict[str, Any]:
-        """How to start a Ray actor, which will set these variables, on a node's reserved slots."""
+    def prepare(
+        self, node: Node, slots: Sequence[int], env_vars: Mapping[str, str]
+    ) -> tuple[dict[str, Any], ProcessContext, dict[str, str]]:
+        """For a process on a node's reserved slots: how to start its Ray actor, what it is to know of the cluster, and
+        its variables: these, those of its node group, and its slots as the only visible devices."""
+        local = [slot % self.shape.slots_per_node for slot in slots]
+        visible = [self._devices[node.rank][slot] for slot in local] if self._devices else []
+        variables = {**env_vars, **self._env_vars[node.rank], "CUDA_VISIBLE_DEVICES": ",".join(visible)}
         strategy = PlacementGroupSchedulingStrategy(self._reserved[node.rank], placement_group_bundle_index=0)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy, "enable_task_events": False}
         if "GPU" in self._bundle:
@@ -293,8 +319,11 @@ class Cluster:
         elif SLOT_RESOURCE in self._bundle:
             options["resources"] = {SLOT_RESOURCE: _TINY_SHARE}
         if self._forked is not None:
-            options["runtime_env"] = self._forked.runtime_env(node.node_id, env_vars)
-        return options
+            options["runtime_env"] = self._forked.runtime_env(node.node_id, variables)
+        return options, self.context(node.rank), variables
+
+    def context(self, node: int) -> ProcessContext:
+        return self._contexts[self.nodes[node].node_id]
 
     def note_plain(self, reasons: Iterable[str]) -> None:
         """Say once why workers were not forked. A worker that was gives an empty reason."""
@@ -302,24 +331,20 @@ class Cluster:
             self._said.add(reason)
             log.warning("workers were started by plain Python, which takes longer: %s", reason)
 
-    def context(self, node: int) -> ProcessContext:
-        return self._contexts[self.nodes[node].node_id]
-
-    def env_vars(self, node: Node, slots: Sequence[int]) -> dict[str, str]:
-        """Environment of a worker: its node group's variables, and its slots as the only visible devices."""
-        local = [slot % self.shape.slots_per_node for slot in slots]
-        visible = [self._devices[node.rank][slot] for slot in local] if self._devices else []
-        return self._env_vars[node.rank] | {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
-
     def _connect(self, temp_dir: str, num_gpus_per_node: int | None, accelerator: str, log_to_driver: bool) -> bool:
         """Returns whether Ray is our own."""
         given = os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             return False
         if not given and self.num_nodes == 1:
+
+            def warm_up() -> None:  # side by side with the start of Ray, in the environment of its workers
+                if self._forked is not None:
+                    self._undo.callback(self._forked.end)
+                    self._forked.start_own(self._env_vars[0])
+
             kind, slots = detect_slots(accelerator, num_gpus_per_node)
-            num_gpus = 0 if kind == "cpu" else None
-            self._undo.enter_context(local_ray(temp_dir, slots, num_gpus, log_to_driver, self._warm_up_own))
+            self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver, warm_up))
             if self._forked is not None:
                 self._forked.ray_is_up()
             return True
@@ -341,35 +366,7 @@ class Cluster:
         self._undo.callback(ray.shutdown)
         return False
 
-    def ray_has_ended(self) -> bool:
-        """Whether the Ray that this process has started is dead, so that calls would wait for it in vain."""
-        return local_ray_has_ended()
-
-    def _warm_up_own(self) -> None:
-        """Side by side with the start of our own Ray, in whose environment this is called."""
-        if self._forked is not None:
-            self._undo.callback(self._forked.end)
-            self._forked.start_own(self._env_vars[0])
-
-    def _warm_up(self, node: Node) -> None:
-        if self._forked is not None:
-            self._forked.start(node.node_id, self._env_vars[node.rank])
-
-    def _reserve(self) -> None:
-        """Take the slots, so that other jobs of the same Ray stay off them."""
-        slots = float(self.shape.slots_per_node)
-        if self.accelerator == "cuda":
-            self._bundle = {"GPU": slots}
-        else:
-            # another program's Ray does not know our resource; virtual slots take nothing from it
-            self._bundle = {SLOT_RESOURCE: slots} if self._is_own_ray else {"CPU": _TINY_SHARE}
-        self._reserved = reserve(self.nodes, self._bundle, self.start_timeout_s)
-        self._undo.callback(self._free_reserved)
-        self._devices: list[list[str]] = []
-        if self.accelerator == "cuda":
-            self._devices = find_devices(self._reserved, self.shape.slots_per_node, self.start_timeout_s)
-
-    def _free_reserved(self) -> None:
+    def _give_back_slots(self) -> None:
         for reserved in self._reserved:
             _quietly(remove_placement_group, reserved)
 
@@ -393,14 +390,8 @@ class Cluster:
                 context = self._start_agents(known.uid, [node.node_id])[node.node_id]
                 self._contexts[node.node_id] = replace(context, monitor=self._contexts[known.node_id].monitor)
             self.nodes[node.rank] = node
-            self._warm_up(node)
-
-    def _make_contexts(self, dirs: ScratchDirs) -> dict[str, ProcessContext]:
-        driver = driver_node_id()
-        node_ids = {node.node_id for node in self.nodes} | {driver}
-        if node_ids == {driver} and (self._is_own_ray or self._forked is None):
-            return {driver: ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm)}
-        return self._start_agents(dirs.uid, sorted(node_ids))
+            if self._forked is not None:
+                self._forked.start(node.node_id, self._env_vars[node.rank])
 
     def _start_agents(self, uid: str, node_ids: Sequence[str]) -> dict[str, ProcessContext]:
         agents = []
@@ -430,3 +421,34 @@ def _quietly(function: Callable[..., Any], *args: Any) -> None:
 
 def _listed(slots: Iterable[int]) -> str:
     return ", ".join(str(slot) for slot in sorted(slots))
+
+
+class ResourcePool:
+    """Slots of a cluster under a name: no other pool, and no group outside this one, can be placed on them.
+
+    Groups of a pool may share its slots. Raises PlacementError where another pool or a running group has some already.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, slots: str | int) -> None:
+        wanted = cluster.place(str(slots), name).slots
+        needs = f"the resource pool {name!r} needs slots {_listed(wanted)}"
+        for other, taken in cluster.pools.items():
+            if other == name or taken & wanted:
+                raise PlacementError(f"{needs}; {other!r} has {_listed(taken)}.")
+        for processes in cluster.processes:
+            if processes.placed.slots & wanted:
+                raise PlacementError(f"{needs}; {processes.name} runs on {_listed(processes.placed.slots)}.")
+        cluster.pools[name] = wanted
+        self._cluster, self.name, self.slots = cluster, name, tuple(sorted(wanted))
+
+    def get_strategy(self, component: str, spec: str | int = "all") -> ComponentPlacement:
+        """What `launch` takes; slots in `spec` are numbered within the pool. Raises PlacementError."""
+        accelerator, has = self._cluster.accelerator, f"the pool {self.name!r} has"
+        local = parse_placement(spec, len(self.slots), component=component, accelerator=accelerator, where=has)
+        placed = tuple(ProcessPlacement(p.rank, tuple(self.slots[slot] for slot in p.slots)) for p in local)
+        where = f"{spec} of the pool {self.name!r}"
+        return self._cluster.place(ComponentPlacement(component, where, placed, pool=self.name), component)
+
+    def release(self) -> None:
+        """Give the slots back. Its groups keep running."""
+        self._cluster.pools.pop(self.name, None)

@@ -25,8 +25,7 @@ class ProcessContext:
     node_id: str
     temp_dir: str
     shm_dir: str
-    monitor: str | None = None
-    """The Ray actor that workers tell what they are doing, if any."""
+    monitor: str | None = None  # the Ray actor that workers tell what they are doing, if any
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Some modes spread the rows of batches. A batch is anything with `len`, slices, `chunk(n)` and a class method
 `concat(parts)`: a `DataProto`. Ranks get contiguous rows whose numbers differ by at most 1. Where an argument is a
-Handle, workers fetch the outputs behind it and take their rows; the driver never has them.
+Handle, workers fetch the outputs behind it and take their rows; the driver never has them. `route` is for groups that
+send each other rows themselves. Needs neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class Batch(Protocol):
 class Pending:
     """An argument that is not in the driver's hands: a Handle, or a part of what is behind one."""
 
+    def deferred(self) -> Deferred:
+        """What every rank gets that is given all of it."""
+        raise NotImplementedError
+
     def element(self, rank: int, world_size: int) -> Deferred:
         """What rank i of a DP_COMPUTE call gets: element i where the value turns out to be a list."""
         raise NotImplementedError
@@ -74,6 +79,9 @@ class Deferred(Pending):
 
     refs: tuple[Any, ...]
     resolve: Callable[[list[Any]], Any]
+
+    def deferred(self) -> Deferred:
+        return self
 
     def element(self, rank: int, world_size: int) -> Deferred:
         resolve = self.resolve
@@ -96,40 +104,31 @@ class Deferred(Pending):
 
 @dataclass(frozen=True)
 class CallRule:
-    """What `@register` says about a method."""
+    """Say how a worker's method is called through its group. `timeout_s` bounds the call from its start."""
 
     dispatch_mode: str = Dispatch.ONE_TO_ALL
     execute_mode: str = Execute.ALL
     blocking: bool = False
     timeout_s: float | None = None
 
+    def __post_init__(self) -> None:
+        get_dispatch_mode(self.dispatch_mode)
+        if self.execute_mode not in (Execute.ALL, Execute.RANK_ZERO):
+            raise ValueError(f"execute_mode {self.execute_mode!r} is neither Execute.ALL nor Execute.RANK_ZERO")
+
+    def __call__(self, method: Method) -> Method:
+        setattr(method, _CALL_RULE, self)
+        return method
+
+
+register = CallRule
+
 
 @dataclass(frozen=True)
 class DispatchMode:
     dispatch: DispatchFn
-    collect: CollectFn = list
-    """`list`: the outputs by rank."""
-    mesh: str | None = None
-    """The device mesh whose places replace both functions, call by call (`nd_compute`)."""
-
-
-def register(
-    dispatch_mode: str = Dispatch.ONE_TO_ALL,
-    execute_mode: str = Execute.ALL,
-    blocking: bool = False,
-    timeout_s: float | None = None,
-) -> Callable[[Method], Method]:
-    """Say how a worker's method is called through its group. `timeout_s` bounds the call from its start."""
-    get_dispatch_mode(dispatch_mode)
-    if execute_mode not in (Execute.ALL, Execute.RANK_ZERO):
-        raise ValueError(f"execute_mode {execute_mode!r} is neither Execute.ALL nor Execute.RANK_ZERO")
-    rule = CallRule(dispatch_mode, execute_mode, blocking, timeout_s)
-
-    def mark(method: Method) -> Method:
-        setattr(method, _CALL_RULE, rule)
-        return method
-
-    return mark
+    collect: CollectFn = list  # `list`: the outputs by rank
+    mesh: str | None = None  # the device mesh whose places replace both functions, call by call (`nd_compute`)
 
 
 def call_rule(method: Callable[..., Any]) -> CallRule:
@@ -156,10 +155,6 @@ def get_dispatch_mode(name: str) -> DispatchMode:
             f"unknown dispatch mode {name!r} (known: {', '.join(_modes)}); add it with register_dispatch_mode"
         )
     return _modes[name]
-
-
-def _one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
-    return [(args, kwargs)] * world_size
 
 
 def _all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
@@ -200,11 +195,9 @@ def _checked(where: str, values: Sequence[Any], world_size: int) -> Sequence[Any
 class MeshPlace:
     """Where a worker stands in a device mesh of several dimensions, as far as data are concerned."""
 
-    dp_rank: int
-    """Which shard it gets."""
+    dp_rank: int  # which shard it gets
     dp_size: int
-    collects: bool
-    """Whether its output is that of its data-parallel rank."""
+    collects: bool  # whether its output is that of its data-parallel rank
 
 
 def nd_compute(mesh: str) -> str:
@@ -244,8 +237,7 @@ def mesh_mode(mesh: str, places: Sequence[MeshPlace | None]) -> DispatchMode:
 class ConcatRows:
     """Collects one batch of the outputs; None where all are None. Raises TypeError for anything else."""
 
-    ranks: tuple[int, ...] | None = None
-    """Whose outputs, in this order; None: all."""
+    ranks: tuple[int, ...] | None = None  # whose outputs, in this order; None: all
 
     def __call__(self, outputs: list[Any]) -> Any:
         return _put_together(self.chosen(outputs))
@@ -268,13 +260,11 @@ def take_rows(parts: list[Any], rank: int, world_size: int) -> Any:
     if not all(isinstance(part, Batch) for part in parts):
         return _put_together(parts)
     bounds = list(accumulate((len(part) for part in parts), initial=0))
-    size, larger = divmod(bounds[-1], world_size)
-    start = rank * size + min(rank, larger)
-    stop = start + size + (rank < larger)
+    rows = split_rows(world_size, bounds[-1])[rank]
     pieces = [
-        part[max(start - first, 0) : stop - first]
+        part[max(rows.start - first, 0) : rows.stop - first]
         for part, (first, end) in zip(parts, pairwise(bounds), strict=True)
-        if first < stop and start < end
+        if first < rows.stop and rows.start < end
     ]
     return type(parts[0]).concat(pieces) if pieces else parts[0][:0]
 
@@ -302,10 +292,41 @@ def _with_function(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 _modes = {
-    Dispatch.ONE_TO_ALL: DispatchMode(_one_to_all),
+    Dispatch.ONE_TO_ALL: DispatchMode(lambda world_size, args, kwargs: [(args, kwargs)] * world_size),
     Dispatch.ALL_TO_ALL: DispatchMode(_all_to_all),
     Dispatch.DP_COMPUTE: DispatchMode(_dp_compute),
     Dispatch.DP_COMPUTE_PROTO: DispatchMode(_by_rows, ConcatRows()),
     Dispatch.DP_COMPUTE_PROTO_WITH_FUNC: DispatchMode(_with_function, ConcatRows()),
     Dispatch.DP_COMPUTE_METRIC: DispatchMode(_by_rows),
 }
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [start, stop) of a source rank's block, which go to `dst_rank`."""
+
+    dst_rank: int
+    start: int
+    stop: int
+
+
+def split_rows(world: int, batch: int) -> list[range]:
+    """The contiguous block of each rank; sizes differ by at most 1, larger ones first."""
+    if world < 1 or batch < 0:
+        raise ValueError(f"cannot split {batch} rows over {world} ranks")
+    small, extra = divmod(batch, world)
+    starts = [rank * small + min(rank, extra) for rank in range(world + 1)]
+    return [range(starts[rank], starts[rank + 1]) for rank in range(world)]
+
+
+def route(src_world: int, dst_world: int, batch: int) -> list[list[Piece]]:
+    """For every source rank, the pieces that it sends, in row order; every row goes to exactly one place."""
+    destinations = split_rows(dst_world, batch)
+    return [
+        [
+            Piece(rank, start - rows.start, stop - rows.start)
+            for rank, block in enumerate(destinations)
+            if (start := max(rows.start, block.start)) < (stop := min(rows.stop, block.stop))
+        ]
+        for rows in split_rows(src_world, batch)
+    ]

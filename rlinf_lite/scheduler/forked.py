@@ -30,8 +30,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT"
 machine, ones that never spin half again on an idle one."""
 
 SETUP_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "setup_worker.py")
-_TITLE_LENGTH = 4096
-"""Room for what Ray calls a worker in `ps`: it writes that over the arguments."""
+_TITLE_LENGTH = 4096  # room for what Ray calls a worker in `ps`: it writes that over the arguments
 _START_S = 30.0
 
 
@@ -40,10 +39,8 @@ class ForkedWorkers:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._own: list[WarmProcess] | None = None
-        """Those in this process's care."""
-        self._environment: dict[str, str] = {}
-        """Of our own Ray."""
+        self._own: list[WarmProcess] | None = None  # those in this process's care
+        self._environment: dict[str, str] = {}  # of our own Ray
         self._executables: dict[tuple[str, frozenset[tuple[str, str]]], Any] = {}
 
     def start_own(self, variables: Mapping[str, str]) -> None:

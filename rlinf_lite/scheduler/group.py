@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,11 +10,9 @@ from rlinf_lite.registry import did_you_mean
 from rlinf_lite.scheduler.cluster import Cluster
 from rlinf_lite.scheduler.dispatch import CallRule, call_rule
 from rlinf_lite.scheduler.errors import SchedulerError
-from rlinf_lite.scheduler.handle import Handle
-from rlinf_lite.scheduler.member import Member
+from rlinf_lite.scheduler.handle import Handle, Member, RunningGroup
 from rlinf_lite.scheduler.placement import ComponentPlacement, ProcessPlacement
 from rlinf_lite.scheduler.processes import Processes
-from rlinf_lite.scheduler.running import RunningGroup
 
 
 class WorkerGroup:
@@ -132,13 +130,10 @@ class WorkerGroup:
 
     def _caller(self, name: str, ranks: Sequence[int] | None) -> Callable[..., Any]:
         self.worker_method(name)
-        rule = self._methods[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            running = self._alive()
-            members = running.members if ranks is None else [running.members[rank] for rank in ranks]
-            handle = running.call(name, rule, members, args, kwargs)
-            return handle.wait() if rule.blocking else handle
+            handle = self.call(name, args, kwargs, ranks=ranks)
+            return handle.wait() if self._methods[name].blocking else handle
 
         call.__name__ = name
         return call
@@ -159,37 +154,24 @@ class GroupView:
         return group._caller(name, self.__dict__["_ranks"])
 
 
-class FusedGroups(Mapping[str, WorkerGroup]):
+class FusedGroups(dict[str, WorkerGroup]):
     """Groups by role whose workers of one rank share a process. Each is called as any group; they end together."""
-
-    def __init__(self, groups: dict[str, WorkerGroup]) -> None:
-        self._groups = groups
 
     def launch(
         self, cluster: Cluster, placement_strategy: ComponentPlacement | Sequence[ProcessPlacement] | str = "all"
     ) -> FusedGroups:
         """Start the processes and wait until all workers are constructed. As `WorkerGroup.launch`; groups have the
         names of their roles."""
-        placed = cluster.place(placement_strategy, "+".join(self._groups))
-        _launch(self._groups, {role: role for role in self._groups}, cluster, placed)
+        _launch(self, {role: role for role in self}, cluster, cluster.place(placement_strategy, "+".join(self)))
         return self
 
     def shutdown(self) -> None:
-        next(iter(self._groups.values())).shutdown()
-
-    def __getitem__(self, role: str) -> WorkerGroup:
-        return self._groups[role]
+        next(iter(self.values())).shutdown()
 
     def __getattr__(self, role: str) -> WorkerGroup:
-        if role not in self.__dict__.get("_groups", {}):
-            raise AttributeError(f"no role {role!r} was fused; there are {', '.join(self.__dict__.get('_groups', {}))}")
-        return self._groups[role]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
+        if role not in self:
+            raise AttributeError(f"no role {role!r} was fused; there are {', '.join(self)}")
+        return self[role]
 
 
 def fuse(**roles: WorkerGroup) -> FusedGroups:

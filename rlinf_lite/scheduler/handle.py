@@ -1,47 +1,119 @@
-"""A group call on its way, and how the driver waits for some of them."""
+"""A launched group's workers, calls of them on their way, and how the driver waits for these."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import ray
 from ray import cloudpickle
 
-from rlinf_lite.scheduler.dispatch import CollectFn, ConcatRows, Deferred, Pending, take_rows
-from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerError
+from rlinf_lite.scheduler.context import Address, run_on
+from rlinf_lite.scheduler.dispatch import (
+    Arguments,
+    CallRule,
+    CollectFn,
+    ConcatRows,
+    Deferred,
+    Execute,
+    MeshPlace,
+    Pending,
+    get_dispatch_mode,
+    mesh_mode,
+    take_rows,
+)
+from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerDiedError, WorkerError
+from rlinf_lite.scheduler.host import Carried, carry, ray_method
 from rlinf_lite.scheduler.local_ray import local_ray_has_ended
-from rlinf_lite.scheduler.member import ExplainDeath, Member
+from rlinf_lite.scheduler.nodes import Node, tail_logs
+from rlinf_lite.scheduler.post import Abort, push
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
 
 
+ExplainDeath = Callable[[str, int, str], str]
+"""Why a worker (`env[1]`) with this process id has died, of which Ray says that; empty: no more is known."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker of a group, as the driver knows it."""
+
+    group: str
+    rank: int
+    node: Node
+    actor: Any
+    process: Any  # a reference to the process id and the log files
+    index: int = 0  # which of its process's workers it is
+    address: Address | None = None  # of its mailbox; None until it is constructed
+
+    @property
+    def pid(self) -> int:
+        return int(ray.get(self.process, timeout=5)[0])
+
+    @property
+    def log_paths(self) -> list[str]:
+        return list(ray.get(self.process, timeout=5)[1])
+
+    def __str__(self) -> str:
+        return f"{self.group}[{self.rank}]"
+
+    def death(self, ray_message: str, explain: ExplainDeath | None) -> WorkerDiedError:
+        """The error for a dead worker, with the tail of its log; tidies up what it left."""
+        where, tail, reason = f"node {self.node.rank} ({self.node.ip})", "", ""
+        with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
+            where = f"{where}, pid {self.pid}"
+            if explain is not None:
+                reason = explain(str(self), self.pid, ray_message)
+            try:
+                tail = run_on(self.node.node_id, tail_logs, self.log_paths)
+            except Exception as error:  # the node may be gone with the worker; its death is still reported
+                tail = f"(the log could not be read: {error})"
+        self.unlink_socket()
+        return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(ray_message), tail)
+
+    def unlink_socket(self) -> None:
+        """Tell senders that nobody reads here any more."""
+        if self.address is not None:
+            with suppress(Exception):  # already gone, with or without its node
+                run_on(self.address.node_id, os.unlink, self.address.socket)
+
+
+def exit_reason(ray_message: str) -> str:
+    """What Ray says of a worker's end, in a line."""
+    _, found, detail = ray_message.partition("Worker exit type: ")
+    if not found:
+        return ray_message.strip().splitlines()[-1] if ray_message.strip() else "unknown"
+    kind, _, text = detail.partition(" Worker exit detail: ")
+    reason = f"{kind.strip()}: {text.split('. Some common causes')[0].strip().rstrip('.')}"
+    if "connection error" in reason:
+        reason += " (the process was killed by a signal, such as the out-of-memory killer's, or crashed)"
+    return reason
+
+
+@dataclass(eq=False)
 class Calls:
     """What the groups of a cluster have been asked, as far as it concerns later calls and waits.
 
     It holds the calls whose outcome nobody has seen; one whose handle is dropped leaves by itself.
     """
 
-    epoch: int
-    """The number of the last abort."""
-    oldest_epochs: dict[str, int]
+    epoch: int = 0  # the number of the last abort
+    oldest_epochs: dict[str, int] = field(default_factory=dict)
     """The last abort of each group; what it sent before is stale."""
-    data_flow: set[tuple[str, str]]
-    """(a, b) where results of group a were given to group b."""
-    explain_death: ExplainDeath | None
-    """Asks whoever watches the workers."""
-
-    def __init__(self) -> None:
-        self.epoch, self.oldest_epochs, self.data_flow, self.explain_death = 0, {}, set(), None
-        self._lock = threading.Lock()
-        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+    data_flow: set[tuple[str, str]] = field(default_factory=set)  # (a, b): results of group a were given to group b
+    explain_death: ExplainDeath | None = None  # asks whoever watches the workers
+    _handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, handle: Handle) -> None:
         with self._lock:
@@ -61,14 +133,75 @@ class Calls:
         self.forget([handle for handle in self.under_way() if any(map(ended, handle.members))])
 
 
-class Called(Protocol):
-    """What a wait knows of the group that was called."""
+@dataclass(eq=False)
+class RunningGroup:
+    """The workers of one group, by rank, for as long as their processes are theirs; see `Processes`."""
 
     name: str
-    members: list[Member]
-    calls: Calls
+    role: str
+    cls: type[Any]
+    arguments: Arguments  # of the workers' constructor
+    methods: Mapping[str, CallRule]  # what can be called
+    calls: Calls  # of the cluster
 
-    def abort(self, reason: str) -> None: ...
+    members: list[Member] = field(default_factory=list)
+    has_ended: bool = False
+    aborted: bool = False
+    mesh_places: dict[tuple[str, int], MeshPlace | None] = field(default_factory=dict)
+    """By mesh and rank, as far as somebody has asked."""
+    _init_calls: dict[int, Carried] = field(default_factory=dict)
+
+    def call(
+        self, method: str, rule: CallRule, members: Sequence[Member], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Handle:
+        """Call a method of some of the workers, as a group of that size."""
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Handle):
+                self.calls.data_flow.add((value.group.name, self.name))
+        mode = get_dispatch_mode(rule.dispatch_mode)
+        if mode.mesh is not None:
+            mesh, known = mode.mesh, self.mesh_places
+            if any(known.get((mesh, member.rank)) is None for member in members):  # asked once, since nobody moves
+                asked = [member.actor._mesh_place.remote(member.index, mesh) for member in members]
+                places = Handle(self, "join_mesh", members, asked, of_user=False).wait()
+                known |= {(mesh, member.rank): place for member, place in zip(members, places, strict=True)}
+            mode = mesh_mode(mesh, [known[mesh, member.rank] for member in members])
+        rank_zero = rule.execute_mode == Execute.RANK_ZERO
+        members, collect = (members[:1], _only) if rank_zero else (members, mode.collect)
+        stored: dict[int, Any] = {}
+        refs = []
+        for member, arguments in zip(members, mode.dispatch(len(members), args, kwargs), strict=True):
+            carried = carry(arguments, stored, share=len(members) > 1)
+            if method == "init":
+                self._init_calls[member.rank] = carried
+            refs.append(_start(member, method, carried))
+        return Handle(self, method, members, refs, collect, rule.timeout_s)
+
+    def init_again(self, ranks: Sequence[int]) -> Handle:
+        """Give new workers the last `init` call of those before them."""
+        members = [self.members[rank] for rank in ranks if rank in self._init_calls]
+        refs = [_start(member, "init", self._init_calls[member.rank]) for member in members]
+        return Handle(self, "init", members, refs, with_peers=False, of_user=False)
+
+    def abort(self, reason: str) -> None:
+        """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
+        self.calls.epoch += 1
+        epoch = self.calls.oldest_epochs[self.name] = self.calls.epoch
+        self.aborted = True
+        self.calls.give_up(set(self.members).__contains__)
+        for member in self.members:
+            if member.address is None:
+                continue  # it did not start
+            with suppress(ray.exceptions.RayError, ValueError):  # its node is gone
+                run_on(member.address.node_id, push, member.address.socket, Abort(epoch, reason))
+
+    def clear_abort(self, timeout_s: float = 60.0) -> None:
+        """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
+        oldest = self.calls.oldest_epochs
+        epoch = oldest.get(self.name, 0)
+        refs = [member.actor._clear_abort.remote(member.index, epoch, oldest) for member in self.members]
+        Handle(self, "clear_abort", self.members, refs, of_user=False).wait(timeout_s)
+        self.aborted = False
 
 
 class Handle(Pending):
@@ -76,7 +209,7 @@ class Handle(Pending):
 
     def __init__(
         self,
-        group: Called,
+        group: RunningGroup,
         method: str,
         members: Sequence[Member],
         refs: Sequence[Any],
@@ -126,19 +259,31 @@ class Handle(Pending):
         collect = self._collect
         return Deferred(tuple(self._refs), lambda values: resolve(collect(values)))
 
+    def deferred(self) -> Deferred:
+        return self.map(lambda result: result)
+
     def element(self, rank: int, world_size: int) -> Deferred:
         """Output i alone is fetched where the call collects outputs by rank."""
         if self._collect is not list:
-            return self.map(same).element(rank, world_size)
+            return self.deferred().element(rank, world_size)
         if len(self._refs) != world_size:
             raise ValueError(f"{self!r} has {len(self._refs)} outputs for {world_size} ranks; give one per rank")
-        return Deferred((self._refs[rank],), only)
+        return Deferred((self._refs[rank],), _only)
 
     def rows(self, rank: int, world_size: int) -> Deferred:
         """Rows are taken from the outputs without putting all together."""
         if not isinstance(self._collect, ConcatRows):
-            return self.map(same).rows(rank, world_size)
+            return self.deferred().rows(rank, world_size)
         return Deferred(tuple(self._collect.chosen(self._refs)), lambda parts: take_rows(parts, rank, world_size))
+
+
+def _start(member: Member, method: str, carried: Carried) -> Any:
+    positional, named = carried
+    return getattr(member.actor, ray_method(member.index, method)).remote(*positional, **named)
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0]
 
 
 def wait_all(
@@ -229,7 +374,12 @@ class _Wait:
         except ray.exceptions.RayError as error:
             self._raise(error)
         if running and self._deadline is not None and time.monotonic() >= self._deadline:
-            raise CallTimeoutError(self._late(set(running)))
+            calls = [(m, h.method, ref) for h in self._handles for m, ref in zip(h.members, h._refs, strict=True)]
+            late = [f"{member}.{method}" for member, method, ref in calls if ref in set(running)]
+            raise CallTimeoutError(
+                f"{self._what + ': ' if self._what else ''}waited {time.monotonic() - self._started:.1f} s; not done: "
+                f"{', '.join(late)} ({len(calls) - len(late)} of {len(calls)} calls are done)"
+            )
         waiting = {member: ping for member, ping in pings.items() if ping not in set(answered)}
         self._pings = {member: waiting.get(member) or member.actor._ping.remote() for member in members}
 
@@ -250,17 +400,6 @@ class _Wait:
         peers = [member for group in groups for member in group.members]
         return list(dict.fromkeys([*called, *peers]))
 
-    def _late(self, running: set[Any]) -> str:
-        late = [
-            f"{member}.{handle.method}"
-            for handle in self._handles
-            for member, ref in zip(handle.members, handle._refs, strict=True)
-            if ref in running
-        ]
-        waited = f"waited {time.monotonic() - self._started:.1f} s"
-        done = f"{len(self._refs) - len(late)} of {len(self._refs)} calls are done"
-        return f"{self._what + ': ' if self._what else ''}{waited}; not done: {', '.join(late)} ({done})"
-
     def _raise(self, error: Exception) -> NoReturn:
         others = self._others()
         failure = getattr(error, "cause", None)
@@ -279,11 +418,3 @@ class _Wait:
 
     def _calls(self) -> str:
         return ", ".join(dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles))
-
-
-def same(value: Any) -> Any:
-    return value
-
-
-def only(values: list[Any]) -> Any:
-    return values[0]

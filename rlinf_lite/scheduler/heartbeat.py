@@ -12,33 +12,25 @@ from dataclasses import dataclass, field
 _FILE_PROGRESS_BYTES = 2**20
 """Read or written between two beats: more than a heartbeat itself takes, less than the slowest disk gives."""
 
-BEAT_S = 2.0
-"""Every call wakes up some threads, which computing ones have to make room for."""
+BEAT_S = 2.0  # every call wakes up some threads, which computing ones have to make room for
 
 
 @dataclass(frozen=True)
 class Beat:
-    """One worker at one moment; times in seconds of `time.time()`."""
+    """One worker at one moment."""
 
     group: str
     rank: int
     pid: int
-    time: float
-    doing: str | None
-    """The method that runs."""
-    waiting_for: str | None
-    """Whose message that method waits for."""
+    doing: str | None  # the method that runs
+    waiting_for: str | None  # whose message that method waits for
     stuck_s: float
     """Since its last progress: a method that began or ended, a message, a timer, `report_progress`, files read or
     written."""
-    busy_s: float
-    """Seconds spent in methods so far, without waiting for messages."""
-    sent_to: tuple[str, ...]
-    """Groups that it has sent messages to."""
-    memory_bytes: int
-    """Resident, of the process."""
-    oom_kills: int
-    """Processes that the kernel of this machine has killed for want of memory so far."""
+    busy_s: float  # seconds spent in methods so far, without waiting for messages
+    sent_to: tuple[str, ...]  # groups that it has sent messages to
+    memory_bytes: int  # resident, of the process
+    oom_kills: int  # processes that the kernel of this machine has killed for want of memory so far
 
 
 @dataclass
@@ -47,8 +39,7 @@ class Activity:
 
     doing: str | None = None
     waiting_for: str | None = None
-    progress: int = 0
-    """Counts whatever is progress."""
+    progress: int = 0  # counts whatever is progress
     busy_s: float = 0.0
     sent_to: set[str] = field(default_factory=set)
     _since: float = field(default_factory=time.monotonic)
@@ -81,8 +72,7 @@ class Activity:
             self.progress += 1
 
 
-_of_any = Activity()
-"""Progress of whichever worker runs in this process: one at a time does."""
+_of_any = Activity()  # progress of whichever worker runs in this process: one at a time does
 
 
 def report_progress() -> None:
@@ -104,7 +94,9 @@ class Heartbeat:
 
     def beats(self) -> list[Beat]:
         now = time.monotonic()
-        memory, oom_kills = memory_bytes(), num_oom_kills()
+        with open("/proc/self/statm") as file:
+            memory_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        oom_kills = num_oom_kills()
         # large files are loaded and saved by one call of a library, which cannot report progress
         before, self._file_bytes = self._file_bytes, file_bytes()
         uses_files = self._file_bytes - before >= _FILE_PROGRESS_BYTES
@@ -114,33 +106,15 @@ class Heartbeat:
             if uses_files or activity.progress + _of_any.progress != progress:
                 self._seen[index] = progress, since = activity.progress + _of_any.progress, now
             runs = activity.doing is not None and activity.waiting_for is None
-            found.append(
-                Beat(
-                    group,
-                    rank,
-                    os.getpid(),
-                    time.time(),
-                    activity.doing,
-                    activity.waiting_for,
-                    now - since,
-                    activity.busy_s + (now - activity._since if runs else 0.0),
-                    tuple(sorted(activity.sent_to)),
-                    memory,
-                    oom_kills,
-                )
-            )
+            busy_s = activity.busy_s + (now - activity._since if runs else 0.0)
+            now_in = (activity.doing, activity.waiting_for, now - since, busy_s, tuple(sorted(activity.sent_to)))
+            found.append(Beat(group, rank, os.getpid(), *now_in, memory_bytes, oom_kills))
         return found
 
     def _run(self) -> None:
         while True:
             self._tell(self.beats())
             time.sleep(self._beat_s)
-
-
-def memory_bytes() -> int:
-    """Resident memory of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def file_bytes() -> int:

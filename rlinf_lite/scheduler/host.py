@@ -1,4 +1,5 @@
-"""The Ray actor around a process's workers: builds them, calls them, and makes WorkerErrors of what they raise."""
+"""The Ray actor around a process's workers: builds them, calls them, and makes WorkerErrors of what they raise.
+Also how the arguments of a call travel there."""
 
 from __future__ import annotations
 
@@ -17,12 +18,15 @@ from ray import cloudpickle
 
 from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
-from rlinf_lite.scheduler.dispatch import Deferred, MeshPlace
+from rlinf_lite.scheduler.dispatch import Arguments, Deferred, MeshPlace, Pending
 from rlinf_lite.scheduler.errors import WorkerError
 from rlinf_lite.scheduler.forked import THREADS
 from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 from rlinf_lite.scheduler.setup_worker import PLAIN
 
+SHARED_BYTES = 100_000
+"""Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
+Carried = tuple[list[Any], dict[str, Any]]  # arguments as Ray carries them
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
@@ -60,12 +64,16 @@ class Host:
         """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
         os.environ.update(THREADS | env_vars)
         set_context(context)
-        _ignore_sigterm()
+        # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
+        # a handler, and unblocked, which programs started from here do not inherit; forks get the default back
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         name = self._name
         try:
             with imports_without_gc():
                 definitions = cloudpickle.loads(payload)
-            from rlinf_lite.scheduler.mailbox import Mailbox  # only now: numpy reads the variables set above
+            from rlinf_lite.scheduler.post import Mailbox  # only now: numpy reads the variables set above
 
             fused: dict[str, Any] = {}
             for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
@@ -82,8 +90,14 @@ class Host:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
-        if context.monitor is not None:
-            Heartbeat([(w.name, w.rank, w._activity) for w in self._workers], _teller(context.monitor))
+        monitor = context.monitor
+        if monitor is not None:
+
+            def tell(beats: list[Beat]) -> None:  # a master that is being started again hears nothing meanwhile
+                with suppress(Exception):  # it is gone, and with it whoever watched
+                    ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
+
+            Heartbeat([(w.name, w.rank, w._activity) for w in self._workers], tell)
         return [worker._connected().inbox.address for worker in self._workers]
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,17 +134,22 @@ class Host:
             frames = frames.tb_next
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return WorkerError(name, self._rank, method, summary, text, _pickled(error), _origin(error))
 
+        # types and lines of the exception and of those that it arose from
+        origin: list[str] = []
+        current: BaseException | None = error
+        while current is not None and len(origin) < _MAX_CAUSES:
+            walked = list(traceback.walk_tb(current.__traceback__))
+            place = f" at {walked[-1][0].f_code.co_filename}:{walked[-1][1]}" if walked else ""
+            origin.append(f"{type(current).__name__}{place}")
+            current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
-def _ignore_sigterm() -> None:
-    """SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job.
-
-    By a handler, and unblocked, which programs started from here do not inherit; forks get the default back.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        pickled: bytes | None = None
+        with suppress(Exception):  # many exceptions cannot be pickled, or cannot be loaded again
+            dumped = cloudpickle.dumps(error)
+            cloudpickle.loads(dumped)
+            pickled = dumped
+        return WorkerError(name, self._rank, method, summary, text, pickled, ", from ".join(origin))
 
 
 def process_and_logs() -> tuple[int, list[str]]:
@@ -142,20 +161,18 @@ def process_and_logs() -> tuple[int, list[str]]:
     return os.getpid(), list(dict.fromkeys(paths))
 
 
-def _teller(monitor: str) -> Callable[[list[Beat]], None]:
-    """Tells a Ray actor; one that is being started again hears nothing meanwhile."""
-
-    def tell(beats: list[Beat]) -> None:
-        with suppress(Exception):  # the actor is gone, and with it whoever watched
-            ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
-
-    return tell
-
-
 def host_class(name: str, methods: Sequence[Iterable[str]]) -> type[Host]:
     """A Host with a Ray method for each of every worker's: a call without arguments then has nothing to carry."""
-    forwarders = {ray_method(i, method): _forwarder(i, method) for i, names in enumerate(methods) for method in names}
-    return type(name, (Host,), forwarders)
+
+    def forwarder(index: int, method: str) -> Callable[..., Any]:
+        def forward(self: Host, *args: Any, **kwargs: Any) -> Any:
+            return self._call(index, method, args, kwargs)
+
+        forward.__name__ = ray_method(index, method)
+        return forward
+
+    forwarders = [forwarder(index, method) for index, names in enumerate(methods) for method in names]
+    return type(name, (Host,), {forward.__name__: forward for forward in forwarders})
 
 
 def ray_method(index: int, method: str) -> str:
@@ -163,16 +180,40 @@ def ray_method(index: int, method: str) -> str:
     return f"{method}_of_{index}" if index else method
 
 
-def _forwarder(index: int, method: str) -> Callable[..., Any]:
-    def forward(self: Host, *args: Any, **kwargs: Any) -> Any:
-        return self._call(index, method, args, kwargs)
+def carry(arguments: Arguments, stored: dict[int, Any], share: bool) -> Carried:
+    """The arguments as Ray carries them: references lie at the top, where it fetches what they refer to."""
+    refs: list[Any] = []
 
-    forward.__name__ = ray_method(index, method)
-    return forward
+    def carried(value: Any) -> Any:
+        if isinstance(value, Pending):
+            deferred = value.deferred()
+            refs.extend(deferred.refs)
+            return Deferred((None,) * len(deferred.refs), deferred.resolve)
+        if share and payload_bytes(value) >= SHARED_BYTES:
+            if id(value) not in stored:
+                stored[id(value)] = ray.put(value)
+            return stored[id(value)]
+        return value
+
+    args, kwargs = arguments
+    positional, named = [carried(value) for value in args], {key: carried(value) for key, value in kwargs.items()}
+    return positional + refs, named
+
+
+def payload_bytes(value: Any) -> int:
+    """Bytes of bulk data in nested containers of arrays, tensors and bytes; other things count as nothing."""
+    if isinstance(value, dict):
+        return sum(payload_bytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(payload_bytes(item) for item in value)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _resolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Put deferred arguments together; what their references stood for lies behind the other arguments."""
+    """`carry` undone, in the worker; what the references stood for lies behind the other arguments."""
     num_given = len(args) - sum(len(value.refs) for value in (*args, *kwargs.values()) if isinstance(value, Deferred))
     values = iter(args[num_given:])
 
@@ -180,23 +221,3 @@ def _resolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
         return value.resolve([next(values) for _ in value.refs]) if isinstance(value, Deferred) else value
 
     return tuple(resolve(value) for value in args[:num_given]), {key: resolve(value) for key, value in kwargs.items()}
-
-
-def _origin(error: BaseException) -> str:
-    """Types and lines of an exception and of those that it arose from."""
-    found: list[str] = []
-    current: BaseException | None = error
-    while current is not None and len(found) < _MAX_CAUSES:
-        frames = list(traceback.walk_tb(current.__traceback__))
-        place = f" at {frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else ""
-        found.append(f"{type(current).__name__}{place}")
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return ", from ".join(found)
-
-
-def _pickled(error: Exception) -> bytes | None:
-    with suppress(Exception):  # many exceptions cannot be pickled, or cannot be loaded again
-        pickled: bytes = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)
-        return pickled
-    return None

@@ -77,7 +77,10 @@ def local_ray(
                     _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; the one above is ours alone
                     _node_ip_address="127.0.0.1",
                 )
-            _make_known(temp_dir, token)
+            path, known = os.path.join(temp_dir, _FILE), KnownRay(ray.get_runtime_context().gcs_address, token)
+            with open(os.open(f"{path}.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(asdict(known), file)
+            os.replace(f"{path}.partial", path)
             yield
         finally:
             ray.shutdown()
@@ -117,14 +120,6 @@ def _private(token: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN": token,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch by which Ray binds to 127.0.0.1
     }
-
-
-def _make_known(temp_dir: str, token: str) -> None:
-    path = os.path.join(temp_dir, _FILE)
-    address = ray.get_runtime_context().gcs_address
-    with open(os.open(f"{path}.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(asdict(KnownRay(address, token)), file)
-    os.replace(f"{path}.partial", path)
 
 
 def knock(address: str) -> None:
@@ -208,22 +203,20 @@ def _out_of_reach() -> Iterator[None]:
 @contextmanager
 def _environment(variables: dict[str, str], cluster_mode: bool) -> Iterator[None]:
     """Variables that Ray reads, set for as long as it is used."""
+
+    def look_again(mode: bool) -> None:  # which Ray does once, when it is imported
+        ray_constants.ENABLE_RAY_CLUSTER = mode
+        _raylet.Config.initialize("")  # type: ignore[attr-defined]
+        _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+
     before = {name: os.environ.get(name) for name in variables}
+    mode_before: bool = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(variables)
-    cluster_mode = _reread(cluster_mode)
+    look_again(cluster_mode)
     try:
         yield
     finally:
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({} if value is None else {name: value})
-        _reread(cluster_mode)
-
-
-def _reread(cluster_mode: bool) -> bool:
-    """Make Ray look at the environment again, which it does once, when it is imported; returns the mode before."""
-    before: bool = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = cluster_mode
-    _raylet.Config.initialize("")  # type: ignore[attr-defined]
-    _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
-    return before
+        look_again(mode_before)

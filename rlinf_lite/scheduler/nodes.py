@@ -57,9 +57,11 @@ def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
     while len(alive := [node for node in ray.nodes() if node["Alive"]]) < num_nodes:
         if time.monotonic() >= deadline:
             addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in alive))
+            lost = [node for node in ray.nodes() if not node["Alive"]]  # they had joined
+            gone = [f"\n  gone: {node['NodeManagerAddress']}: {node.get('DeathReasonMessage')}" for node in lost]
             raise ClusterError(
                 f"cluster.num_nodes: {num_nodes}, but only {len(alive)} joined within {limit_s:g} s ({addresses}). "
-                f"Run `ray start --address=...` on the others, or raise cluster.start_timeout_s.{_lost_nodes()}"
+                f"Run `ray start --address=...` on the others, or raise cluster.start_timeout_s.{''.join(gone)}"
             )
         time.sleep(0.2)
     driver = driver_node_id()
@@ -109,7 +111,11 @@ def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> 
 
 def find_devices(groups: Sequence[Any], num_gpus: int, limit_s: float) -> list[list[str]]:
     """The physical GPUs behind each placement group."""
-    probe = ray.remote(_visible_gpus)
+
+    def visible_gpus() -> list[str]:
+        return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
+
+    probe = ray.remote(visible_gpus)
     probes = []
     for group in groups:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -139,16 +145,6 @@ def find_substitute(lost: Node, nodes: Sequence[Node], slots: int, kind: str, li
         f"node {lost.rank} ({lost.ip}) is gone, and no other with {slots} GPUs joined within {limit_s:g} s. Start one "
         "with `ray start --address=...`, and resume the run from its last checkpoint."
     )
-
-
-def _lost_nodes() -> str:
-    """Those that had joined and are gone, with Ray's reason."""
-    lost = [node for node in ray.nodes() if not node["Alive"]]
-    return "".join(f"\n  gone: {node['NodeManagerAddress']}: {node.get('DeathReasonMessage')}" for node in lost)
-
-
-def _visible_gpus() -> list[str]:
-    return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
 
 
 def free_port() -> int:

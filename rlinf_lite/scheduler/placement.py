@@ -139,7 +139,17 @@ def parse_placement(
         parts = [_parse_part(part.strip(), num_slots, f"{spec}") for part in text.split(",")]
         _check_ascending(parts, f"{spec}")
         _check_range(parts, shape, f"{spec}", where)
-        processes = _number(parts, f"{spec}")
+        processes: list[ProcessPlacement] = []
+        for part in parts:
+            if part.first_rank is not None and part.first_rank != len(processes):
+                raise PlacementError(
+                    f"{spec}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is "
+                    f"{len(processes)}. Ranks start at 0 and leave no gap: two processes are written `:0-1`."
+                )
+            for i in range(part.num_processes):
+                begin = i * len(part.slots) // part.num_processes
+                count = max(1, len(part.slots) // part.num_processes)
+                processes.append(ProcessPlacement(len(processes), tuple(part.slots[begin : begin + count])))
         if slots_per_node is not None:
             check_nodes(processes, shape, f"{spec}")
     except PlacementError as error:
@@ -193,21 +203,6 @@ def _check_range(parts: Sequence[_Part], shape: ClusterShape, prefix: str, where
     else:
         fix = f"Use slots up to {shape.num_slots - 1}, or give the cluster more GPUs or nodes (cluster.num_nodes)."
     raise PlacementError(f"{prefix} needs {needed}, {where} {shape.describe()}. {fix}")
-
-
-def _number(parts: Sequence[_Part], prefix: str) -> list[ProcessPlacement]:
-    processes: list[ProcessPlacement] = []
-    for part in parts:
-        if part.first_rank is not None and part.first_rank != len(processes):
-            raise PlacementError(
-                f"{prefix}: the part `{part.text}` starts at rank {part.first_rank}, but the next rank is "
-                f"{len(processes)}. Ranks start at 0 and leave no gap: two processes are written `:0-1`."
-            )
-        for i in range(part.num_processes):
-            begin = i * len(part.slots) // part.num_processes
-            count = max(1, len(part.slots) // part.num_processes)
-            processes.append(ProcessPlacement(len(processes), tuple(part.slots[begin : begin + count])))
-    return processes
 
 
 def check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
@@ -347,14 +342,10 @@ class HybridComponentPlacement:
         names = [name for name in self._components if names is None or name in names]
         rows = [["slot", "node", *names]]
         for slot in range(self.shape.num_slots):
-            ranks = [[str(p.rank) for p in self._components[name].processes if slot in p.slots] for name in names]
-            rows.append([str(slot), str(self.shape.node_of(slot)), *(_compact(cell) for cell in ranks)])
+            rows.append([str(slot), str(self.shape.node_of(slot))])
+            for name in names:
+                ranks = [p.rank for p in self._components[name].processes if slot in p.slots]
+                rows[-1].append("-".join(map(str, dict.fromkeys([ranks[0], ranks[-1]]))) if ranks else "-")
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
-
-
-def _compact(ranks: Sequence[str]) -> str:
-    if not ranks:
-        return "-"
-    return ranks[0] if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

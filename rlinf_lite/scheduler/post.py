@@ -1,7 +1,7 @@
 """How objects get from process to process: ZeroMQ sockets within a node, the other node's agent across nodes.
 
 Posting never blocks: queues are unlimited, so two processes that post to each other cannot deadlock. What one process
-posts to another arrives in order.
+posts to another arrives in order. A worker's mailbox keeps messages apart by who sent them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import os
 import pickle
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 import zmq
 
-from rlinf_lite.scheduler.codec import Buffer, encode
-from rlinf_lite.scheduler.context import Address, get_context, start_on
-from rlinf_lite.scheduler.segments import Parcel, open_buffers, store
+from rlinf_lite.scheduler.context import Address, find, get_context, known_names, start_on
+from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
+from rlinf_lite.scheduler.heartbeat import Activity
+from rlinf_lite.scheduler.segments import Buffer, Parcel, discard, encode, open_buffers, store, unpack
+
+_LAUNCH_GRACE_S = 2.0  # how long a send waits for a group that is being launched
 
 _NOTHING = Parcel(b"", [], None, [])
 _counter = itertools.count()
@@ -113,3 +118,105 @@ def _post_abroad(address: Address, header: Any, head: bytes, buffers: Sequence[B
 
 def _deliver(path: str, header: Any, head: bytes, arrays: Sequence[Any]) -> None:
     push(path, header, store(head, [memoryview(array) for array in arrays], get_context().shm_dir))
+
+
+class Message(NamedTuple):
+    """The header of what one worker sends to another."""
+
+    group: str
+    rank: int
+    epoch: int
+
+
+class Abort(NamedTuple):
+    """The header with which the driver ends receives."""
+
+    epoch: int
+    reason: str
+
+
+class Mailbox:
+    """One worker's inbox and outbox. One thread reads it: the one that runs the worker's methods."""
+
+    def __init__(self, group: str, rank: int, epoch: int, activity: Activity) -> None:
+        self.group, self.rank, self.epoch, self.activity = group, rank, epoch, activity
+        self.inbox = Inbox(f"{group}-{rank}")
+        self._peers: dict[str, list[Address]] = {}
+        self._waiting: dict[str, deque[tuple[Message, Parcel]]] = {}
+        self._aborted: str | None = None
+        self._oldest_epochs: dict[str, int] = {}
+
+    def send(self, obj: Any, group: str, rank: int) -> None:
+        post(self._address(group, rank), Message(self.group, self.rank, self.epoch), obj)
+        self.activity.sent_to.add(group)
+        self.activity.made_progress()
+
+    def recv(self, group: str, rank: int | None, timeout_s: float | None) -> tuple[int, Any]:
+        """The next message of one rank, or of any rank of a group, as (source rank, object)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        source = f"any rank of {group}" if rank is None else f"{group}[{rank}]"
+        while True:
+            self.check_abort(f"waiting for {source}")
+            queue = self._waiting.get(group, deque())
+            for i, (message, parcel) in enumerate(queue):
+                if rank is None or message.rank == rank:
+                    del queue[i]
+                    return message.rank, unpack(parcel)
+            with self.activity.waiting(source):
+                arrived = self.inbox.wait(None if deadline is None else deadline - time.monotonic())
+            if not arrived:
+                raise RecvTimeoutError(
+                    f"{self.group}[{self.rank}] waited {timeout_s:g} s for a message from {source}; none came."
+                )
+
+    def check_abort(self, doing: str) -> None:
+        """Raise AbortedError where the group has been aborted; `doing` is what is given up."""
+        self._drain()
+        if self._aborted is not None:
+            raise AbortedError(f"{self.group}[{self.rank}] gave up {doing}: {self._aborted}")
+
+    def clear_abort(self, epoch: int, oldest_epochs: dict[str, int]) -> None:
+        """Serve receives again, and drop what was sent by aborted groups before this."""
+        self._drain()
+        self._aborted, self.epoch, self._oldest_epochs = None, epoch, oldest_epochs
+        self._peers.clear()
+        kept, self._waiting = self._waiting, {}
+        for queue in kept.values():
+            for message, parcel in queue:
+                self._keep(message, parcel)
+
+    def _drain(self) -> None:
+        while (taken := self.inbox.take()) is not None:
+            header, parcel = taken
+            if isinstance(header, Message):
+                self._keep(header, parcel)
+            elif header.epoch > self.epoch:
+                self._aborted = header.reason
+
+    def _keep(self, message: Message, parcel: Parcel) -> None:
+        if message.epoch < self._oldest_epochs.get(message.group, 0):
+            discard(parcel)
+        else:
+            self._waiting.setdefault(message.group, deque()).append((message, parcel))
+
+    def _address(self, group: str, rank: int) -> Address:
+        peers = self._peers.get(group)
+        if peers is None or not self._lives(peers, rank):
+            deadline = time.monotonic() + _LAUNCH_GRACE_S
+            while (peers := find("group", group)) is None:
+                if time.monotonic() >= deadline:
+                    known = ", ".join(known_names("group")) or "none"
+                    raise PeerError(f"no group named {group!r} is running (running: {known})")
+                time.sleep(0.05)
+            self._peers[group] = peers
+            if not self._lives(peers, rank):
+                raise PeerError(f"{group}[{rank}] is gone: {self.group}[{self.rank}] cannot send to it.")
+        if not 0 <= rank < len(peers):
+            raise PeerError(f"{group}[{rank}] does not exist: the group {group!r} has ranks 0..{len(peers) - 1}.")
+        return peers[rank]
+
+    def _lives(self, peers: list[Address], rank: int) -> bool:
+        # the driver unlinks the socket of a worker that it has seen die or has shut down
+        if not 0 <= rank < len(peers) or peers[rank].node_id != self.inbox.address.node_id:
+            return True
+        return os.path.exists(peers[rank].socket)

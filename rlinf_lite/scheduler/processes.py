@@ -7,25 +7,21 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any, Protocol
 
 import ray
 from ray import cloudpickle
 
 from rlinf_lite.scheduler.context import ProcessContext, publish, run_on, withdraw
-from rlinf_lite.scheduler.errors import CallTimeoutError, SchedulerError
-from rlinf_lite.scheduler.handle import Calls, Handle
-from rlinf_lite.scheduler.host import host_class
+from rlinf_lite.scheduler.errors import CallTimeoutError
+from rlinf_lite.scheduler.handle import Calls, Handle, Member, RunningGroup
+from rlinf_lite.scheduler.host import SHARED_BYTES, host_class
 from rlinf_lite.scheduler.local_ray import local_ray_has_ended
-from rlinf_lite.scheduler.member import Member
 from rlinf_lite.scheduler.nodes import Node, free_port
 from rlinf_lite.scheduler.placement import ClusterShape, ComponentPlacement
-from rlinf_lite.scheduler.running import SHARED_BYTES, RunningGroup
 
 _END_S = 10.0
-_TERM_S = 1.0
-"""How long a process may take to end by itself before it is killed."""
+_TERM_S = 1.0  # how long a process may take to end by itself before it is killed
 
 
 class Site(Protocol):
@@ -36,10 +32,10 @@ class Site(Protocol):
     start_timeout_s: float
     calls: Calls
 
-    def actor_options(self, node: Node, env_vars: Mapping[str, str]) -> dict[str, Any]: ...
+    def prepare(
+        self, node: Node, slots: Sequence[int], env_vars: Mapping[str, str]
+    ) -> tuple[dict[str, Any], ProcessContext, dict[str, str]]: ...
     def note_plain(self, reasons: Iterable[str]) -> None: ...
-    def context(self, node: int) -> ProcessContext: ...
-    def env_vars(self, node: Node, slots: Sequence[int]) -> dict[str, str]: ...
     def replace_lost_nodes(self) -> None: ...
 
 
@@ -77,8 +73,8 @@ class Processes:
         self._begun, self._building = [], []
         for process in processes:
             node = nodes[process.rank]
-            env_vars = self._env_vars | site.env_vars(node, process.slots)
-            actor: Any = self._host.options(**site.actor_options(node, env_vars)).remote(self.name, process.rank)
+            options, context, env_vars = site.prepare(node, process.slots, self._env_vars)
+            actor: Any = self._host.options(**options).remote(self.name, process.rank)
             born = actor._process.remote()
             self._begun.append([Member(g.name, process.rank, node, actor, born, i) for i, g in enumerate(self.groups)])
             mine = common | {
@@ -91,7 +87,6 @@ class Processes:
                 mine | {"name": group.name, "role": group.role, "master_port": port}
                 for group, port in zip(self.groups, self._ports, strict=True)
             ]
-            context = site.context(node.rank)
             self._building.append(actor._build.remote(identities, context, env_vars, site.calls.epoch, self._payload))
         for members in self._begun:
             for group, member in zip(self.groups, members, strict=True):
@@ -146,38 +141,17 @@ class Processes:
         for member in members:
             with suppress(Exception):  # its node may be gone, or it died before it could say who it is
                 run_on(member.node.node_id, end_process, member.pid, _TERM_S)
-            if not _is_gone(member, deadline):
-                raise CallTimeoutError(f"{member} did not stop within {_END_S:g} s")
-
-
-def restart(again: Mapping[Processes, Sequence[int]], timeout_s: float | None) -> None:
-    """Start new processes in the place of those of some ranks, side by side, and give their workers the last `init`
-    calls of those before them, which have `timeout_s`. Goes on where some do not start, and then raises the first
-    error."""
-    errors: list[SchedulerError] = []
-    started: list[Processes] = []
-    for processes, ranks in again.items():
-        try:
-            processes.begin_again(ranks)
-            started.append(processes)
-        except SchedulerError as error:
-            errors.append(error)
-    for processes in list(started):
-        try:
-            processes.wait()
-        except SchedulerError as error:
-            errors.append(error)
-            started.remove(processes)
-    # workers of one process get theirs one after the other, in the order in which they were constructed
-    for fused in zip_longest(*(processes.groups for processes in started)):
-        calls = [group.init_again(again[processes]) for group, processes in zip(fused, started, strict=True) if group]
-        for handle in calls:
-            try:
-                handle.wait(timeout_s)
-            except SchedulerError as error:
-                errors.append(error)
-    if errors:
-        raise errors[0]
+            while True:  # until Ray has seen it die
+                try:
+                    ray.get(member.actor._ping.remote(), timeout=max(0.05, deadline - time.monotonic()))
+                    is_late = time.monotonic() >= deadline
+                except ray.exceptions.GetTimeoutError:
+                    is_late = True
+                except ray.exceptions.RayError:
+                    break
+                if is_late:
+                    raise CallTimeoutError(f"{member} did not stop within {_END_S:g} s")
+                time.sleep(0.01)
 
 
 def end_process(pid: int, grace_s: float) -> None:
@@ -199,22 +173,3 @@ def is_ray_process(pid: int) -> bool:
             return file.read().startswith(b"ray::")
     except OSError:
         return False
-
-
-def process_exists(pid: int) -> bool:
-    """Whether a process of this machine lives, or waits for its end to be noticed."""
-    return os.path.exists(f"/proc/{pid}")
-
-
-def _is_gone(member: Member, deadline: float) -> bool:
-    """Whether Ray has seen it die, by the deadline."""
-    try:
-        while True:
-            ray.get(member.actor._ping.remote(), timeout=max(0.05, deadline - time.monotonic()))
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-    except ray.exceptions.GetTimeoutError:
-        return False
-    except ray.exceptions.RayError:
-        return True

@@ -52,27 +52,20 @@ def living_temp_dirs() -> list[str]:
     """The `temp` of the clusters that this user has on this node at the moment."""
     with os.scandir(temp_root()) as entries:
         paths = sorted(entry.path for entry in entries if entry.name.startswith(f"{_PREFIX}t"))
-    return [path for path in paths if _is_ours(path) and _is_locked(path)]
+    living = []
+    for path in filter(_is_ours, paths):
+        with suppress(OSError), open(os.path.join(path, "lock")) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                living.append(path)
+    return living
 
 
 def _is_ours(path: str) -> bool:
     """Another user's could hold anything."""
     with suppress(FileNotFoundError):
         return os.lstat(path).st_uid == os.getuid()
-    return False
-
-
-def _is_locked(path: str) -> bool:
-    try:
-        lock = os.open(os.path.join(path, "lock"), os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
     return False
 
 
@@ -88,19 +81,15 @@ def _remove_stale(root: str) -> None:
     with os.scandir(root) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for path in paths:
-        with suppress(OSError):  # another user's, not yet locked, or deleted by somebody else meanwhile
-            _remove_if_unlocked(path)
-
-
-def _remove_if_unlocked(path: str) -> None:
-    try:
-        lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
-    except FileNotFoundError:  # one that is just being made, or that Ray has made again behind its removal
-        if _is_ours(path) and time.time() - os.stat(path).st_mtime > _WITHOUT_LOCK_S:
-            shutil.rmtree(path, ignore_errors=True)
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(lock)
+        with suppress(OSError):  # another user's, locked, or deleted by somebody else meanwhile
+            try:
+                lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
+            except FileNotFoundError:  # one that is just being made, or that Ray has made again behind its removal
+                if _is_ours(path) and time.time() - os.stat(path).st_mtime > _WITHOUT_LOCK_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,23 +1,34 @@
-"""Bulk data between processes of one node: a file in shared memory, written once, mapped and unlinked by its reader."""
+"""Objects between processes of one node: pickled, with their bulk in a file in shared memory, which is written once,
+mapped and unlinked by its reader.
+
+Pickle protocol 5 with out-of-band buffers. Dense torch tensors travel as their bytes (so bfloat16 works); a CUDA tensor
+goes through host memory and arrives on the receiver's GPU, or on its CPU where it has none. Gradients do not travel.
+What is rebuilt lies in the buffers that were sent, and is writable where they are.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import mmap
 import os
+import pickle
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lite.scheduler.codec import Buffer, decode, encode
+import numpy as np
+from ray import cloudpickle
+
 from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.scheduler.scratch import SHM_ROOT
 
-BULK_BYTES = 64 * 1024
-"""Buffers from this size on go through a segment, smaller ones inside the message."""
+Buffer = bytes | bytearray | memoryview
+BULK_BYTES = 64 * 1024  # buffers from this size on go through a segment, smaller ones inside the message
 
 _ALIGNMENT = 64
 _counter = itertools.count()
@@ -44,18 +55,16 @@ def store(head: bytes, buffers: Sequence[memoryview], directory: str) -> Parcel:
     spans: list[tuple[int, int] | None] = []
     start = 0
     for buffer in buffers:
-        if buffer.nbytes < BULK_BYTES:
-            spans.append(None)
-            continue
-        spans.append((start, start + buffer.nbytes))
-        start += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT
+        is_bulk = buffer.nbytes >= BULK_BYTES
+        spans.append((start, start + buffer.nbytes) if is_bulk else None)
+        start += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT if is_bulk else 0
     small = [buffer for buffer in buffers if buffer.nbytes < BULK_BYTES]
     return Parcel(head, small, _write(buffers, spans, directory) if start else None, spans)
 
 
 def unpack(parcel: Parcel) -> Any:
     """Rebuild the object on the mapped segment. Arrays and tensors are writable and belong to the caller alone."""
-    return decode(parcel.head, open_buffers(parcel))
+    return pickle.loads(parcel.head, buffers=open_buffers(parcel))
 
 
 def open_buffers(parcel: Parcel) -> list[Buffer]:
@@ -111,3 +120,47 @@ def _write(buffers: Sequence[memoryview], spans: Sequence[tuple[int, int] | None
     finally:
         os.close(fd)
     return path
+
+
+def encode(obj: Any) -> tuple[bytes, list[memoryview]]:
+    """A pickle, and the buffers that it refers to (views of the object's own memory)."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is np.ndarray:
+            if obj.dtype.hasobject or (obj.flags.forc and obj.flags.writeable):
+                return NotImplemented
+            return writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized:
+            host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            raw = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())
+            return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
+        return super().reducer_override(obj)
+
+
+class _WritableInterface:
+    """Says of an array that it is writable, so that pickle does not mark its copy on the other side read-only."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """The same memory, said to be writable; whoever writes to it must know what they do."""
+    return array if array.flags.writeable else np.asarray(_WritableInterface(array))
+
+
+def _rebuild_tensor(raw: Buffer, dtype: str, shape: tuple[int, ...], was_cuda: bool) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    tensor = torch.empty(shape, dtype=kind) if 0 in shape else torch.frombuffer(raw, dtype=kind).reshape(shape)
+    return tensor.cuda() if was_cuda and torch.cuda.is_available() else tensor

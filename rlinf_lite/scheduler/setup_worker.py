@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-PLAIN = "RLINF_LITE_PLAIN_WORKER"
-"""Tells a worker that was to be forked, and could not be, why."""
+PLAIN = "RLINF_LITE_PLAIN_WORKER"  # tells a worker that was to be forked, and could not be, why
 ANSWER_S = 30.0
 """How long the warm process may take: at first it imports torch. Ray gives up a worker that is not there in 60 s."""
 _CONTEXT = "--serialized-runtime-env-context="
@@ -28,21 +27,16 @@ def main() -> None:
         python = context.pop("py_executable", "")
         socket = python.rpartition(" ")[2]
         if not socket.endswith(".sock") or __file__ not in python or any(context.values()):
-            _run_as_ray_does(arguments)
+            import importlib.util  # this worker is none of ours, or has more to it: run as Ray does
+
+            found = importlib.util.find_spec("ray")
+            assert found is not None and found.origin is not None, "Ray has started this"
+            script = os.path.join(os.path.dirname(found.origin), "_private", "workers", "setup_worker.py")
+            os.execv(sys.executable, [sys.executable, script, *arguments])
         arguments = [socket, *(item for item in arguments if not item.startswith((_CONTEXT, _LANGUAGE)))]
     reason = ask_for_fork(arguments[0], arguments[1:])
     os.environ[PLAIN] = reason
     os.execv(sys.executable, [sys.executable, *arguments[1:]])
-
-
-def _run_as_ray_does(arguments: list[str]) -> None:
-    """This worker is none of ours, or has more to it."""
-    import importlib.util
-
-    found = importlib.util.find_spec("ray")
-    assert found is not None and found.origin is not None, "Ray has started this"
-    script = os.path.join(os.path.dirname(found.origin), "_private", "workers", "setup_worker.py")
-    os.execv(sys.executable, [sys.executable, script, *arguments])
 
 
 def ask_for_fork(path: str, arguments: list[str]) -> str:

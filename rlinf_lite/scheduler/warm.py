@@ -29,7 +29,7 @@ NEEDED = ("numpy", "torch")
 NEEDED_WITH_RAY = (
     "ray._private.workers.default_worker",
     "rlinf_lite.scheduler.host",
-    "rlinf_lite.scheduler.mailbox",
+    "rlinf_lite.scheduler.post",
     "rlinf_lite.workers.actor",
     "rlinf_lite.workers.env",
     "rlinf_lite.workers.rollout",
@@ -55,8 +55,7 @@ OF_ONE_WORKER = frozenset(
     | {"_", "OLDPWD", "PWD", "SHLVL"}
 )
 """Variables that differ from one worker to the next, or that Ray sets itself in each."""
-_REQUEST_S = 5.0
-"""How long a worker's start may take to say what it wants; others wait meanwhile."""
+_REQUEST_S = 5.0  # how long a worker's start may take to say what it wants; others wait meanwhile
 
 
 class _Warm:
@@ -116,7 +115,10 @@ class _Warm:
                 request = _read(connection, int.from_bytes(header, "little"))
             except (OSError, EOFError):  # it was killed
                 return None
-            refusal = self._refusal or self._differs(request["environment"])
+            refusal = self._refusal
+            differing = {name for name, _ in request["environment"].items() ^ self._environment.items()} - self._apart
+            if not refusal and differing:  # modules were imported in another
+                refusal = f"its environment differs in {', '.join(sorted(differing))}"
             if not refusal:
                 gc.freeze()  # what is there by now stays: looking through it would copy its pages
                 if os.fork() == 0:
@@ -136,11 +138,6 @@ class _Warm:
             with suppress(OSError):
                 connection.sendall(refusal.encode() or b"forked")
         return None
-
-    def _differs(self, environment: dict[str, str]) -> str:
-        """In what the environment of a worker is not the one that modules were imported in."""
-        names = {name for name, _ in environment.items() ^ self._environment.items()} - self._apart
-        return f"its environment differs in {', '.join(sorted(names))}" if names else ""
 
 
 def _read(connection: socket.socket, length: int) -> dict[str, Any]:

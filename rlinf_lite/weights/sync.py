@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -61,10 +61,8 @@ class _Ready:
     """What a receiver says when it waits for a version."""
 
     on_cpu: bool
-    complete: bool
-    """It has had everything once: what may have changed is enough."""
-    segment: str | None
-    """What its parameters are views of."""
+    complete: bool  # it has had everything once: what may have changed is enough
+    segment: str | None  # what its parameters are views of
 
 
 class _Segment:
@@ -76,29 +74,25 @@ class _Segment:
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         descriptor = os.open(path, flags, 0o600)
         try:
-            if create:
-                _reserve(descriptor, path, num_bytes)
-            self._memory = mmap.mmap(descriptor, num_bytes)
+            if create:  # where shared memory is full, this fails, and no bus error comes later
+                os.posix_fallocate(descriptor, 0, num_bytes)
+            memory = mmap.mmap(descriptor, num_bytes)
+        except OSError as error:
+            if not create:
+                raise
+            os.unlink(path)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise no_room(path, "weights for the rollout workers of this node", num_bytes) from error
         finally:
             os.close(descriptor)
-        self.tensors = {entry.name: self._view(entry) for entry in entries}
-
-    def _view(self, entry: _Entry) -> Tensor:
-        if entry.num_bytes == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        raw = np.frombuffer(self._memory, np.uint8, entry.num_bytes, entry.offset)
-        return torch.from_numpy(raw).view(entry.dtype).view(entry.shape)
-
-
-def _reserve(descriptor: int, path: str, num_bytes: int) -> None:
-    """Where shared memory is full, this fails, and no bus error comes later. Raises SchedulerError."""
-    try:
-        os.posix_fallocate(descriptor, 0, num_bytes)
-    except OSError as error:
-        os.unlink(path)
-        if error.errno != errno.ENOSPC:
-            raise
-        raise no_room(path, "weights for the rollout workers of this node", num_bytes) from error
+        self.tensors: dict[str, Tensor] = {}
+        for entry in entries:
+            tensor = torch.empty(0, dtype=entry.dtype)
+            if entry.num_bytes:
+                raw = np.frombuffer(memory, np.uint8, entry.num_bytes, entry.offset)
+                tensor = torch.from_numpy(raw).view(entry.dtype)
+            self.tensors[entry.name] = tensor.view(entry.shape)
 
 
 def _pieces(tensor: Tensor) -> list[np.ndarray]:
@@ -181,7 +175,7 @@ class WeightSender:
                     os.unlink(self._segment.path)
             self._segment = None
             try:
-                self._segment = _Segment(*self._layout(tensors), create=True)
+                self._segment = self._new_segment(tensors)
             except SchedulerError as error:
                 problem = error
         for bucket in self._buckets(tensors):
@@ -221,14 +215,14 @@ class WeightSender:
         for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
             pass
 
-    def _layout(self, tensors: list[tuple[str, Tensor]]) -> tuple[str, list[_Entry]]:
+    def _new_segment(self, tensors: list[tuple[str, Tensor]]) -> _Segment:
         entries, offset = [], 0
         for name, tensor in tensors:
             entry = _Entry(name, tuple(tensor.shape), tensor.dtype, offset)
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
         name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{next(_segment_numbers)}"
-        return os.path.join(get_context().shm_dir, name), entries
+        return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True)
 
     def _buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         """Whole tensors in host memory, at most `bucket_bytes` at a time (a larger tensor travels alone)."""
@@ -271,23 +265,18 @@ class WeightReceiver:
             if sent != version:
                 raise WeightVersionError(f"{self._worker.name} expects weights {version}, {self._group} sent {sent}")
             if isinstance(content, tuple):
-                self._map(*content)
+                path, entries = content
+                self._segment = path
+                for name, tensor in _Segment(path, entries, create=False).tensors.items():
+                    self._tensors[name].data = tensor  # the view keeps the mapping alive
                 self._worker.send("mapped", self._group, self._sender)
             elif isinstance(content, dict):
-                self._copy(content)
+                with torch.no_grad():
+                    for name, tensor in content.items():
+                        self._tensors[name].copy_(tensor)
                 if not last:
                     self._worker.send("copied", self._group, self._sender)
         self._complete = True
-
-    def _map(self, path: str, entries: list[_Entry]) -> None:
-        self._segment = path
-        for name, tensor in _Segment(path, entries, create=False).tensors.items():
-            self._tensors[name].data = tensor  # the view keeps the mapping alive
-
-    def _copy(self, bucket: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for name, tensor in bucket.items():
-                self._tensors[name].copy_(tensor)
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:

@@ -19,10 +19,8 @@ import ray
 
 from rlinf_lite.cli import main
 from rlinf_lite.config.schema import ControlConfig
-from rlinf_lite.control.backends import DirectoryBackend
-from rlinf_lite.control.context import Failover, JobContext, Stage, WorkerRecord
+from rlinf_lite.control.context import Attachment, DirectoryBackend, Failover, JobContext, Stage, WorkerRecord
 from rlinf_lite.control.diagnosis import Finding
-from rlinf_lite.control.link import Attachment
 from rlinf_lite.control.master import create_master
 from rlinf_lite.scheduler import Cluster, Worker
 from rlinf_lite.scheduler.context import get_context

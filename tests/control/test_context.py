@@ -5,8 +5,15 @@ import time
 import pytest
 
 from rlinf_lite.config.schema import ControlConfig
-from rlinf_lite.control.backends import DirectoryBackend, load_context
-from rlinf_lite.control.context import ContextError, Failover, JobContext, Stage, WorkerRecord
+from rlinf_lite.control.context import (
+    ContextError,
+    DirectoryBackend,
+    Failover,
+    JobContext,
+    Stage,
+    WorkerRecord,
+    load_context,
+)
 from rlinf_lite.control.diagnosis import Finding
 from rlinf_lite.control.failover import FailoverCoordinator
 

@@ -12,7 +12,7 @@ from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 
 PID = os.getpid()
 RECORD = WorkerRecord("env", 1, PID, "node 0 (127.0.0.1)", "id", "worker")
-BEAT = Beat("env", 1, PID, 100.0, "interact", None, 0.0, 0.0, (), 2**30, 7)
+BEAT = Beat("env", 1, PID, "interact", None, 0.0, 0.0, (), 2**30, 7)
 
 
 @pytest.fixture

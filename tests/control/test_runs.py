@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_lite.control import JobFailedError
-from rlinf_lite.control.link import ask_master
+from rlinf_lite.control.context import ask_master
 from rlinf_lite.runners.checkpoints import verify
 from rlinf_lite.scheduler import WorkerDiedError
 from tests.control.conftest import Hurt, changed, events, pids

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from rlinf_lite.jobs import BaseTrainer, RLJobBuilder, trainer_invocation
-from rlinf_lite.jobs.placement import place_roles
+from rlinf_lite.jobs.spec import place_roles
 from rlinf_lite.jobs.trainer import InvocationResult, InvocationTimeoutError, RoleGroup
 from rlinf_lite.jobs.workload import JobInfo
 from rlinf_lite.scheduler import CallTimeoutError, Cluster, Handle, SchedulerError, WorkerDiedError, WorkerError

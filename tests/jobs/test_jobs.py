@@ -13,8 +13,7 @@ from ray.experimental import internal_kv
 
 from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control import JobFailedError
-from rlinf_lite.control.backends import KVBackend
-from rlinf_lite.control.link import ask_master
+from rlinf_lite.control.context import KVBackend, ask_master
 from rlinf_lite.jobs import JobSpecError, RLJobBuilder
 from rlinf_lite.jobs.submit import JobHandle
 from rlinf_lite.scheduler.processes import is_ray_process

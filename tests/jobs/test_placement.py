@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_lite.jobs.placement import place_roles
-from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec
+from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 
 Roles = dict[str, tuple[int, int, float]]
 

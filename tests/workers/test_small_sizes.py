@@ -16,7 +16,7 @@ from rlinf_lite.config import Config
 from rlinf_lite.envs import env_seed, episode_seed
 from rlinf_lite.models import NOISE_KEY, ActionOutput, MLPGaussianPolicy
 from rlinf_lite.models.sampling import noise_keys
-from rlinf_lite.scheduler.routing import route
+from rlinf_lite.scheduler.dispatch import route
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
