@@ -49,7 +49,7 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     if split.max_episode_steps is not None:
         return split.max_episode_steps
     try:
-        task = env_card(config.env.id).tasks.get(config.env.task)
+        task = env_card(config.env.id).task(config.env.task)
     except PartError:
         return None
     return None if task is None else task.max_episode_steps

@@ -17,7 +17,7 @@ from rlinf_lite.envs.errors import (
     SimulatorError,
 )
 from rlinf_lite.envs.registry import make_vec_env, register_env
-from rlinf_lite.envs.seeding import env_seed, episode_seed
+from rlinf_lite.envs.seeding import balanced_seed, env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
 from rlinf_lite.registry import UnknownEnvError
 
@@ -40,6 +40,7 @@ __all__ = [
     "StepOutputs",
     "UnknownEnvError",
     "VecEnv",
+    "balanced_seed",
     "check_env",
     "ensure_valid_env",
     "env_seed",

@@ -78,6 +78,7 @@ def render_page(run: RunFiles) -> str:
         evals=_first_and_last(run.evals),
         facts=_facts(run),
         table=TaskTable(run) if run.evals else None,
+        protocol=_protocol(run.evals[-1].get("protocol", {})) if run.evals else [],
         charts=list(charts(run)),
         pipeline=_pipeline(run),
         phases=list(_phases(run)),
@@ -126,6 +127,19 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     if memory:
         facts.append(("Actor memory", f"{max(memory) / 2**20:,.0f} MiB"))
     return facts
+
+
+def _protocol(protocol: dict[str, Any]) -> list[tuple[str, str]]:
+    """In words; settings of environment and policy each on a line of their own, what is null left out."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in protocol.items():
+        inner = value.items() if isinstance(value, dict) and name != "versions" else [("", value)]
+        flat += [(f"{name} {key}".strip().replace("_", " "), found) for key, found in inner]
+    shown = [(name, value) for name, value in flat if value not in (None, {}, [])]
+    return [
+        (name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
+        for name, value in shown
+    ]
 
 
 def _phases(run: RunFiles) -> Iterator[tuple[int, str, float, float]]:

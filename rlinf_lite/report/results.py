@@ -30,16 +30,20 @@ class Measured:
 
 
 class TaskTable:
-    """A row per task (the last evaluation's summary, measured before and after), and one for all of them where there
-    are more; before is None where there was one evaluation alone, or it had not this task."""
+    """A row per task (the last evaluation's summary, measured before and after), per group of tasks, and one for all of
+    them where there are more; before is None where there was one evaluation alone, or it had not this task."""
 
     plot_width, plot_height, plot_margin = 240, 30, 8
 
     def __init__(self, run: RunFiles) -> None:
         before, after = run.evals[0], run.evals[-1]
         self.is_compared = len(run.evals) > 1
-        earlier = {row["task_id"]: row for row in (*before["tasks"], before["total"])} if self.is_compared else {}
-        tasks = [*after["tasks"], *([after["total"]] if len(after["tasks"]) > 1 else [])]
+        earlier = (
+            {row["task_id"]: row for row in (*before["tasks"], *before.get("groups", []), before["total"])}
+            if self.is_compared
+            else {}
+        )
+        tasks = [*after["tasks"], *after.get("groups", []), *([after["total"]] if len(after["tasks"]) > 1 else [])]
         self.rows: list[tuple[Line, Measured | None, Measured]] = []
         for task in tasks:
             was = earlier.get(task["task_id"])
