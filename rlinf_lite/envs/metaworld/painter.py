@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,6 @@ class Painter:
                 f"env.options.obs_mode: no picture can be drawn by MUJOCO_GL={_backend() or 'its default'} "
                 f"({type(error).__name__}: {error}). {_INSTALL}"
             ) from error
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         if options.render == "fast":
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
@@ -64,6 +64,7 @@ class Painter:
         self._gl.make_current()
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(model, data, self._seen, self._untouched, self._camera, everything, self._scene)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # each task's context has its own
         mujoco.mjr_render(self._viewport, self._scene, self._context)
         image = np.empty((self._height, self._width, 3), np.uint8)
         mujoco.mjr_readPixels(image, None, self._viewport, self._context)
@@ -85,6 +86,7 @@ def _gl_context(width: int, height: int) -> Any:
         else:
             from mujoco.gl_context import GLContext
         _CONTEXTS.append(GLContext(width, height))
+        atexit.register(_CONTEXTS[0].free)  # before mujoco ends EGL, after which freeing it fails
     return _CONTEXTS[0]
 
 
