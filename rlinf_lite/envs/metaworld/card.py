@@ -58,7 +58,7 @@ class MetaWorld(EnvCard):
         "metaworld-mt50": Suite("50 tasks x 10 episodes of 500 env steps, as LeRobot does", _suite("MT50", 500)),
         "metaworld-mt50-100": Suite("50 tasks x 10 episodes of 100 env steps, as RLinf does", _suite("MT50", 500, 100)),
     }
-    simulator_bytes = (160 * 2**20, 40 * 2**20)
+    simulator_bytes = (110 * 2**20, 31 * 2**20)
 
     def task(self, name: str) -> Task | None:
         try:
