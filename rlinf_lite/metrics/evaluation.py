@@ -78,11 +78,21 @@ class EvalSummary:
         was = {task.task_id: f"{_headline(task)} -> " for task in earlier}
         rows = (*self.tasks, *self.groups)
         width = max(len(task.task_id) for task in rows) + 1
-        return [f"{task.task_id + ':':<{width}} {was.get(task.task_id, '')}{_headline(task)}" for task in rows]
+        lines = [f"{task.task_id + ':':<{width}} {was.get(task.task_id, '')}{_headline(task)}" for task in rows]
+        mean = self.mean_of_groups
+        return lines if mean is None else [*lines, f"mean of the {len(self.groups)} groups: success {100 * mean:.1f}%"]
+
+    @property
+    def mean_of_groups(self) -> float | None:
+        """Success with every group counting once, whatever it has of episodes, as some papers average; None without
+        groups or success."""
+        rates = [group.success_once for group in self.groups if group.success_once is not None]
+        return fmean(rates) if rates else None
 
     def to_json(self, **when: int) -> str:
         """Headline, all tasks and episodes; `when` (step=..., env_steps=...) comes first."""
-        content = {**when, "headline": self.headline(), "protocol": dict(self.protocol), **asdict(self)}
+        said = {"headline": self.headline(), "protocol": dict(self.protocol), "mean_of_groups": self.mean_of_groups}
+        content = {**when, **said, **asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
 

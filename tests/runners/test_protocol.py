@@ -82,8 +82,14 @@ def test_groups_of_tasks_have_rows_of_their_own() -> None:
         ("easy", 8, 8),
         ("hard", 0, 4),
     ]
-    assert [line.partition(":")[0] for line in summary.task_lines()] == [*sorted(names), "easy", "hard"]
+    assert [line.partition(":")[0] for line in summary.task_lines()] == [
+        *sorted(names),
+        "easy",
+        "hard",
+        "mean of the 2 groups",
+    ]
     content = json.loads(summary.to_json(step=3))
     assert content["groups"][0]["success_once"] == 1.0 and content["protocol"] == {"suite": None}
+    assert content["mean_of_groups"] == 0.5 and content["total"]["success_once"] == pytest.approx(2 / 3)
     single = summarize_episodes(records[:1], "greedy", env_card("metaworld").task_groups)
     assert single.groups == (), "a group that is the whole says nothing"
