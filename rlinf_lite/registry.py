@@ -247,11 +247,15 @@ def suites() -> dict[str, Suite]:
     return {name: suite for env in ENVIRONMENTS.names() for name, suite in env_card(env).suites.items()}
 
 
-def suite_overrides(name: str) -> list[str]:
-    """The settings of a published evaluation, as overrides of a config. Raises UnknownSuiteError."""
+def suite_overrides(name: str, env_id: str) -> list[str]:
+    """The settings of a published evaluation, as overrides of the config of a run in `env_id`. Raises
+    UnknownSuiteError, also for one of another environment."""
     known = suites()
     if name not in known:
         raise UnknownSuiteError(f"--suite: there is no suite {name!r}. {did_you_mean(name, known)}")
+    of = known[name].settings["env.id"]
+    if of != env_id:
+        raise UnknownSuiteError(f"--suite: {name} is of {of}, and the policy was trained in {env_id}")
     return [f"{key}={value}" for key, value in known[name].settings.items()]
 
 

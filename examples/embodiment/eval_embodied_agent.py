@@ -29,7 +29,8 @@ def main() -> int:
         verify(checkpoint)
         config_file = checkpoint / "training_state" / "config.yaml"
         overrides = [f"actor.checkpoint_load_path={checkpoint}", "runner.resume=never"]
-        overrides += suite_overrides(arguments.suite) if arguments.suite else []
+        if arguments.suite:
+            overrides += suite_overrides(arguments.suite, load_config(str(config_file)).env.id)
         cfg = load_config(str(config_file), [*overrides, *arguments.overrides])
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)

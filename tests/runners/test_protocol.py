@@ -51,13 +51,17 @@ def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
 
 def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
     card = env_card("metaworld")
-    assert suite_of(card, load(*suite_overrides("metaworld-mt10"))) == "metaworld-mt10"
-    assert suite_of(card, load(*suite_overrides("metaworld-mt50-100"))) == "metaworld-mt50-100"
-    assert suite_of(card, load(*suite_overrides("metaworld-mt10"), "env.eval.num_episodes=20")) is None
+    assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"))) == "metaworld-mt10"
+    assert suite_of(card, load(*suite_overrides("metaworld-mt50-100", "metaworld"))) == "metaworld-mt50-100"
+    assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"), "env.eval.num_episodes=20")) is None
     for name in suites():
-        load(*suite_overrides(name))
+        load(*suite_overrides(name, "metaworld"))
     with pytest.raises(UnknownSuiteError, match="Did you mean metaworld-mt10"):
-        suite_overrides("metaworld-mt1")
+        suite_overrides("metaworld-mt1", "metaworld")
+    with pytest.raises(
+        UnknownSuiteError, match="metaworld-mt10 is of metaworld, and the policy was trained in tabletop"
+    ):
+        suite_overrides("metaworld-mt10", "tabletop")
 
 
 def test_every_task_is_evaluated_equally_often() -> None:
