@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from typing import Any
@@ -21,16 +23,20 @@ _PACKAGES = (
 """Those that results depend on."""
 
 
-def protocol_of(cfg: Config, max_episode_steps: int) -> dict[str, Any]:
-    """Of an evaluation in a simulator; `max_episode_steps` where only the simulator knows. JSON."""
+def protocol_of(cfg: Config, task_ids: Iterable[str], max_episode_steps: int) -> dict[str, Any]:
+    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. `max_episode_steps` is used
+    where only the simulator knows."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
+    counts = Counter(task_ids)
+    fewest, most = min(counts.values()), max(counts.values())
     return {
         "suite": suite_of(card, cfg),
         "env": env.id,
         "task": env.task,
+        "tasks": sorted(counts),
         "env_options": _plain(env.options),
         "num_episodes": env.eval.num_episodes,
-        "episodes_per_task": env.eval.num_episodes / card.num_tasks(env.task),
+        "episodes_per_task": fewest if fewest == most else [fewest, most],
         "initial_states": "balanced_seed(seed, episode, tasks): the same ones at every evaluation",
         "seed": env.eval.seed,
         "max_episode_steps": episode_steps(cfg, env.eval) or max_episode_steps,

@@ -9,6 +9,7 @@ import pytest
 
 from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.envs import balanced_seed, env_seed
+from rlinf_lite.envs.metaworld.tasks import MT10
 from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.registry import UnknownSuiteError, env_card, suite_overrides, suites
 from rlinf_lite.runners.protocol import protocol_of, suite_of
@@ -22,11 +23,12 @@ def load(*overrides: str) -> Config:
 
 def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     cfg = load("env.options.render=exact", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=30")
-    said = json.loads(json.dumps(protocol_of(cfg, 7)))
+    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], 7)))
     expected = {
         "suite": None,
         "env": "metaworld",
         "task": "MT10",
+        "tasks": sorted(MT10),
         "num_episodes": 30,
         "episodes_per_task": 3,
         "seed": 10_000,
@@ -39,14 +41,9 @@ def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     assert {name: said[name] for name in expected} == expected
     assert said["env_options"]["render"] == "exact" and "hidden_sizes" in said["model_options"]
     assert {"python", "torch", "rlinf_lite"} <= set(said["versions"])
-    own = protocol_of(
-        load_config(
-            "gym_pendulum_ppo_mlp",
-            ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"],
-        ),
-        7,
-    )
-    assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == own["num_episodes"]
+    overrides = ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
+    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], 7)
+    assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == [1, 2] and own["suite"] is None
 
 
 def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
