@@ -106,8 +106,7 @@ class MetaWorldSimulator:
 
 
 class World:
-    """One simulation of one task, which any row may have for an episode: its past leaves no trace (a test plays all
-    tasks twice)."""
+    """One simulation of one task, which any row may have for an episode: after `reset` its past leaves no trace."""
 
     def __init__(self, task: str) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
