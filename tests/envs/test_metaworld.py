@@ -172,6 +172,18 @@ def test_tasks_sets_and_lists() -> None:
         load_config("gym_pendulum_ppo_mlp", ["env.id=metaworld", "env.task=reach-v2"])
 
 
+def test_what_is_missing_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlinf_lite.config.checks as checks
+    import rlinf_lite.envs.metaworld.card as card
+
+    monkeypatch.setattr(card, "is_installed", lambda module: module != "mujoco")
+    with pytest.raises(ConfigError, match=r"metaworld needs mujoco, .* pip install 'rlinf_lite\[metaworld\]'"):
+        load_config("metaworld_ppo_mlp")
+    monkeypatch.setattr(checks, "is_installed", lambda module: False)
+    with pytest.raises(ConfigError, match=r"metaworld is not installed .* pip install 'rlinf_lite\[metaworld\]'"):
+        load_config("metaworld_ppo_mlp")
+
+
 def test_the_librarys_names_are_ours() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS, MT10_V3
     from metaworld.policies import ENV_POLICY_MAP
