@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("rollout_bench.py", "rollout", quick=("--repeats", "1", "--seconds", "2")),
     Benchmark("ppo_vs_sb3.py", "ppo_vs_sb3", quick=("--repeats", "1", "--steps", "2", "--variants", "dummy")),
     Benchmark("tabletop_bench.py", "tabletop", quick=("--repeats", "2", "--num-chunks", "10")),
+    Benchmark("metaworld_bench.py", "metaworld", quick=("--repeats", "1", "--num-chunks", "4")),
     Benchmark("policy_bench.py", "policy", quick=("--repeats", "2", "--sizes", "tiny", "--batches", "8")),
     Benchmark("loop_bench.py", "loop", quick=("--repeats", "1", "--steps", "2")),
     Benchmark("control_bench.py", "control", quick=("--blocks", "8", "--steps", "1")),

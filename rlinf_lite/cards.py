@@ -7,7 +7,7 @@ torch nor ray nor a simulator: what does stays inside of functions. Ours and a u
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -68,6 +68,16 @@ class Task:
     """Numbers that come with images alone: what the robot senses of itself."""
     cameras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Height and width of images by camera."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Settings under which results are published, for `rlinf-lite eval --suite`. An evaluation that keeps all of them
+    says so."""
+
+    about: str
+    settings: Mapping[str, Any]
+    """By config key."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,10 @@ class EnvCard(Card):
     """There are tasks that `tasks` does not list."""
     simulator_bytes: tuple[int, int] | None = None
     """Memory that the simulator takes in a process, and each environment besides its observations; None: not known."""
+    suites: Mapping[str, Suite] = {}
+    """Published evaluations, by name."""
+    task_groups: Mapping[str, Sequence[str]] = {}
+    """Sets of tasks, by name, of which evaluations give the success as well."""
     probe_options: Mapping[str, Any] = {}
     """Under which `rlinf-lite doctor` tries out the first task."""
 
@@ -148,9 +162,18 @@ class EnvCard(Card):
         takes_split = "split" in inspect.signature(self.part).parameters
         return self.part(num_envs, cfg, split) if takes_split else self.part(num_envs, cfg)
 
+    def task(self, name: str) -> Task | None:
+        """What is known of a task; None where only the simulator knows."""
+        return self.tasks.get(name)
+
+    def num_tasks(self, task: str) -> int:
+        """How many tasks there are in a task: an episode plays that of its seed, modulo this number. Evaluations and
+        demonstrations play each equally often."""
+        return 1
+
     def observed(self, task: str, options: Any) -> Observed | None:
         """What a policy will see; None where only the simulator knows."""
-        found = self.tasks.get(task)
+        found = self.task(task)
         return None if found is None else Observed(found.action_dim, found.state_dim, dict(found.cameras))
 
     def lacks_state(self, options: Any) -> Problem | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
-from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, PolicyCard
+from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, PolicyCard, Suite
 from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -21,6 +21,7 @@ P = TypeVar("P")
 _LISTED = 40  # names in a message, at the most
 _EXTRAS = {
     **dict.fromkeys(("mani_skill", "sapien"), "maniskill"),
+    **dict.fromkeys(("metaworld", "mujoco"), "metaworld"),
     **dict.fromkeys(("math_verify", "pyarrow"), "math"),
     **dict.fromkeys(("stable_baselines3", "matplotlib"), "bench"),
     **{"wandb": "wandb", "flash_attn": "gpu"},
@@ -38,6 +39,10 @@ class PartImportError(PartError, ImportError):
 
 class UnknownEnvError(PartError):
     """No environment or task of that name."""
+
+
+class UnknownSuiteError(PartError):
+    """No published evaluation of that name."""
 
 
 class UnknownPolicyError(PartError):
@@ -175,6 +180,7 @@ ENVIRONMENTS = Registry(
         "maniskill": "rlinf_lite.envs.maniskill.card:ManiSkill",
         "tabletop": "rlinf_lite.envs.tabletop.card:Tabletop",
         "gymnasium": "rlinf_lite.envs.gymnasium.card:Gymnasium",
+        "metaworld": "rlinf_lite.envs.metaworld.card:MetaWorld",
     },
 )
 POLICIES = Registry(
@@ -224,6 +230,23 @@ def env_card(name: str) -> EnvCard:
     if not callable(part) and not isinstance(part, EnvCard):
         raise UnknownEnvError(f"env.id: {name} is {part!r}, neither a make_env nor a card")
     return EnvCard.of(part, name)
+
+
+def suites() -> dict[str, Suite]:
+    """The published evaluations of all registered environments, by name."""
+    return {name: suite for env in ENVIRONMENTS.names() for name, suite in env_card(env).suites.items()}
+
+
+def suite_overrides(name: str, env_id: str) -> list[str]:
+    """The settings of a published evaluation, as overrides of the config of a run in `env_id`. Raises
+    UnknownSuiteError, also for one of another environment."""
+    known = suites()
+    if name not in known:
+        raise UnknownSuiteError(f"--suite: there is no suite {name!r}. {did_you_mean(name, known)}")
+    of = known[name].settings["env.id"]
+    if of != env_id:
+        raise UnknownSuiteError(f"--suite: {name} is of {of}, and the policy was trained in {env_id}")
+    return [f"{key}={value}" for key, value in known[name].settings.items()]
 
 
 def policy_card(name: str) -> PolicyCard:

@@ -2,6 +2,7 @@
 
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400
+python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> --suite metaworld-mt10
 """
 
 import argparse
@@ -9,12 +10,14 @@ import sys
 from pathlib import Path
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.registry import PartError, suite_overrides, suites
 from rlinf_lite.script import run_script
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint or a run directory")
+    parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
     parser.add_argument("--out", type=Path, help="where to write the JSON (default: <run>/eval_<checkpoint>.json)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's config")
     arguments = parser.parse_intermixed_args()
@@ -25,9 +28,11 @@ def main() -> int:
         checkpoint = find_checkpoint(arguments.checkpoint)
         verify(checkpoint)
         config_file = checkpoint / "training_state" / "config.yaml"
-        overrides = [f"actor.checkpoint_load_path={checkpoint}", "runner.resume=never", *arguments.overrides]
-        cfg = load_config(str(config_file), overrides)
-    except (CheckpointError, ConfigError) as error:
+        overrides = [f"actor.checkpoint_load_path={checkpoint}", "runner.resume=never"]
+        if arguments.suite:
+            overrides += suite_overrides(arguments.suite, load_config(str(config_file)).env.id)
+        cfg = load_config(str(config_file), [*overrides, *arguments.overrides])
+    except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -47,7 +52,8 @@ def main() -> int:
         runner.init_workers()
         summary = runner.evaluate()
     print("\n".join([summary.headline(), *summary.task_lines()]))
-    out = arguments.out or checkpoint.parent.parent / f"eval_{checkpoint.name}.json"
+    name = f"eval_{checkpoint.name}" + (f"_{arguments.suite}" if arguments.suite else "")
+    out = arguments.out or checkpoint.parent.parent / f"{name}.json"
     out.write_text(summary.to_json())
     print(f"written to {out}")
     return 0

@@ -24,6 +24,7 @@ from rlinf_lite.envs.errors import RowError as RowError
 from rlinf_lite.envs.errors import SimulatorError as SimulatorError
 from rlinf_lite.envs.registry import make_vec_env as make_vec_env
 from rlinf_lite.envs.registry import register_env as register_env
+from rlinf_lite.envs.seeding import balanced_seed as balanced_seed
 from rlinf_lite.envs.seeding import env_seed as env_seed
 from rlinf_lite.envs.seeding import episode_seed as episode_seed
 from rlinf_lite.envs.simulator import Simulator as Simulator

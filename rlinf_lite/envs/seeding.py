@@ -36,6 +36,16 @@ def episode_seed(first_seed: int, episode_index: int) -> int:
     return _mix(_mix(first_seed & _MASK) + episode_index) >> 33
 
 
+def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
+    """The `env_seed` of an evaluation's or demonstration's episode, moved by less than `num_tasks` so that episodes go
+    through the tasks in turn (see `EnvCard.num_tasks`)."""
+    first = env_seed(seed, episode)
+    first -= first % num_tasks
+    if first + num_tasks > 1 << 31:
+        first -= num_tasks
+    return first + episode % num_tasks
+
+
 def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
     """`count` numbers in [0, 1) per seed [B, count]: splitmix64's sequence, for all seeds at once."""
     first = np.array([_mix(seed & _MASK) for seed in seeds], np.uint64)

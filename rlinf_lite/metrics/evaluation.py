@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Protocol
 
@@ -59,6 +59,10 @@ class EvalSummary:
     total: TaskSummary
     tasks: tuple[TaskSummary, ...]
     episodes: tuple[dict[str, object], ...]
+    groups: tuple[TaskSummary, ...] = ()
+    """Sets of the tasks, such as difficulties; every episode counts once."""
+    protocol: Mapping[str, object] = field(default_factory=dict)
+    """Under which settings, by which code: what another evaluation has to share to be compared."""
 
     def headline(self) -> str:
         """`success 56.4% [50.6, 62.1] (158/280), greedy`, or the mean return where there is no success."""
@@ -68,28 +72,49 @@ class EvalSummary:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
     def task_lines(self, before: EvalSummary | None = None) -> list[str]:
-        """One line per task, as in the headline; with an earlier evaluation `before` to after."""
-        earlier = {} if before is None or before is self else {task.task_id: task for task in before.tasks}
-        was = {task_id: f"{_headline(task)} -> " for task_id, task in earlier.items()}
-        width = max(len(task.task_id) for task in self.tasks) + 1
-        return [f"{task.task_id + ':':<{width}} {was.get(task.task_id, '')}{_headline(task)}" for task in self.tasks]
+        """One line per task, and per group of them, as in the headline; with an earlier evaluation `before` to
+        after."""
+        earlier = () if before is None or before is self else (*before.tasks, *before.groups)
+        was = {task.task_id: f"{_headline(task)} -> " for task in earlier}
+        rows = (*self.tasks, *self.groups)
+        width = max(len(task.task_id) for task in rows) + 1
+        lines = [f"{task.task_id + ':':<{width}} {was.get(task.task_id, '')}{_headline(task)}" for task in rows]
+        mean = self.mean_of_groups
+        return lines if mean is None else [*lines, f"mean of the {len(self.groups)} groups: success {100 * mean:.1f}%"]
+
+    @property
+    def mean_of_groups(self) -> float | None:
+        """Success with every group counting once, whatever it has of episodes, as some papers average; None without
+        groups or success."""
+        rates = [group.success_once for group in self.groups if group.success_once is not None]
+        return fmean(rates) if rates else None
 
     def to_json(self, **when: int) -> str:
         """Headline, all tasks and episodes; `when` (step=..., env_steps=...) comes first."""
-        content = {**when, "headline": self.headline(), **asdict(self)}
+        said = {"headline": self.headline(), "protocol": dict(self.protocol), "mean_of_groups": self.mean_of_groups}
+        content = {**when, **said, **asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
 
-def summarize_episodes(records: Iterable[EpisodeLike], mode: str) -> EvalSummary:
-    """Summarise an evaluation; the order of `records` does not matter. Raises ValueError where there are none."""
+def summarize_episodes(
+    records: Iterable[EpisodeLike],
+    mode: str,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    protocol: Mapping[str, object] | None = None,
+) -> EvalSummary:
+    """Summarise an evaluation; the order of `records` does not matter. `groups`: sets of tasks by name, of which those
+    are kept that some task, and not every task, is in. Raises ValueError where there are no records."""
     records = sorted(records, key=lambda record: (record.task_id, record.seed, record.env_id))
     if not records:
         raise ValueError("no finished episode to summarise: the evaluation ran none to its end.")
     task_ids = sorted({record.task_id for record in records})
     rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], records) for task_id in task_ids]
+    members = {name: [r for r in records if r.task_id in tasks] for name, tasks in (groups or {}).items()}
+    sets = [_summarize(name, part, records) for name, part in members.items() if 0 < len(part) < len(records)]
     names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end")
     episodes = tuple({name.rstrip("_"): getattr(record, name) for name in names} for record in records)
-    return EvalSummary(mode, _summarize("all", records, records), tuple(rows), episodes)
+    total = _summarize("all", records, records)
+    return EvalSummary(mode, total, tuple(rows), episodes, tuple(sets), dict(protocol or {}))
 
 
 def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:

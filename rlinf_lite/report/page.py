@@ -77,6 +77,7 @@ def render_page(run: RunFiles) -> str:
         evals=_first_and_last(run.evals),
         facts=_facts(run),
         table=TaskTable(run) if run.evals else None,
+        protocol=_protocol(run.evals[-1].get("protocol", {})) if run.evals else [],
         charts=list(charts(run)),
         pipeline=_pipeline(run),
         phases=list(_phases(run)),
@@ -125,6 +126,19 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     if memory:
         facts.append(("Actor memory", f"{max(memory) / 2**20:,.0f} MiB"))
     return facts
+
+
+def _protocol(protocol: dict[str, Any]) -> list[tuple[str, str]]:
+    """In words; settings of environment and policy each on a line of their own, what is null left out."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in protocol.items():
+        inner = value.items() if isinstance(value, dict) and name != "versions" else [("", value)]
+        flat += [(f"{name} {key}".strip().replace("_", " "), found) for key, found in inner]
+    shown = [(name, value) for name, value in flat if value not in (None, {}, [])]
+    return [
+        (name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
+        for name, value in shown
+    ]
 
 
 def _phases(run: RunFiles) -> Iterator[tuple[int, str, float, float]]:
@@ -181,16 +195,17 @@ class Measured:
 
 
 class TaskTable:
-    """A row per task (the last evaluation's summary, measured before and after), and one for all of them where there
-    are more; before is None where there was one evaluation alone, or it had not this task."""
+    """A row per task (the last evaluation's summary, measured before and after), per group of tasks, and one for all of
+    them where there are more; before is None where there was one evaluation alone, or it had not this task."""
 
     plot_width, plot_height, plot_margin = 240, 30, 8
 
     def __init__(self, run: RunFiles) -> None:
         before, after = run.evals[0], run.evals[-1]
         self.is_compared = len(run.evals) > 1
-        earlier = {row["task_id"]: row for row in (*before["tasks"], before["total"])} if self.is_compared else {}
-        tasks = [*after["tasks"], *([after["total"]] if len(after["tasks"]) > 1 else [])]
+        rows_before = (*before["tasks"], *before.get("groups", []), before["total"])
+        earlier = {row["task_id"]: row for row in rows_before} if self.is_compared else {}
+        tasks = [*after["tasks"], *after.get("groups", []), *([after["total"]] if len(after["tasks"]) > 1 else [])]
         self.rows: list[tuple[Line, Measured | None, Measured]] = []
         for task in tasks:
             was = earlier.get(task["task_id"])

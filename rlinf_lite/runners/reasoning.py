@@ -32,6 +32,7 @@ from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
+from rlinf_lite.runners.protocol import code
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
@@ -227,7 +228,9 @@ class ReasoningRunner(Runner):
             EpisodeRecord(row, source or "problems", row, length, score, score >= 1, score >= 1)
             for row, source, length, score in zip(*columns, strict=True)
         ]
-        return summarize_episodes(answers, "greedy")
+        data = self.cfg.data
+        protocol = {"problems": data.val_files, "num_problems": len(rows), "seed": self.cfg.runner.seed, **code()}
+        return summarize_episodes(answers, "greedy", protocol=protocol)
 
     def _how_to_measure(self, checkpoint: Path | None) -> str:
         return f"the same command with {measure_overrides(checkpoint)}" if checkpoint else "no checkpoint"

@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -30,6 +29,7 @@ from rlinf_lite.runners.checkpoints import (
     read_state,
     verify,
 )
+from rlinf_lite.runners.protocol import versions
 from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 LOCK = ".lock"
 _MAX_NAMES = 20
 _MAX_PART = 80  # a file name has at most 255 characters
-_PACKAGES = ("rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "peft")
-"""Those that results depend on."""
 
 
 class RunInUseError(CheckpointError):
@@ -205,10 +203,7 @@ def begin_run(
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
-    found = {"python": platform.python_version(), "machine": f"{platform.platform()}, {os.cpu_count()} CPU cores"}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
-            found[package] = metadata.version(package)
+    found = {**versions(), "machine": f"{platform.platform()}, {os.cpu_count()} CPU cores"}
     (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -15,8 +15,10 @@ from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
+from rlinf_lite.registry import env_card
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
+from rlinf_lite.runners.protocol import protocol_of
 from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
@@ -79,7 +81,10 @@ class SimulationRunner(Runner):
         recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
         if videos is not None and recorded:
             write_gif(recorded, videos)
-        return summarize_episodes(sorted(episodes, key=lambda record: record.env_id), self.cfg.env.eval.mode)
+        episodes.sort(key=lambda record: record.env_id)
+        groups = env_card(self.cfg.env.id).task_groups
+        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), self.spec.max_episode_steps)
+        return summarize_episodes(episodes, self.cfg.env.eval.mode, groups, protocol)
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), "env_steps": self.env_steps}

@@ -17,10 +17,11 @@ import torch
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import Chunks, DemonstrationError, ShardWriter
-from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, env_seed, get_env_spec
+from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models import Policy, load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
+from rlinf_lite.registry import env_card
 
 
 class Collector:
@@ -42,7 +43,8 @@ class Collector:
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
         """Play the episodes of these numbers, one per row, as far as `data.num_episodes` goes."""
         data, chunk = self._cfg.data, self._cfg.model.num_action_chunks
-        obs = env.reset([env_seed(data.seed, int(episode)) for episode in episodes])
+        num_tasks = env_card(self._cfg.env.id).num_tasks(self._cfg.env.task)
+        obs = env.reset([balanced_seed(data.seed, int(episode), num_tasks) for episode in episodes])
         running = episodes < data.num_episodes
         kept = np.zeros(len(episodes), np.bool_)
         played: list[tuple[np.ndarray, Chunks]] = []

@@ -20,6 +20,7 @@ from rlinf_lite.envs import (
     EpisodeRecord,
     Obs,
     VecEnv,
+    balanced_seed,
     ensure_valid_env,
     env_seed,
     episode_seed,
@@ -28,6 +29,7 @@ from rlinf_lite.envs import (
 )
 from rlinf_lite.envs.check import check_finite
 from rlinf_lite.envs.observations import take_rows
+from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.workers.layout import Layout, StagePiece
@@ -158,6 +160,7 @@ class EnvWorker(Worker):
         Returns one record per episode, and videos of the first `env.eval.num_videos`.
         """
         cfg = self.cfg.env.eval
+        num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
         if not self.eval_stages:
             self.eval_stages = self._build_stages("eval", self.eval_layout)
         records: list[EpisodeRecord] = []
@@ -167,7 +170,7 @@ class EnvWorker(Worker):
             for stage in self.eval_stages:
                 episodes = first_episode + stage.env_ids
                 stage.begin()
-                stage.reset([env_seed(cfg.seed, int(episode)) for episode in episodes])
+                stage.reset([balanced_seed(cfg.seed, int(episode), num_tasks) for episode in episodes])
                 self._send_obs(stage, episodes, 0)
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):

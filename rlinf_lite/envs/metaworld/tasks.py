@@ -1,0 +1,102 @@
+"""MetaWorld's 50 tasks: the sentences and difficulties of the public data, and the sets that papers report on."""
+
+from __future__ import annotations
+
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
+
+STATE_DIM = 39
+"""Hand and objects now (18), a step before (18), and the goal (3)."""
+OWN_STATE_DIM = 4
+"""The hand's position and how far the gripper is open: what pictures come with."""
+MAX_STEPS = 500
+
+_EASY = {
+    "button-press-topdown-v3": "Press a button from the top",
+    "button-press-topdown-wall-v3": "Bypass a wall and press a button from the top",
+    "button-press-v3": "Press a button",
+    "button-press-wall-v3": "Bypass a wall and press a button",
+    "coffee-button-v3": "Push a button on the coffee machine",
+    "dial-turn-v3": "Rotate a dial 180 degrees",
+    "door-close-v3": "Close a door with a revolving joint",
+    "door-lock-v3": "Lock the door by rotating the lock clockwise",
+    "door-open-v3": "Open a door with a revolving joint",
+    "door-unlock-v3": "Unlock the door by rotating the lock counter-clockwise",
+    "drawer-close-v3": "Push and close a drawer",
+    "drawer-open-v3": "Open a drawer",
+    "faucet-close-v3": "Rotate the faucet clockwise",
+    "faucet-open-v3": "Rotate the faucet counter-clockwise",
+    "handle-press-side-v3": "Press a handle down sideways",
+    "handle-press-v3": "Press a handle down",
+    "handle-pull-side-v3": "Pull a handle up sideways",
+    "handle-pull-v3": "Pull a handle up",
+    "lever-pull-v3": "Pull a lever down 90 degrees",
+    "peg-unplug-side-v3": "Unplug a peg sideways",
+    "plate-slide-back-side-v3": "Get a plate from the cabinet sideways",
+    "plate-slide-back-v3": "Get a plate from the cabinet",
+    "plate-slide-side-v3": "Slide a plate into a cabinet sideways",
+    "plate-slide-v3": "Slide a plate into a cabinet",
+    "reach-v3": "Reach a goal position",
+    "reach-wall-v3": "Bypass a wall and reach a goal",
+    "window-close-v3": "Push and close a window",
+    "window-open-v3": "Push and open a window",
+}
+_MEDIUM = {
+    "basketball-v3": "Dunk the basketball into the basket",
+    "bin-picking-v3": "Grasp the puck from one bin and place it into another bin",
+    "box-close-v3": "Grasp the cover and close the box with it",
+    "coffee-pull-v3": "Pull a mug from a coffee machine",
+    "coffee-push-v3": "Push a mug under a coffee machine",
+    "hammer-v3": "Hammer a screw on the wall",
+    "peg-insert-side-v3": "Insert a peg sideways",
+    "push-wall-v3": "Bypass a wall and push a puck to a goal",
+    "soccer-v3": "Kick a soccer into the goal",
+    "sweep-into-v3": "Sweep a puck into a hole",
+    "sweep-v3": "Sweep a puck off the table",
+}
+_HARD = {
+    "assembly-v3": "Pick up a nut and place it onto a peg",
+    "hand-insert-v3": "Insert the gripper into a hole",
+    "pick-out-of-hole-v3": "Pick up a puck from a hole",
+    "pick-place-v3": "Pick and place a puck to a goal",
+    "push-back-v3": "Push the puck to a goal",
+    "push-v3": "Push the puck to a goal",
+}
+_VERY_HARD = {
+    "disassemble-v3": "Pick a nut out of a peg",
+    "pick-place-wall-v3": "Pick a puck, bypass a wall and place the puck",
+    "shelf-place-v3": "Pick and place a puck onto a shelf",
+    "stick-pull-v3": "Grasp a stick and pull a box with the stick",
+    "stick-push-v3": "Grasp a stick and push a box using the stick",
+}
+
+SENTENCES = {**_EASY, **_MEDIUM, **_HARD, **_VERY_HARD}
+"""By task: what a policy that reads is told."""
+DIFFICULTIES = {"easy": tuple(_EASY), "medium": tuple(_MEDIUM), "hard": tuple(_HARD), "very_hard": tuple(_VERY_HARD)}
+MT10 = (
+    "reach-v3",
+    "push-v3",
+    "pick-place-v3",
+    "door-open-v3",
+    "drawer-open-v3",
+    "drawer-close-v3",
+    "button-press-topdown-v3",
+    "peg-insert-side-v3",
+    "window-open-v3",
+    "window-close-v3",
+)
+SETS = {"MT10": MT10, "MT50": tuple(sorted(SENTENCES)), **DIFFICULTIES}
+"""What `env.task` may name besides a task (which papers call MT1) and a comma-separated list of tasks."""
+
+
+def tasks_of(name: str) -> tuple[str, ...]:
+    """The tasks that `env.task` stands for, in the order of their one-hot. Raises UnknownEnvError."""
+    names = SETS.get(name) or tuple(part.strip() for part in name.split(","))
+    known = {*SENTENCES, *SETS}
+    for task in names:
+        if task not in SENTENCES:
+            why = "is a set, which stands alone" if task in SETS else f"is no task. {did_you_mean(task, known)}"
+            raise UnknownEnvError(f"env.task: {task!r} {why}")
+    twice = sorted({task for task in names if names.count(task) > 1})
+    if twice:
+        raise UnknownEnvError(f"env.task: {', '.join(twice)} is named twice")
+    return names

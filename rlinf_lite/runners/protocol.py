@@ -1,0 +1,96 @@
+"""What another evaluation has to share to be compared with one of ours: settings, seeds, code."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+from rlinf_lite.cards import EnvCard, Suite
+from rlinf_lite.config import Config
+from rlinf_lite.config.plan import episode_steps
+from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.registry import env_card
+from rlinf_lite.shipped import PACKAGE
+
+_PACKAGES = (
+    "rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "metaworld", "mujoco", "peft",
+)  # fmt: skip
+"""Those that results depend on."""
+
+
+def protocol_of(cfg: Config, task_ids: Iterable[str], max_episode_steps: int) -> dict[str, Any]:
+    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. `max_episode_steps` is used
+    where only the simulator knows."""
+    card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
+    counts = Counter(task_ids)
+    fewest, most = min(counts.values()), max(counts.values())
+    return {
+        "suite": suite_of(card, cfg),
+        "env": env.id,
+        "task": env.task,
+        "tasks": sorted(counts),
+        "env_options": _plain(env.options),
+        "num_episodes": env.eval.num_episodes,
+        "episodes_per_task": fewest if fewest == most else [fewest, most],
+        "initial_states": "balanced_seed(seed, episode, tasks): the same ones at every evaluation",
+        "seed": env.eval.seed,
+        "max_episode_steps": episode_steps(cfg, env.eval) or max_episode_steps,
+        "ignore_terminations": env.eval.ignore_terminations,
+        "num_action_chunks": model.num_action_chunks,
+        "mode": env.eval.mode,
+        "temperature": model.temperature if env.eval.mode == "sampled" else None,
+        "model": model.id,
+        "model_options": _plain(model.options),
+        "checkpoint": cfg.actor.checkpoint_load_path,
+        **code(),
+    }
+
+
+def suite_of(card: EnvCard, cfg: BaseConfig) -> str | None:
+    """The published evaluation all of whose settings this config has."""
+    return next((name for name, suite in card.suites.items() if _keeps(cfg, suite)), None)
+
+
+def code() -> dict[str, Any]:
+    """The commit, in a clone, and the versions of what results depend on."""
+    return {"commit": _commit(), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of installed packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
+            found[package] = metadata.version(package)
+    return found
+
+
+def _commit() -> str | None:
+    """`-dirty` at its end where files were changed; None where the package lies in no clone of its own."""
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    return None
+
+
+def _keeps(cfg: BaseConfig, suite: Suite) -> bool:
+    plain = cfg.model_dump(mode="json")
+    for key, wanted in suite.settings.items():
+        found: Any = plain
+        for part in key.split("."):
+            found = found[part]
+        if found != wanted:
+            return False
+    return True
+
+
+def _plain(options: Any) -> Any:
+    return options.model_dump(mode="json") if hasattr(options, "model_dump") else options

@@ -1,0 +1,96 @@
+"""What an evaluation says of itself, so that another can be compared with it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.envs import balanced_seed, env_seed
+from rlinf_lite.envs.metaworld.tasks import MT10
+from rlinf_lite.metrics import summarize_episodes
+from rlinf_lite.registry import UnknownSuiteError, env_card, suite_overrides, suites
+from rlinf_lite.runners.protocol import protocol_of, suite_of
+
+
+def load(*overrides: str) -> Config:
+    config = load_config("gym_pendulum_ppo_mlp", ["env.id=metaworld", "env.task=MT10", *overrides])
+    assert isinstance(config, Config)
+    return config
+
+
+def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
+    cfg = load("env.options.render=exact", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=30")
+    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], 7)))
+    expected = {
+        "suite": None,
+        "env": "metaworld",
+        "task": "MT10",
+        "tasks": sorted(MT10),
+        "num_episodes": 30,
+        "episodes_per_task": 3,
+        "seed": 10_000,
+        "max_episode_steps": 500,
+        "num_action_chunks": 1,
+        "mode": "greedy",
+        "temperature": None,
+        "model": "mlp_gaussian",
+    }
+    assert {name: said[name] for name in expected} == expected
+    assert said["env_options"]["render"] == "exact" and "hidden_sizes" in said["model_options"]
+    assert {"python", "torch", "rlinf_lite"} <= set(said["versions"])
+    overrides = ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
+    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], 7)
+    assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == [1, 2] and own["suite"] is None
+
+
+def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
+    card = env_card("metaworld")
+    assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"))) == "metaworld-mt10"
+    assert suite_of(card, load(*suite_overrides("metaworld-mt50-100", "metaworld"))) == "metaworld-mt50-100"
+    assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"), "env.eval.num_episodes=20")) is None
+    for name in suites():
+        load(*suite_overrides(name, "metaworld"))
+    with pytest.raises(UnknownSuiteError, match="Did you mean metaworld-mt10"):
+        suite_overrides("metaworld-mt1", "metaworld")
+    with pytest.raises(
+        UnknownSuiteError, match="metaworld-mt10 is of metaworld, and the policy was trained in tabletop"
+    ):
+        suite_overrides("metaworld-mt10", "tabletop")
+
+
+def test_every_task_is_evaluated_equally_often() -> None:
+    seeds = [balanced_seed(10_000, episode, 10) for episode in range(200)]
+    assert [seed % 10 for seed in seeds] == [episode % 10 for episode in range(200)]
+    assert len(set(seeds)) == 200 and all(0 <= seed < 2**31 for seed in seeds)
+    assert [balanced_seed(3, episode, 1) for episode in range(50)] == [env_seed(3, episode) for episode in range(50)]
+    with pytest.raises(ConfigError, match=r"env.eval.num_episodes: 25 episodes do not divide over 10 tasks .*20 or 30"):
+        load("env.eval.num_episodes=25")
+
+
+def test_groups_of_tasks_have_rows_of_their_own() -> None:
+    names = ("reach-v3", "door-open-v3", "push-v3")
+    records = [
+        SimpleNamespace(
+            env_id=i, task_id=name, seed=i, length=9, return_=1.0, success_once=name != "push-v3", success_at_end=None
+        )
+        for i, name in enumerate(names * 4)
+    ]
+    summary = summarize_episodes(records, "greedy", env_card("metaworld").task_groups, {"suite": None})
+    assert [(row.task_id, row.num_successes, row.num_episodes) for row in summary.groups] == [
+        ("easy", 8, 8),
+        ("hard", 0, 4),
+    ]
+    assert [line.partition(":")[0] for line in summary.task_lines()] == [
+        *sorted(names),
+        "easy",
+        "hard",
+        "mean of the 2 groups",
+    ]
+    content = json.loads(summary.to_json(step=3))
+    assert content["groups"][0]["success_once"] == 1.0 and content["protocol"] == {"suite": None}
+    assert content["mean_of_groups"] == 0.5 and content["total"]["success_once"] == pytest.approx(2 / 3)
+    single = summarize_episodes(records[:1], "greedy", env_card("metaworld").task_groups)
+    assert single.groups == (), "a group that is the whole says nothing"
