@@ -21,11 +21,10 @@ def collect(arguments: Sequence[str]) -> int:
     """Play and write; returns 0, 1 after an error, and 2 where the config is wrong."""
     given = _parser().parse_intermixed_args(arguments)
     try:
-        cfg = load_config(given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT), _overrides(given))
+        cfg = requested(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    assert isinstance(cfg, Config)
 
     # only now what takes time to import
     from rlinf_lite.data.lerobot.layout import LeRobotError
@@ -40,6 +39,14 @@ def collect(arguments: Sequence[str]) -> int:
     name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
     print(f"  imitate it: rlinf-lite sft --config-name {name} data.source=folder data.demos_dir={given.out}")
     return 0
+
+
+def requested(arguments: Sequence[str]) -> Config:
+    """The config that a command line asks for. Raises ConfigError."""
+    given = _parser().parse_intermixed_args(arguments)
+    cfg = load_config(given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT), _overrides(given))
+    assert isinstance(cfg, Config)
+    return cfg
 
 
 def _parser() -> argparse.ArgumentParser:

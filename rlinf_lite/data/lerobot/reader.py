@@ -231,7 +231,9 @@ class LeRobotDataset:
 
 def _check_column(file: Path, key: str, feature: Feature, schema: pa.Schema) -> None:
     if schema.get_field_index(key) < 0:
-        raise LeRobotError(f"{file} has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}")
+        raise LeRobotError(
+            f"{file} has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}"
+        )
     found = schema.field(key).type
     if feature.dtype == "image":
         if not (pa.types.is_struct(found) and found.get_field_index("bytes") >= 0):
