@@ -117,6 +117,23 @@ def test_version_2_1_is_read(tmp_path):
     assert psnr(frames.images["eye"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
+def test_what_lerobot_wrote_is_read(repo, tmp_path):
+    """A dataset of LeRobot 0.4.4's own writer: random numbers, and pictures by a formula."""
+    frames = Frames(decode(LeRobotDataset(repo / "tests" / "data" / "written_by_lerobot"), KEYS, tmp_path))
+    assert frames.episodes.tolist() == [[0, 5], [5, 8], [13, 3]]
+    rng, (y, x) = np.random.default_rng(0), np.mgrid[:64, :96]
+    for number, (first, length) in enumerate(frames.episodes):
+        obs = frames.read(np.arange(first, first + length))
+        assert set(obs["instruction"]) == {f"task {number % 2}"}
+        for t in range(length):
+            assert np.array_equal(obs["state"][t], rng.normal(size=4).astype(np.float32))
+            assert np.array_equal(frames.actions[first + t], rng.normal(size=3).astype(np.float32))
+            waves = [np.sin(x / 9 + (number * 9 + t) / 5), np.cos(y / 11 + t / 7), np.sin((x + y) / 13)]
+            picture = (127 + 100 * np.stack(waves, axis=-1)).astype(np.uint8)
+            assert np.array_equal(obs["images"]["wrist"][t], picture[:32, :48])
+            assert psnr(obs["images"]["top"][t], picture) > 30
+
+
 @pytest.mark.parametrize("stride", [1, 3, 4])
 def test_chunks_end_with_their_episode(written, tmp_path, stride):
     directory, episodes = written

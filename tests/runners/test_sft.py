@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_lite.cli.collect import collect
+from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, read_provenance
-from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.runners import EmbodiedRunner, SFTRunner, check_demonstrations
 from tests.runners.conftest import read_metrics
 
 CONFIG = "tabletop_sft_mlp"
@@ -85,6 +90,29 @@ def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp
     assert max((expected[name] - x).abs().max() for name, x in weights(one.checkpoint).items()) < 1e-5
 
 
+def test_any_dataset_is_imitated_by_the_names_of_its_features(start_sft, tmp_path):
+    demos = tmp_path / "theirs"
+    assert collect(["--out", str(demos), "--config-name", CONFIG, "--episodes", "60", "--num-envs", "20"]) == 0
+    shutil.rmtree(demos / ".frames", ignore_errors=True)
+    (demos / "meta" / "rlinf_lite.json").unlink()
+    names = {"observation.state": "robot", "action": "moves"}
+    [data] = (demos / "data").glob("*/*")
+    table = pq.read_table(data)
+    pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), data)
+    info = json.loads((demos / "meta" / "info.json").read_text())
+    info["features"] = {names.get(name, name): feature for name, feature in info["features"].items()}
+    (demos / "meta" / "info.json").write_text(json.dumps(info))
+
+    folder = ["data.source=folder", f"data.demos_dir={demos}", "data.keys={state: robot, action: moves}"]
+    with pytest.raises(LeRobotError, match=r"no vector 'robt'\. Did you mean robot"):
+        check_demonstrations(load_config(CONFIG, [*SMALL, *folder, "data.keys.state=robt"]))
+    result = start_sft(*folder, "runner.max_steps=60").run()
+    lines = [line for line in read_metrics(result.run_dir) if "train/actor/sft_loss" in line]
+    assert lines[-1]["train/actor/sft_loss"] < 0.5 * lines[0]["train/actor/sft_loss"]
+    counts = read_metrics(result.run_dir)[0]
+    assert counts["demos/num_chunks"] == counts["demos/num_env_steps"] == info["total_frames"]
+
+
 def test_an_expert_that_never_succeeds_is_an_error(start_sft):
     runner = start_sft("runner.max_steps=30", "env.task=place", "env.train.max_episode_steps=4", "data.num_episodes=4")
     with pytest.raises(DemonstrationError, match=r"none succeeded.*data\.action_noise"):
@@ -113,7 +141,6 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path, during):
 
 
 def test_demonstrations_of_another_task_end_the_program_before_it_starts(tmp_path):
-    from rlinf_lite.config import load_config
     from rlinf_lite.data.demonstrations import PROVENANCE, provenance, recipe
     from rlinf_lite.envs import EnvSpec
 
