@@ -48,6 +48,7 @@ BENCHMARKS = (
     Benchmark("loop_bench.py", "loop", quick=("--repeats", "1", "--steps", "2")),
     Benchmark("control_bench.py", "control", quick=("--blocks", "8", "--steps", "1")),
     Benchmark("memory_bench.py", "memory", quick=("--steps", "1", "--configs", "tabletop_ppo_vla")),
+    Benchmark("lerobot_bench.py", "lerobot", quick=("--repeats", "2", "--frames", "400", "--batches", "10")),
     Benchmark("chunk_render_bench.py", "chunk_render", quick=("--repeats", "2", "--num-chunks", "2")),
 )
 

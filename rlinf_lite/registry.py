@@ -24,7 +24,7 @@ _EXTRAS = {
     **dict.fromkeys(("metaworld", "mujoco"), "metaworld"),
     **dict.fromkeys(("math_verify", "pyarrow"), "math"),
     **dict.fromkeys(("stable_baselines3", "matplotlib"), "bench"),
-    **{"wandb": "wandb", "flash_attn": "gpu"},
+    **{"wandb": "wandb", "flash_attn": "gpu", "av": "data"},
 }
 """The extra of rlinf_lite that installs a module."""
 

@@ -1,6 +1,7 @@
 """Collect demonstrations and train a policy on them. Reinforcement learning can start from the checkpoint.
 
 python examples/embodiment/train_sft.py --config-name tabletop_sft_vla data.num_episodes=2000
+python examples/embodiment/train_sft.py --config-name tabletop_sft_vla data.source=folder data.demos_dir=<folder>
 python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 """
 
@@ -16,13 +17,13 @@ def main() -> int:
     cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_sft_vla", description=about, task_type="sft")
 
     # only now what takes time to import: mistakes in the config are reported at once
-    from rlinf_lite.data.demonstrations import DemonstrationError
+    from rlinf_lite.data.lerobot.layout import LeRobotError
     from rlinf_lite.runners import CheckpointError
     from rlinf_lite.scheduler import PlacementError, SchedulerError
 
     try:
         return train(cfg)
-    except (CheckpointError, DemonstrationError, PlacementError, SchedulerError) as error:
+    except (CheckpointError, LeRobotError, PlacementError, SchedulerError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1
 

@@ -15,11 +15,12 @@ from rlinf_lite.shipped import shipped
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-COMMANDS = [*EXAMPLES, "report", "job", "doctor", "info"]
+COMMANDS = [*EXAMPLES, "collect", "report", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
   sft      collect demonstrations and train a policy on them
+  collect  write episodes of an expert or a policy as a LeRobotDataset
   math     train a language model on problems with known answers
   report   write a run's report.html
   job      supervised jobs: list them, look at one, stop one
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
+    if command == "collect":
+        from rlinf_lite.cli.collect import collect
+
+        return run_script(lambda: collect(arguments))
     if command in ("doctor", "info", "job"):  # what each imports, the others do without
         run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
         return run(arguments)

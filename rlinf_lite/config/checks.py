@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
@@ -285,13 +285,31 @@ def _sft_has_a_length(config: Config, plan: Plan) -> Iterator[Problem]:
 @rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Problem]:
     data, card = config.data, env_card_of(config)
-    there = data.demos_dir is not None and (Path(data.demos_dir) / "meta.json").is_file()
-    if card is None or data.teacher_dir is not None or there:
+    there = data.demos_dir is not None and (Path(data.demos_dir) / "meta" / "info.json").is_file()
+    if card is None or data.teacher_dir is not None or there or data.source == "folder":
         return
     lacking = card.lacks_expert(config.env.task, config.env.options)
     if lacking is not None:
         text = f"{lacking}. Name a trained policy, or in data.demos_dir demonstrations that are there"
         yield Problem("data.teacher_dir", text)
+
+
+@rule("runner.task_type", kinds=("sft",))
+def _datasets_can_be_read(config: Config, plan: Plan) -> Iterator[Problem]:
+    missing = [module for module in ("pyarrow", "av") if not registry.is_installed(module)]
+    if missing:
+        text = f"demonstrations are LeRobot datasets, and {' and '.join(missing)} to read them are not installed"
+        yield Problem("runner.task_type", f"{text}. {registry.install_command('data')}")
+
+
+@rule("data.source", "data.demos_dir", kinds=("sft",))
+def _the_folder_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
+    data = config.data
+    if data.source == "folder" and data.demos_dir is None:
+        yield Problem("data.demos_dir", "is null, and data.source: folder reads a dataset. Name its folder")
+    elif data.source == "folder" and data.demos_dir is not None and not Path(data.demos_dir).is_dir():
+        text = f"no directory {data.demos_dir!r} (looked for {Path(data.demos_dir).absolute()})"
+        yield Problem("data.demos_dir", f"{text}. Correct it")
 
 
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=("sft",))
@@ -304,14 +322,15 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         text = f"{teacher} holds no policy (no {file}). Name a checkpoint or a policy directory"
         yield Problem("data.teacher_dir", text)
         return
-    of_teacher = json.loads(file.read_text()).get("num_action_chunks", 1)
+    said = json.loads(file.read_text())
+    of_teacher = said.get("num_action_chunks", 1)
     if chunk % of_teacher:
         yield Problem(
             "model.num_action_chunks",
             f"a chunk of {chunk} is no whole number of the teacher's chunks of {of_teacher} "
             f"({quotient(chunk, of_teacher)}). Use {near_multiples(chunk, of_teacher)}",
         )
-    lacking = card.lacks_state(config.env.options) if card is not None else None
+    lacking = card.lacks_state(config.env.options) if card is not None and _reads_state(said) else None
     if lacking is not None:
         yield Problem(lacking.key, f"{lacking.text}, which data.teacher_dir acts on. Use rgb+state")
 
@@ -406,3 +425,11 @@ def _problem_files(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Pro
     if config.runner.val_check_interval > 0 and data.train_files and not data.val_files:
         text = "is empty, and runner.val_check_interval is not. Name some, or set that to -1"
         yield Problem("data.val_files", text)
+
+
+def _reads_state(said: Mapping[str, Any]) -> bool:
+    """Whether the policy of such a config.json sees nothing but the state."""
+    try:
+        return registry.policy_card(said.get("policy_id", registry.POLICIES.default)).reads_state
+    except registry.PartError:
+        return False

@@ -241,9 +241,34 @@ class ModelConfig(Section):
     """The policy's own settings, which its card lists; without a card names to any values."""
 
 
+class KeysConfig(Section):
+    """Which feature of a LeRobotDataset is what the environment shows."""
+
+    cameras: dict[str, str] = {}
+    """Feature by camera of the environment; of cameras that are not named observation.images.<camera>."""
+    state: str | None = "observation.state"
+    """Feature of the state, where the environment shows one."""
+    action: str = "action"
+    """Feature of the actions, in the environment's units."""
+
+
 class DataConfig(Section):
     demos_dir: str | None = None
-    """Where demonstrations are, or are written to, seen by all nodes; null: demos/ in the run's directory."""
+    """LeRobotDataset with the demonstrations, or where to write one, seen by all nodes; null: demos/ in the run's
+    directory."""
+    source: Literal["expert", "folder"] = "expert"
+    """expert: what this run's expert plays; where it is there already, it must have been made so. folder: whatever
+    LeRobotDataset (v3.0, v2.1) is in demos_dir, if its sizes fit."""
+    keys: KeysConfig = KeysConfig()
+    stride: PositiveInt | None = None
+    """Env steps from where one chunk begins to where the next does; null: num_action_chunks, so that each action is in
+    one chunk, or with `source: folder` 1, so that a chunk begins at every frame."""
+    cache_dir: str | None = None
+    """Where decoded frames are kept, seen by all nodes; null: .frames/ in the dataset's folder."""
+    pictures: Literal["image", "video"] = "image"
+    """How pictures are written: image (PNG, lossless), or video (AV1, a fraction of the size, not quite the same)."""
+    fps: PositiveInt = 10
+    """Env steps per second, as datasets that are written say."""
     num_episodes: PositiveInt = 400
     """Episodes that the expert plays; those that succeed become demonstrations."""
     keep_failures: bool = False
@@ -251,7 +276,7 @@ class DataConfig(Section):
     action_noise: NonNegativeFloat = 0.0
     """Standard deviation of noise on the expert's actions, where 1 is half the action range; labels stay clean."""
     teacher_dir: str | None = None
-    """A trained policy that acts on the state as the expert; null: the environment's own expert."""
+    """A trained policy that acts as the expert; null: the environment's own expert."""
     seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
 

@@ -1,144 +1,86 @@
-"""Demonstrations on disk: safetensors shards and `meta.json`. Env workers write them, actors read them in place.
+"""Demonstrations of an imitation run: a LeRobotDataset, which the run's expert fills, or which somebody else made.
 
-A shard holds n chunks: `images.<camera>` uint8 [n, H, W, 3] and `state` float32 [n, S] before the chunk, `actions`
-float32 [n, C, D] in the environment's units, `mask` bool [n, C] (False after the episode's end), `episode` and
-`decision` int64 [n], and `instruction` int64 [n], an index into the shard's `instructions` in `meta.json`. That file is
-written last, so that a directory with it is complete; besides shards it says what they were made from and counts.
+Chunks of C actions begin at every `data.stride`-th frame of an episode; what would follow its end is masked. Where the
+expert of the run made them, `meta/rlinf_lite.json` says what from, and another run may only use them if it would have
+made the same ones. Actors read decoded frames (`lerobot/frames.py`), by number and in place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_lite import __version__
-from rlinf_lite.cards import Section
+from rlinf_lite.cards import Observed, Section
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.envs.observations import concat_rows, take_rows
-from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.registry import env_card, is_installed
-from rlinf_lite.renamed_keys import with_new_names
+from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
+from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
+from rlinf_lite.registry import did_you_mean, env_card, is_installed
 
 if TYPE_CHECKING:
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
     from rlinf_lite.envs import EnvSpec
 
-FORMAT = 1
-SHARD_BYTES = 256 * 2**20
+PROVENANCE = "rlinf_lite.json"
+"""In `meta/` of what an expert of ours made."""
+FRAMES = ".frames"
+"""Decoded frames within a dataset's folder, where `data.cache_dir` names no other."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
+_NOT_MADE_FROM = {"demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
 
 
-class DemonstrationError(ValueError):
+class DemonstrationError(LeRobotError):
     """Demonstrations that cannot be made, found, or used by this run."""
 
 
-@dataclass
-class Chunks:
-    """n chunks of demonstrations; `actions` [n, C, D], `mask` [n, C], `episode` and `decision` [n]."""
-
-    obs: dict[str, Any]
-    actions: np.ndarray
-    mask: np.ndarray
-    episode: np.ndarray
-    decision: np.ndarray
-
-
-class ShardWriter:
-    """Writes one worker's chunks into shards of about `SHARD_BYTES`."""
-
-    def __init__(self, directory: Path, rank: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self.shards: list[dict[str, Any]] = []
-        """File, number of chunks and instructions of every shard written."""
-        self._directory, self._rank = directory, rank
-        self._parts: list[Chunks] = []
-        self._num_bytes = 0
-
-    def add(self, chunks: Chunks) -> None:
-        self._parts.append(chunks)
-        self._num_bytes += chunks.actions.nbytes + sum(x.nbytes for x in _arrays(chunks.obs).values())
-        if self._num_bytes >= SHARD_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what has been added since the last shard."""
-        if not self._parts:
-            return
-        obs = concat_rows([part.obs for part in self._parts])
-        names = ("actions", "mask", "episode", "decision")
-        arrays = {name: np.concatenate([getattr(part, name) for part in self._parts]) for name in names}
-        texts = obs.get("instruction", [""] * len(arrays["mask"]))
-        table, arrays["instruction"] = np.unique(texts, return_inverse=True)
-        file = f"shard_{self._rank:03d}_{len(self.shards):04d}.safetensors"
-        save_file(_arrays(obs) | arrays, self._directory / file)
-        follow_umask([self._directory / file])
-        self.shards.append({"file": file, "num_chunks": len(texts), "instructions": table.tolist()})
-        self._parts, self._num_bytes = [], 0
-
-
 class Demonstrations:
-    """Chunks by index, ordered by episode and decision; only the rows that are asked for are read.
+    """Chunks of `chunk` actions by index, ordered by episode; only the rows that are asked for are read.
 
-    Raises:
-        DemonstrationError: where a shard is missing or unreadable.
+    `frames` is what `decode_frames` returned. Raises LeRobotError where it cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.meta = read_meta(directory)
-        self._shards = [_load_shard(directory / shard["file"]) for shard in self.meta["shards"]]
-        lengths = [len(shard["mask"]) for shard in self._shards]
-        self._starts = np.cumsum([0, *lengths])
-        self._mask, self._episode, decision = (
-            torch.cat([shard[name] for shard in self._shards]).numpy() for name in ("mask", "episode", "decision")
-        )
-        self._order = np.lexsort((decision, self._episode))  # whichever worker wrote which
+    def __init__(self, frames: Path, chunk: int, stride: int) -> None:
+        self.frames = Frames(frames)
+        self._chunk, self._stride = chunk, stride
+        self._first, self._length = self.frames.episodes[:, 0], self.frames.episodes[:, 1]
+        self._before = np.concatenate([[0], np.cumsum(-(-self._length // stride))])  # chunks of earlier episodes
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def mask(self, indices: np.ndarray) -> np.ndarray:
-        """Executed actions, bool [n, C]."""
-        mask: np.ndarray = self._mask[self._order[indices]]
-        return mask
+        return int(self._before[-1])
 
     def episodes(self, indices: np.ndarray) -> np.ndarray:
         """Episode numbers, int64 [n]."""
-        episodes: np.ndarray = self._episode[self._order[indices]]
-        return episodes
+        found: np.ndarray = np.searchsorted(self._before, indices, side="right") - 1
+        return found
+
+    def mask(self, indices: np.ndarray) -> np.ndarray:
+        """Executed actions, bool [n, C]."""
+        rows, end = self._rows(indices)
+        mask: np.ndarray = rows[:, None] + np.arange(self._chunk) < end[:, None]
+        return mask
 
     def read(self, indices: np.ndarray) -> tuple[dict[str, Any], Tensor]:
-        """Observations (see `envs.Obs`) and actions float32 [n, C, D] of these chunks."""
-        rows = self._order[indices]
-        shard_ids = np.searchsorted(self._starts, rows, side="right") - 1
-        parts, position = [], []
-        for shard_id in np.unique(shard_ids):
-            here = np.flatnonzero(shard_ids == shard_id)
-            parts.append(self._read_shard(shard_id, rows[here] - self._starts[shard_id]))
-            position.append(here)
-        back = np.argsort(np.concatenate(position))
-        obs, actions = concat_rows([{"obs": obs, "actions": actions} for obs, actions in parts]).values()
-        return take_rows(obs, back), torch.from_numpy(actions[back])
+        """Observations (see `envs.Obs`) where these chunks begin, and actions float32 [n, C, D]; the last one is
+        repeated after an episode's end."""
+        rows, end = self._rows(indices)
+        following = np.minimum(rows[:, None] + np.arange(self._chunk), end[:, None] - 1)
+        return self.frames.read(rows), torch.from_numpy(np.asarray(self.frames.actions[following]))
 
-    def _read_shard(self, shard_id: int, rows: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        index, table = torch.from_numpy(rows), self.meta["shards"][shard_id]["instructions"]
-        found = {name: x[index].numpy() for name, x in self._shards[shard_id].items() if name != "mask"}
-        obs: dict[str, Any] = {"instruction": [table[i] for i in found["instruction"]]}
-        images = {name.removeprefix("images."): x for name, x in found.items() if name.startswith("images.")}
-        obs |= {"images": images} if images else {}
-        obs |= {"state": found["state"]} if "state" in found else {}
-        return obs, found["actions"]
+    def _rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The frame where each chunk begins, and the one after its episode's last."""
+        episodes = self.episodes(indices)
+        first = self._first[episodes]
+        return first + (indices - self._before[episodes]) * self._stride, first + self._length[episodes]
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:
@@ -152,8 +94,67 @@ def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.
     return np.concatenate(parts)
 
 
+def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) -> LeRobotDataset:
+    """The dataset of this run, checked against info.json, against what the environment shows (None: not known yet),
+    and where `data.source` is expert against what it would make. Needs the extra `data`.
+
+    Raises:
+        LeRobotError: saying what does not fit, and which key to change.
+    """
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
+
+    if (directory / "meta.json").is_file() and not is_dataset(directory):
+        raise DemonstrationError(
+            f"data.demos_dir: {directory} holds shards in the format of versions before LeRobot datasets. Delete it, "
+            "and run the same command again: the expert plays the same episodes from the same seed"
+        )
+    if cfg.data.source == "expert":
+        check_provenance(directory, recipe(cfg), None if isinstance(seen, Observed) else seen)
+    dataset = LeRobotDataset(directory)
+    if not dataset.info.num_frames:
+        raise DemonstrationError(f"data.demos_dir: {directory} is a dataset without a frame")
+    if seen is not None:
+        _check_sizes(cfg, dataset, seen)
+    return dataset
+
+
+def decode_frames(
+    cfg: Config,
+    dataset: LeRobotDataset,
+    spec: EnvSpec,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> Path:
+    """Decode what `dataset` has of what the environment shows, unless that has been done; see `lerobot.frames.decode`.
+    Returns the directory for `Demonstrations`."""
+    root = dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
+    return decode(dataset, keys_of(cfg, spec), root, report)
+
+
+def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
+    """Which feature of a dataset is what the environment shows."""
+    keys = cfg.data.keys
+    cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
+    return Keys(cameras, keys.state if seen.state_dim else None, keys.action)
+
+
+def stride_of(cfg: Config) -> int:
+    """Frames from where a chunk begins to where the next one does."""
+    return cfg.data.stride or (1 if cfg.data.source == "folder" else cfg.model.num_action_chunks)
+
+
+def beyond_bounds(frames: Frames, spec: EnvSpec) -> list[str]:
+    """A line for each action dimension that leaves what the environment takes."""
+    found = frames.statistics["action"]
+    bounds = zip(found["min"], found["max"], spec.action_low, spec.action_high, strict=True)
+    return [
+        f"action[{dim}] is in [{low:.4g}, {high:.4g}] there, and the environment takes [{least:g}, {most:g}]"
+        for dim, (low, high, least, most) in enumerate(bounds)
+        if low < least - 1e-5 * (most - least) or high > most + 1e-5 * (most - least)
+    ]
+
+
 def recipe(cfg: Config) -> dict[str, Any]:
-    """What demonstrations follow from, by config key; as JSON gives it back."""
+    """What an expert's demonstrations follow from, by config key; as JSON gives it back."""
     env, data = cfg.env, cfg.data
     made_from: dict[str, Any] = {
         "env.id": env.id,
@@ -162,73 +163,48 @@ def recipe(cfg: Config) -> dict[str, Any]:
         "env.train.max_episode_steps": env.train.max_episode_steps,
         "env.train.ignore_terminations": env.train.ignore_terminations,
         "model.num_action_chunks": cfg.model.num_action_chunks,
-        **{f"data.{name}": value for name, value in data.model_dump(exclude={"demos_dir"}).items()},
+        **{f"data.{name}": value for name, value in data.model_dump(exclude=_NOT_MADE_FROM).items()},
         "data.teacher_dir": data.teacher_dir and _policy_digest(Path(data.teacher_dir)),
     }
     content: dict[str, Any] = json.loads(json.dumps(made_from))
     return content
 
 
-def _options(env_id: str, given: Any) -> Any:
-    """Options of an environment, without those that have no effect on what a demonstration holds."""
-    card = env_card(env_id)
-    options = card.options(given)
-    return options.model_dump(mode="json", exclude=set(card.free_options)) if isinstance(options, Section) else options
-
-
-def _with_new_names(made_from: dict[str, Any]) -> dict[str, Any]:
-    """What `recipe` gave, whichever version wrote it."""
-    if "env.options" in made_from:
-        return made_from
-    env_id = made_from["env.id"]
-    sections = {name: made_from[f"env.{name}"] for name in ("id", "kwargs", env_id) if made_from.get(f"env.{name}")}
-    options = with_new_names({"env": sections})["env"].get("options", {})
-    kept = {key: value for key, value in made_from.items() if key not in ("env.kwargs", f"env.{env_id}")}
-    return kept | {"env.options": _options(env_id, options)}
-
-
-def write_meta(
-    directory: Path, made_from: dict[str, Any], spec: EnvSpec, shards: list[dict[str, Any]], counts: dict[str, float]
-) -> None:
-    """Complete the directory."""
+def provenance(made_from: dict[str, Any], spec: EnvSpec, counts: dict[str, float]) -> dict[str, Any]:
+    """The content of `meta/rlinf_lite.json`."""
     of_env = env_card(made_from["env.id"]).package
     packages = [*_PACKAGES, of_env] if of_env is not None and is_installed(of_env) else _PACKAGES
     installed = {name: metadata.version(name) for name in packages}
-    meta = {
-        "format": FORMAT,
+    return {
         "made_from": made_from,
         "spec": asdict(spec),
         "counts": counts,
         "versions": {"rlinf_lite": __version__, **installed},
-        "shards": shards,
     }
-    partial = directory / ".meta.json.partial"
-    partial.write_text(json.dumps(meta, indent=1) + "\n")
-    partial.replace(directory / "meta.json")
 
 
-def read_meta(directory: Path) -> dict[str, Any]:
-    """`meta.json` of a complete directory. Raises DemonstrationError where there is none, or of another format."""
+def read_provenance(directory: Path) -> dict[str, Any]:
+    """Raises DemonstrationError where there is none."""
+    file = directory / "meta" / PROVENANCE
     try:
-        meta: dict[str, Any] = json.loads((directory / "meta.json").read_text())
+        content: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise DemonstrationError(
-            f"{directory / 'meta.json'} cannot be read: {error}. On several nodes, data.demos_dir must be a directory "
-            "that all of them see"
+            f"data.demos_dir: {directory} has no {file.relative_to(directory)} that could be read ({error}), so that "
+            "an expert of this project did not make it. Use it all the same with data.source=folder"
         ) from error
-    if meta.get("format") != FORMAT:
-        raise DemonstrationError(f"{directory}: demonstrations of format {meta.get('format')}, this version reads 1")
-    return meta
+    return content
 
 
-def check_meta(directory: Path, made_from: dict[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
-    """`meta.json` of demonstrations that this run may use. A teacher is compared only where the run names one.
+def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
+    """`meta/rlinf_lite.json` of demonstrations that this run's expert would make. A teacher is compared only where the
+    run names one.
 
     Raises:
         DemonstrationError: listing what differs.
     """
-    meta = read_meta(directory)
-    there, differences = _with_new_names(meta["made_from"]), []
+    meta = read_provenance(directory)
+    there, differences = meta["made_from"], []
     for key, value in made_from.items():
         if there.get(key) != value and not (key == "data.teacher_dir" and value is None):
             differences.append(f"{key} is {there.get(key)!r} there and {value!r} here")
@@ -241,31 +217,53 @@ def check_meta(directory: Path, made_from: dict[str, Any], spec: EnvSpec | None 
         ]
     if differences:
         raise DemonstrationError(
-            f"data.demos_dir: {directory} holds other demonstrations: {'; '.join(differences)}. "
-            "Change the config, name another directory, or delete this one"
+            f"data.demos_dir: {directory} holds other demonstrations: {'; '.join(differences)}. Change the config, "
+            "name another directory, delete this one, or use them as they are with data.source=folder"
         )
     return meta
 
 
-def remove_shards(directory: Path) -> None:
-    """Delete what an interrupted collection left."""
-    for leftover in directory.glob("shard_*.safetensors"):
-        leftover.unlink()
+def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> None:
+    """Raise DemonstrationError where the features that `data.keys` names are not there, or of another size."""
+    keys, problems = keys_of(cfg, seen), list[str]()
+    strange = set(cfg.data.keys.cameras) - set(seen.cameras)
+    problems += [
+        f"data.keys.cameras.{camera}: the environment has no such camera. {did_you_mean(camera, seen.cameras)}"
+        for camera in sorted(strange)
+    ]
+    for camera, key in keys.cameras.items():
+        found = dataset.info.features.get(key)
+        if found is None or not found.is_picture:
+            known = dataset.info.pictures or {"(it has no pictures)": None}
+            problems.append(
+                f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
+                f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"
+            )
+    sizes = [("state", keys.state, seen.state_dim), ("action", keys.action, seen.action_dim)]
+    for name, number_key, num_dims in sizes:
+        if number_key is None:
+            continue
+        feature = dataset.info.features.get(number_key)
+        numbers = {key: x for key, x in dataset.info.features.items() if _is_vector(x)}
+        if feature is None or not _is_vector(feature):
+            problems.append(f"data.keys.{name}: no vector {number_key!r}. {did_you_mean(number_key, numbers)}")
+        elif feature.width != num_dims:
+            problems.append(
+                f"data.keys.{name}: {number_key} has {feature.width} numbers, and the environment's {name} {num_dims}"
+            )
+    if problems:
+        raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
 
 
-def _arrays(obs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    arrays = {f"images.{camera}": image for camera, image in obs.get("images", {}).items()}
-    return arrays | ({"state": obs["state"]} if "state" in obs else {})
+def _is_vector(feature: Feature) -> bool:
+    return feature.dtype not in ("image", "video", "string") and len(feature.shape) == 1
 
 
-def _load_shard(file: Path) -> dict[str, Tensor]:
-    """A shard's tensors, which are read from the file when they are indexed."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise DemonstrationError(
-            f"{file} cannot be read: {error}. Delete the directory to collect its demonstrations anew"
-        ) from error
+def _options(env_id: str, given: Any) -> Any:
+    """Options of an environment, without those that have no effect on what a demonstration holds."""
+    card = env_card(env_id)
+    options = card.options(given)
+    return options.model_dump(mode="json", exclude=set(card.free_options)) if isinstance(options, Section) else options
 
 
 def _policy_digest(directory: Path) -> str:

@@ -59,7 +59,10 @@ def _sft_arithmetic(plan: Plan) -> Iterator[str]:
     config, actor, ranks = plan.config, plan.config.actor, plan.size("actor")
     assert ranks  # the checks have passed
     share, data = actor.global_batch_size // ranks, config.data
-    yield f"demonstrations {data.num_episodes} episodes, by {data.teacher_dir or 'the expert of ' + config.env.id}"
+    if data.source == "folder":
+        yield f"demonstrations the LeRobotDataset in {data.demos_dir}"
+    else:
+        yield f"demonstrations {data.num_episodes} episodes, by {data.teacher_dir or 'the expert of ' + config.env.id}"
     yield (
         f"per step       one update: {actor.global_batch_size} chunks of {config.model.num_action_chunks} actions "
         f"/ {ranks} actor ranks = {share} a rank; / micro batch {actor.micro_batch_size} "

@@ -1,8 +1,9 @@
 """Supervised training on demonstrations: collect them once, then one optimizer update per step.
 
-env.collect_demonstrations()            # unless data.demos_dir holds them
+env.collect_demonstrations()            # unless data.demos_dir holds a dataset
+decode_frames()                         # once per dataset
 actor.open_demonstrations()
-for step: actor.run_sft(step)           # each rank reads its part of the batch from disk
+for step: actor.run_sft(step)           # each rank reads its part of the batch from the decoded frames
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ import time
 from pathlib import Path
 
 from rlinf_lite.config import Config
-from rlinf_lite.data.demonstrations import DemonstrationError, check_meta, recipe, remove_shards, write_meta
-from rlinf_lite.metrics import summarize_episodes
+from rlinf_lite.config.plan import observed
+from rlinf_lite.data.demonstrations import (
+    Demonstrations,
+    beyond_bounds,
+    decode_frames,
+    open_dataset,
+    read_provenance,
+    stride_of,
+)
+from rlinf_lite.data.lerobot.layout import is_dataset
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
 """Steps may take milliseconds: progress is shown no more often than this; metrics are logged for every step."""
+DECODING_INTERVAL_S = 5.0
 
 
 class SFTRunner(SimulationRunner):
@@ -26,22 +36,30 @@ class SFTRunner(SimulationRunner):
     _shown = -math.inf
 
     def prepare(self) -> None:
-        """Have the demonstrations on disk, and open them in the actors."""
-        demos_dir = self.cfg.data.demos_dir
+        """Have the demonstrations on disk, decode them, and open them in the actors."""
+        cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
         directory = self.run_dir / "demos" if demos_dir is None else Path(demos_dir)
-        if not (directory / "meta.json").exists():
+        if cfg.data.source == "expert" and not is_dataset(directory):
             self._collect(directory)
-        meta = check_meta(directory, recipe(self.cfg), self.spec)
-        had = meta["counts"]
-        self.env_steps = had["num_env_steps"]
+        dataset = open_dataset(cfg, directory, self.spec)
+        frames = decode_frames(cfg, dataset, self.spec, self._report_decoding)
+        chunks, info = Demonstrations(frames, cfg.model.num_action_chunks, stride_of(cfg)), dataset.info
+        had: dict[str, float] = {"num_episodes": info.num_episodes, "num_env_steps": info.num_frames}
+        if cfg.data.source == "expert":
+            had |= read_provenance(directory)["counts"]
+        had["num_chunks"] = len(chunks)
+        self.env_steps = int(had["num_env_steps"])
         if self.completed_steps == 0:
             self.logger.log(0, {f"demos/{name}": value for name, value in had.items()})
+        of_played = f" of {had['num_played']}" if "num_played" in had else ""
         success = f" (success {100 * had['success_once']:.1f}%)" if "success_once" in had else ""
         self.progress.message(
-            f"demonstrations: {had['num_episodes']} of {had['num_played']} episodes{success}, "
+            f"demonstrations: {had['num_episodes']}{of_played} episodes{success}, "
             f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
         )
-        self._wait(self.actor.open_demonstrations(str(directory)), what="demonstrations to be opened")
+        for line in beyond_bounds(chunks.frames, self.spec):
+            self.progress.message(f"note: {line}; what is beyond is learned as the bound")
+        self._wait(self.actor.open_demonstrations(str(frames)), what="demonstrations to be opened")
 
     def run_step(self, step: int) -> None:
         started = time.time()
@@ -60,32 +78,26 @@ class SFTRunner(SimulationRunner):
             self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
+        from rlinf_lite.data.lerobot.writer import begin  # needs the extra `data`, which only runs like this have
+        from rlinf_lite.workers.collecting import complete
+
         data, started = self.cfg.data, time.time()
         self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
-        directory.mkdir(parents=True, exist_ok=True)
-        remove_shards(directory)
+        begin(directory)
         with self._phase("collect"):
             found = self._wait(self.env.collect_demonstrations(str(directory)), what="demonstrations")[0]
-        shards = [shard for result in found for shard in result["shards"]]
-        summary = summarize_episodes([record for result in found for record in result["episodes"]], "expert")
-        if not shards:
-            raise DemonstrationError(
-                f"the expert played {data.num_episodes} episodes and none succeeded ({summary.headline()}). Lower "
-                "data.action_noise, raise env.train.max_episode_steps, or set data.keep_failures to true"
-            )
-        counts = {
-            "num_played": summary.total.num_episodes,
-            "success_once": summary.total.success_once,
-            "num_episodes": summary.total.num_episodes if data.keep_failures else summary.total.num_successes,
-            "num_chunks": sum(shard["num_chunks"] for shard in shards),
-            "num_env_steps": sum(result["num_env_steps"] for result in found),
-            "collect_s": round(time.time() - started, 3),
-        }
-        counts = {name: value for name, value in counts.items() if value is not None}
-        write_meta(directory, recipe(self.cfg), self.spec, shards, counts)
+        complete(self.cfg, directory, self.spec, found, time.time() - started)
+
+    def _report_decoding(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._shown >= DECODING_INTERVAL_S:
+            self._shown = time.monotonic()
+            self.progress.message(f"decoding {what}: {done:,} of {total:,}")
 
 
 def check_demonstrations(cfg: Config) -> None:
-    """Raise DemonstrationError where `data.demos_dir` holds other demonstrations; for before anything is started."""
-    if cfg.data.demos_dir is not None and (Path(cfg.data.demos_dir) / "meta.json").exists():
-        check_meta(Path(cfg.data.demos_dir), recipe(cfg))
+    """Raise LeRobotError where what is in `data.demos_dir` does not serve; for before anything is started."""
+    demos_dir = cfg.data.demos_dir
+    if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
+        if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
+            return  # to be collected
+        open_dataset(cfg, Path(demos_dir), observed(cfg))

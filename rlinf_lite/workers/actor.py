@@ -25,7 +25,8 @@ from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
-from rlinf_lite.data.demonstrations import Demonstrations, batch_indices
+from rlinf_lite.data.demonstrations import Demonstrations, batch_indices, stride_of
+from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import Policy, build_policy
 from rlinf_lite.scheduler import Worker
@@ -174,9 +175,20 @@ class EmbodiedFSDPActor(Worker):
         self.trajectories, self.batch = None, None
         return learner.result(sums)
 
-    def open_demonstrations(self, directory: str) -> None:
-        """Get ready to train on the demonstrations in `directory`."""
-        self.demonstrations = Demonstrations(Path(directory))
+    def open_demonstrations(self, frames: str) -> int:
+        """Get ready to train on the frames that were decoded into this directory; returns the number of chunks.
+
+        Raises ValueError where the policy cannot be trained on them.
+        """
+        cfg = self.cfg
+        self.demonstrations = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
+        obs, _ = self.demonstrations.read(np.zeros(1, np.int64))
+        try:
+            self.policy.sft_inputs(obs)
+        except KeyError as error:
+            text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
+            raise LeRobotError(text) from error
+        return len(self.demonstrations)
 
     def run_sft(self, step: int) -> dict[str, Any]:
         """Update once, on the batch of `step`, which every rank reads its own part of. Returns as `run_training`."""

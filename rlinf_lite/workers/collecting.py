@@ -1,13 +1,13 @@
-"""Collecting demonstrations: an expert plays seeded episodes, and what it would have done is kept.
+"""Collecting demonstrations: an expert plays seeded episodes, and what it wants at every env step is kept.
 
 The expert is the environment's own (`Demonstrator`), which gives as many next actions as it cares to without looking,
-or a trained policy that acts on the state and looks as often as it did in its own training. Noise moves the episodes
-off the expert's path; labels are what it wants where it then is.
+or a trained policy that looks as often as it did in its own training. Noise moves the episodes off the expert's path;
+labels are what it wants where it then is.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,28 @@ import torch
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.data.demonstrations import Chunks, DemonstrationError, ShardWriter
-from rlinf_lite.envs import Demonstrator, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec
+from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, provenance, recipe
+from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
+from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
+from rlinf_lite.envs import Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec
 from rlinf_lite.envs.observations import take_rows
+from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.models import Policy, load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
 from rlinf_lite.registry import env_card
 
 
+@dataclass
+class _Played:
+    """One row's frames so far: what was seen before each action, and the clean action."""
+
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    record: EpisodeRecord | None = None
+
+
 class Collector:
-    """Plays episodes in one env worker and writes its shards."""
+    """Plays episodes in one env worker and writes its part of the dataset in `directory`."""
 
     def __init__(self, cfg: Config, env: VecEnv, obs: Obs, directory: Path, rank: int, device: str) -> None:
         spec = get_env_spec(env, obs)
@@ -36,9 +48,10 @@ class Collector:
         if cfg.data.teacher_dir is not None:
             self._teacher = load_policy(policy_directory(cfg.data.teacher_dir)).to(device).eval()
             self._teacher.check_env_spec(spec)
-        self._writer = ShardWriter(directory, rank)
-        self._records: list[EpisodeRecord] = []
-        self._num_env_steps = 0
+        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), cfg.data.fps)
+        self.records: list[EpisodeRecord] = []
+        """Of every episode played so far; `env_id` is its number."""
+        self.num_env_steps = 0
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
         """Play the episodes of these numbers, one per row, as far as `data.num_episodes` goes."""
@@ -46,42 +59,44 @@ class Collector:
         num_tasks = env_card(self._cfg.env.id).num_tasks(self._cfg.env.task)
         obs = env.reset([balanced_seed(data.seed, int(episode), num_tasks) for episode in episodes])
         running = episodes < data.num_episodes
-        kept = np.zeros(len(episodes), np.bool_)
-        played: list[tuple[np.ndarray, Chunks]] = []
+        played = [_Played() for _ in episodes]
         for decision in range(-(-env.max_episode_steps // chunk)):
-            rows = np.flatnonzero(running)
-            if not rows.size:
+            if not running.any():
                 break
-            before: dict[str, Any] = take_rows(obs, rows)
-            actions = np.zeros((len(episodes), chunk, len(self._low)), np.float32)  # clean
-            mask = np.zeros((len(episodes), chunk), np.bool_)  # which were executed
-            keys = noise_keys(data.seed, episodes, decision)
-            noise = normal_noise(keys, chunk * len(self._low)).reshape(actions.shape) * self._noise
-            first = 0
-            while first < chunk:
-                wanted = self._wanted(env, obs, chunk - first)
-                part = slice(first, first + wanted.shape[1])
-                actions[:, part] = np.clip(wanted, self._low, self._high)
-                result = env.chunk_step(np.clip(actions[:, part] + noise[:, part], self._low, self._high))
-                mask[:, part] = result.executed & running[:, None]
-                for record in result.episodes:
-                    if running[record.env_id]:
-                        running[record.env_id] = False
-                        kept[record.env_id] = data.keep_failures or bool(record.success_once)
-                        self._records.append(replace(record, env_id=int(episodes[record.env_id])))
-                obs, first = result.obs, part.stop
-            self._num_env_steps += int(mask.sum())
-            chunks = Chunks(before, actions[rows], mask[rows], episodes[rows], np.full(len(rows), decision))
-            played.append((rows, chunks))
-        for rows, chunks in played:
-            here = np.flatnonzero(kept[rows])
-            if here.size:
-                self._writer.add(Chunks(**take_rows(vars(chunks), here)))
+            obs = self._play_chunk(env, obs, episodes, decision, running, played)
+        for episode in played:
+            if episode.record is not None and (data.keep_failures or episode.record.success_once):
+                self._writer.add(_episode(episode, episode.record))
 
     def finish(self) -> dict[str, Any]:
-        """Write what is left. Returns episode records, shards and the number of env steps."""
-        self._writer.flush()
-        return {"episodes": self._records, "shards": self._writer.shards, "num_env_steps": self._num_env_steps}
+        """Finish this part. Returns episode records and the number of env steps."""
+        self._writer.finish()
+        return {"episodes": self.records, "num_env_steps": self.num_env_steps}
+
+    def _play_chunk(
+        self, env: VecEnv, obs: Obs, episodes: np.ndarray, decision: int, running: np.ndarray, played: list[_Played]
+    ) -> Obs:
+        """Ask the expert until a chunk is played, one env step after the other. Returns what is seen then."""
+        chunk, data = self._cfg.model.num_action_chunks, self._cfg.data
+        noise = normal_noise(noise_keys(data.seed, episodes, decision), chunk * len(self._low))
+        noise = noise.reshape(len(episodes), chunk, -1) * self._noise
+        wanted, first = np.empty((len(episodes), 0, len(self._low)), np.float32), 0
+        for step in range(chunk):
+            if step == first + wanted.shape[1]:
+                first, wanted = step, np.clip(self._wanted(env, obs, chunk - step), self._low, self._high)
+            action = wanted[:, step - first]
+            result = env.chunk_step(np.clip(action + noise[:, step], self._low, self._high)[:, None])
+            for row in np.flatnonzero(running & result.executed[:, 0]):
+                played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
+                played[row].rewards.append(float(result.rewards[row, 0]))
+                self.num_env_steps += 1
+            for record in result.episodes:
+                if running[record.env_id]:
+                    running[record.env_id] = False
+                    played[record.env_id].record = replace(record, env_id=int(episodes[record.env_id]))
+                    self.records.append(replace(record, env_id=int(episodes[record.env_id])))
+            obs = result.obs
+        return obs
 
     def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         """The expert's next actions [B, n, D], at most `num_actions`, from what is seen."""
@@ -94,3 +109,60 @@ class Collector:
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
             )
         return env.expert_actions(num_actions)
+
+
+def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
+    """What a frame has, without counters."""
+    data = cfg.data
+    features = {
+        PICTURES + camera: picture_feature(data.pictures, height, width, data.fps)
+        for camera, (height, width) in spec.cameras.items()
+    }
+    if spec.state_dim:
+        features[STATE] = vector_feature("state", spec.state_dim)
+    features[ACTION] = vector_feature("action", spec.action_dim)
+    return features | {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
+
+
+def complete(
+    cfg: Config, directory: Path, spec: EnvSpec, found: list[dict[str, Any]], took_s: float
+) -> dict[str, float]:
+    """Make a dataset of what the collectors played and their `finish` returned. Returns counts of it.
+
+    Raises:
+        DemonstrationError: where no episode is worth keeping.
+    """
+    data = cfg.data
+    summary = summarize_episodes([record for result in found for record in result["episodes"]], "expert")
+    num_kept = summary.total.num_episodes if data.keep_failures else summary.total.num_successes or 0
+    if not num_kept:
+        raise DemonstrationError(
+            f"the expert played {data.num_episodes} episodes and none succeeded ({summary.headline()}). Lower "
+            "data.action_noise, raise env.train.max_episode_steps, or set data.keep_failures to true"
+        )
+    counts = {
+        "num_played": summary.total.num_episodes,
+        "success_once": summary.total.success_once,
+        "num_episodes": num_kept,
+        "num_env_steps": sum(result["num_env_steps"] for result in found),
+        "collect_s": round(took_s, 3),
+    }
+    known = {name: value for name, value in counts.items() if value is not None}
+    publish(directory, data.fps, cfg.env.id, {PROVENANCE: provenance(recipe(cfg), spec, known)})
+    return known
+
+
+def _frame(obs: Obs, row: int) -> dict[str, Any]:
+    seen: dict[str, Any] = take_rows(obs, [row])
+    frame = {PICTURES + camera: images[0] for camera, images in seen.get("images", {}).items()}
+    frame |= {STATE: seen["state"][0]} if "state" in seen else {}
+    return frame | {"task": seen.get("instruction", [""])[0]}
+
+
+def _episode(played: _Played, record: EpisodeRecord) -> Episode:
+    frames, length = played.frames, len(played.frames)
+    columns = {key: np.stack([frame[key] for frame in frames]) for key in frames[0] if key != "task"}
+    columns["next.reward"] = np.array(played.rewards, np.float32)[:, None]
+    columns["next.done"] = (np.arange(length) == length - 1)[:, None]
+    facts = {"seed": record.seed, "success": bool(record.success_once)}
+    return Episode(record.env_id, columns, [frame["task"] for frame in frames], facts)

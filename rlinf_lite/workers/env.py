@@ -186,10 +186,8 @@ class EnvWorker(Worker):
         return {"episodes": records, "videos": recorder.videos}
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
-        """Let the expert play this worker's part of `data.num_episodes`, and write shards into `directory`.
-
-        Returns the episodes, the number of env steps, and what `meta.json` says of the shards.
-        """
+        """Let the expert play this worker's part of `data.num_episodes`, and write its part of the dataset in
+        `directory`. Returns the episodes and the number of env steps."""
         from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here does
 
         first = self.stages[0]

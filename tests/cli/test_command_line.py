@@ -133,3 +133,23 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     (run_dir / "report.html").unlink(missing_ok=True)
     assert run("report", str(run_dir), cwd=tmp_path).returncode == 0
     assert (run_dir / "report.html").is_file()
+
+
+def test_collected_episodes_are_a_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    out = tmp_path / "demos"
+    words = ["collect", "--out", str(out), "--env", "tabletop", "--task", "push", "--episodes", "6", "--num-envs", "4"]
+    words += ["--pictures", "video", "--fps", "5", "--seed", "3", "env.options.obs_mode=rgb+state"]
+    assert command_line(words) == 0
+    written = capsys.readouterr().out
+    assert "6 of 6 episodes (successes)" in written and f"data.demos_dir={out}" in written
+    info = json.loads((out / "meta" / "info.json").read_text())
+    assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
+    assert info["features"]["observation.images.top"]["dtype"] == "video"
+
+    assert command_line(words) == 1
+    assert "is a dataset already" in capsys.readouterr().err
+    assert command_line(["collect", "--out", str(tmp_path / "x"), "--env", "tabletob"]) == 2
+    assert "Did you mean tabletop?" in capsys.readouterr().err
+    assert command_line(["collect", "--env", "tabletop"]) == 2 and "--out" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Configs, overrides, runs and demonstrations from before keys were renamed."""
+"""Configs, overrides and runs from before keys were renamed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from rlinf_lite import renamed_keys
-from rlinf_lite.config import Config, load_config
-from rlinf_lite.data.demonstrations import check_meta, recipe
+from rlinf_lite.config import load_config
 from rlinf_lite.runners.run_config import find_changes, read_config
 
 OLD = Path(__file__).parent / "old"  # as they were written before
@@ -68,12 +67,3 @@ def test_the_config_of_an_old_run_is_that_of_a_new_one(name: str, caplog: pytest
     other = now.env.model_copy(update={"options": type(now.env.options)(obs_mode="rgb+state")})
     [change] = [c for c in find_changes(saved, now.model_copy(update={"env": other})) if c.key.startswith("env")]
     assert (change.key, change.now, change.is_fixed) == ("env.options.obs_mode", "rgb+state", True)
-
-
-@pytest.mark.parametrize("name", ["tabletop_sft_mlp", "maniskill_pickcube_sft_vla"])
-def test_old_demonstrations_are_those_of_the_run(name: str, tmp_path: Path) -> None:
-    cfg = load_config(name)
-    assert isinstance(cfg, Config)
-    meta = (OLD / f"meta_of_{name}.json").read_text()
-    (tmp_path / "meta.json").write_text(meta)
-    assert check_meta(tmp_path, recipe(cfg))["counts"] == {}

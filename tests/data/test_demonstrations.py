@@ -1,47 +1,61 @@
 """Demonstrations: what is collected comes back from disk, whoever collected it; what does not fit is refused."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
 from rlinf_lite.config import ConfigError, load_config
-from rlinf_lite.data import demonstrations
 from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
     batch_indices,
-    check_meta,
-    read_meta,
+    check_provenance,
+    decode_frames,
+    open_dataset,
+    read_provenance,
     recipe,
-    write_meta,
+    stride_of,
 )
+from rlinf_lite.data.lerobot import writer
+from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.data.lerobot.reader import LeRobotDataset
 from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, env_seed, get_env_spec, make_vec_env
 from rlinf_lite.models import MLPGaussianPolicy
-from rlinf_lite.workers.collecting import Collector
+from rlinf_lite.workers.collecting import Collector, complete
 from tests.envs.toy import ToySimulator
 
 SMALL = ["env.options.obs_mode=rgb+state", "env.train.max_episode_steps=8", "data.num_episodes=40"]
 
 
+def opened(cfg, directory, spec):
+    frames = decode_frames(cfg, open_dataset(cfg, directory, spec), spec)
+    return Demonstrations(frames, cfg.model.num_action_chunks, stride_of(cfg))
+
+
 def collect(directory, *overrides, splits=((0, 20), (20, 40))):
     """Collect as two env workers would; `splits` are the episodes of each."""
     cfg = load_config("embodiment/tabletop_sft_mlp", [*SMALL, *overrides])
-    shards, records = [], []
+    writer.begin(directory)
+    results = []
     for rank, (first, last) in enumerate(splits):
         env = make_vec_env(cfg.env, "train", last - first)
         obs = env.reset()
         collector = Collector(cfg, env, obs, directory, rank, "cpu")
         collector.play(env, np.arange(first, last))
-        found = collector.finish()
-        shards, records = shards + found["shards"], records + found["episodes"]
-    write_meta(directory, recipe(cfg), get_env_spec(env, obs), shards, {"num_episodes": len(records)})
-    return cfg, records, Demonstrations(directory)
+        results.append(collector.finish())
+    spec = get_env_spec(env, obs)
+    complete(cfg, directory, spec, results, 0.0)
+    return cfg, [record for found in results for record in found["episodes"]], opened(cfg, directory, spec)
+
+
+def played(found, records):
+    """The number under which every kept episode was played."""
+    kept = sorted(record.env_id for record in records if record.success_once)
+    return np.array(kept)[found.episodes(np.arange(len(found)))]
 
 
 def test_a_batch_holds_what_the_expert_did_where_it_was(tmp_path):
-    cfg, _, found = collect(tmp_path)
+    cfg, records, found = collect(tmp_path)
     indices = np.random.default_rng(0).permutation(len(found))[:7]
     obs, actions = found.read(indices)
     (camera,) = obs["images"]
@@ -53,36 +67,41 @@ def test_a_batch_holds_what_the_expert_did_where_it_was(tmp_path):
 
     # the first decision of an episode, played again
     env = make_vec_env(cfg.env, "train", 1)
-    first = np.flatnonzero(found.episodes(np.arange(len(found))) == 5)[0]
+    first = np.flatnonzero(played(found, records) == 5)[0]
     again = env.reset([env_seed(cfg.data.seed, 5)])
     assert np.array_equal(again["state"][0], everything["state"][first])
-    assert np.array_equal(env.expert_actions(4)[0], all_actions[first].numpy())
+    executed = found.mask(np.array([first]))[0]
+    assert np.array_equal(env.expert_actions(4)[0][executed], all_actions[first].numpy()[executed])
 
 
 def test_what_is_collected_does_not_depend_on_the_workers(tmp_path, monkeypatch):
     _, _, one = collect(tmp_path / "one", splits=((0, 40),))
-    monkeypatch.setattr(demonstrations, "SHARD_BYTES", 200_000)
+    monkeypatch.setattr(writer, "DATA_FILE_MB", 0.05)
     _, _, two = collect(tmp_path / "two")
-    assert len(two.meta["shards"]) > 2 and len(one) == len(two)
+    assert len(list((tmp_path / "two" / "data").glob("*/*"))) > 2 and len(one) == len(two)
     indices = np.arange(len(one))
     (obs, actions), (other_obs, other_actions) = one.read(indices), two.read(indices)
     assert torch.equal(actions, other_actions) and np.array_equal(obs["state"], other_obs["state"])
     assert obs["instruction"] == other_obs["instruction"]
     assert np.array_equal(one.mask(indices), two.mask(indices))
+    assert np.array_equal(obs["images"]["top"], other_obs["images"]["top"])
+    [stats, other_stats] = [(tmp_path / name / "meta" / "stats.json").read_text() for name in ("one", "two")]
+    assert stats == other_stats
 
 
 def test_noise_moves_the_states_and_not_the_labels(tmp_path):
-    _, _, clean = collect(tmp_path / "clean", "data.action_noise=0")
-    cfg, _, noisy = collect(tmp_path / "noisy", "data.action_noise=0.6")
+    _, of_clean, clean = collect(tmp_path / "clean", "data.action_noise=0")
+    cfg, of_noisy, noisy = collect(tmp_path / "noisy", "data.action_noise=0.6")
     states = [found.read(np.arange(len(found)))[0]["state"] for found in (clean, noisy)]
     assert len(noisy) != len(clean) or not np.array_equal(*states)
     env = make_vec_env(cfg.env, "train", 40)
     env.reset([env_seed(cfg.data.seed, episode) for episode in range(40)])
     wanted = env.expert_actions(4)
-    for found in (clean, noisy):
-        episodes = found.episodes(np.arange(len(found)))
+    for found, records in ((clean, of_clean), (noisy, of_noisy)):
+        episodes = played(found, records)
         starts = np.flatnonzero(np.diff(episodes, prepend=-1))
-        assert np.array_equal(found.read(starts)[1].numpy(), wanted[episodes[starts]])
+        executed = found.mask(starts)
+        assert np.array_equal(found.read(starts)[1].numpy()[executed], wanted[episodes[starts]][executed])
 
 
 def test_only_successes_are_kept_unless_asked_for_all(tmp_path):
@@ -90,14 +109,17 @@ def test_only_successes_are_kept_unless_asked_for_all(tmp_path):
     _, records, kept = collect(tmp_path / "kept", *hard)
     succeeded = {record.env_id for record in records if record.success_once}
     assert 0 < len(succeeded) < len(records) == 40
-    assert set(kept.episodes(np.arange(len(kept)))) == succeeded
+    assert set(played(kept, records)) == succeeded
+    table = LeRobotDataset(tmp_path / "kept")
+    assert table.info.num_episodes == len(succeeded)
     _, _, everything = collect(tmp_path / "all", *hard, "data.keep_failures=true")
     assert set(everything.episodes(np.arange(len(everything)))) == set(range(40))
 
 
 def test_steps_after_the_end_of_an_episode_are_masked(tmp_path):
     _, records, found = collect(tmp_path, "env.train.auto_reset=true")
-    lengths = {record.env_id: record.length for record in records}
+    kept = [record for record in records if record.success_once]
+    lengths = dict(enumerate(record.length for record in sorted(kept, key=lambda record: record.env_id)))
     indices = np.arange(len(found))
     for episode in np.unique(found.episodes(indices)):
         mask = found.mask(indices[found.episodes(indices) == episode])
@@ -118,7 +140,7 @@ def test_a_teacher_with_shorter_chunks_is_asked_within_the_students(tmp_path):
     wanted = teacher.predict_action_batch(obs, "greedy").actions
     assert torch.allclose(actions[:, :2], wanted, atol=1e-6)
     assert not torch.allclose(actions[:, 2:], wanted, atol=1e-4)
-    assert read_meta(tmp_path / "demos")["made_from"]["data.teacher_dir"].startswith("sha256:")
+    assert read_provenance(tmp_path / "demos")["made_from"]["data.teacher_dir"].startswith("sha256:")
 
 
 @pytest.mark.parametrize("obs_mode", ["state", "rgb+state"])
@@ -141,23 +163,29 @@ def test_a_state_policy_demonstrates_in_maniskill(tmp_path, obs_mode):
 
 def test_other_demonstrations_are_refused_with_every_difference(tmp_path):
     cfg, _, _ = collect(tmp_path)
-    assert check_meta(tmp_path, recipe(cfg))["counts"] == {"num_episodes": 40}
+    assert check_provenance(tmp_path, recipe(cfg))["counts"]["num_episodes"] == 40
     other = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "data.seed=1", "env.options.num_wordings=2"])
-    with pytest.raises(DemonstrationError, match=r"env\.options.*data\.seed is 0 there and 1 here"):
-        check_meta(tmp_path, recipe(other))
+    with pytest.raises(DemonstrationError, match=r"env\.options.*data\.seed is 0 there and 1 here.*source=folder"):
+        check_provenance(tmp_path, recipe(other))
     evaluation = load_config("embodiment/tabletop_sft_mlp", [*SMALL, "env.options.eval_pairs=held_out"])
-    check_meta(tmp_path, recipe(evaluation))
+    check_provenance(tmp_path, recipe(evaluation))
 
 
 def test_damage_is_named(tmp_path):
-    collect(tmp_path)
-    shard = tmp_path / json.loads((tmp_path / "meta.json").read_text())["shards"][1]["file"]
-    shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(DemonstrationError, match=shard.name):
-        Demonstrations(tmp_path)
-    (tmp_path / "meta.json").unlink()
-    with pytest.raises(DemonstrationError, match=r"meta\.json"):
-        Demonstrations(tmp_path)
+    cfg, _, _ = collect(tmp_path)
+    [data] = (tmp_path / "data").glob("*/*")
+    data.write_bytes(data.read_bytes()[:-100])
+    with pytest.raises(LeRobotError, match=f"{data.name} cannot be read"):
+        open_dataset(cfg, tmp_path, None)
+    (tmp_path / "meta" / "rlinf_lite.json").unlink()
+    with pytest.raises(DemonstrationError, match=r"no meta/rlinf_lite\.json.*data\.source=folder"):
+        open_dataset(cfg, tmp_path, None)
+
+
+def test_shards_of_earlier_versions_are_to_be_collected_again(tmp_path):
+    (tmp_path / "meta.json").write_text('{"format": 1}')
+    with pytest.raises(DemonstrationError, match=r"before LeRobot datasets.*run the same command again"):
+        open_dataset(load_config("embodiment/tabletop_sft_mlp", SMALL), tmp_path, None)
 
 
 def test_batches_are_passes_over_everything_in_a_new_order_each():
@@ -203,13 +231,16 @@ class Reticent(ToySimulator):
 
 
 def test_episodes_that_say_nothing_of_success_are_failures(tmp_path):
-    cfg = load_config("embodiment/tabletop_sft_mlp", ["data.num_episodes=8"])
+    cfg = load_config("embodiment/tabletop_sft_mlp", ["data.num_episodes=8", "model.num_action_chunks=2"])
+    writer.begin(tmp_path)
     env = ChunkedEnv(Reticent(8), auto_reset=False, max_episode_steps=2)
-    collector = Collector(cfg, env, env.reset(), tmp_path, 0, "cpu")
+    obs = env.reset()
+    collector = Collector(cfg, env, obs, tmp_path, 0, "cpu")
     collector.play(env, np.arange(8))
     found = collector.finish()
     solved = [record.env_id for record in found["episodes"] if record.success_once]
     assert 0 < len(solved) < len(found["episodes"]) == 8
-    write_meta(tmp_path, recipe(cfg), get_env_spec(env, env.reset()), found["shards"], {})
-    demos = Demonstrations(tmp_path)
-    assert set(demos.episodes(np.arange(len(demos))).tolist()) == set(solved)
+    spec = get_env_spec(env, obs)
+    complete(cfg, tmp_path, spec, [found], 0.0)
+    demos = opened(cfg, tmp_path, spec)
+    assert set(played(demos, found["episodes"]).tolist()) == set(solved)

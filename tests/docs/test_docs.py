@@ -135,6 +135,11 @@ def test_command_would_run(
         )
     elif program == ".venv/bin/rlinf-lite":
         command, *arguments = arguments
+        if command == "collect":
+            from rlinf_lite.cli.collect import requested
+
+            requested(arguments)
+            return
         if command not in ("train", "sft", "math", "doctor"):
             assert (command, arguments) == ("info", []), f"rlinf-lite {command}"
             return

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.demonstrations import Chunks, ShardWriter
+from rlinf_lite.data.lerobot.layout import vector_feature
+from rlinf_lite.data.lerobot.writer import Episode, PartWriter, begin, publish
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import MLPGaussianPolicy, load_policy
 from rlinf_lite.models.text.causal_lm import CausalLM
@@ -185,10 +186,10 @@ def test_the_umask_decides_who_may_read(tmp_path, umask, mode):
         spec = EnvSpec(2, 3, {}, [-1.0, -1.0], [1.0, 1.0], 10, False)
         MLPGaussianPolicy.from_config(ModelConfig(), spec).save_pretrained(tmp_path / "export")
         DataProto({"x": torch.zeros(2, 1)}).save(tmp_path / "proto")
-        shards = ShardWriter(tmp_path / "demos", 0)
-        rows = np.zeros((1, 1), np.float32)
-        shards.add(Chunks({"state": rows}, rows[:, None], rows > 0, np.zeros(1), np.zeros(1)))
-        shards.flush()
+        part = PartWriter(begin(tmp_path / "demos") / "0", {"action": vector_feature("action", 1)}, 10)
+        part.add(Episode(0, {"action": np.zeros((1, 1), np.float32)}, ["push"]))
+        part.finish()
+        publish(tmp_path / "demos", 10, None)
         store.commit(1, partial)
         CausalLM.from_config(preset("tiny"), shipped("assets") / "char_tokenizer").save_pretrained(tmp_path / "text")
         load_policy(shipped("assets") / "tabletop_vla").save_pretrained(tmp_path / "vla")

@@ -1,11 +1,9 @@
 """ManiSkill from pixels: demonstrations of the scripted expert, imitation, then a step of reinforcement learning."""
 
-import json
-
 import numpy as np
 import pytest
 
-from rlinf_lite.data.demonstrations import Demonstrations
+from rlinf_lite.data.demonstrations import FRAMES, Demonstrations, read_provenance
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
 from tests.runners.conftest import read_metrics
 
@@ -47,9 +45,10 @@ def test_imitation_of_the_expert_and_a_full_step_from_there(start, tmp_path):
     often = ["runner.max_steps=2", "runner.val_check_interval=2", "runner.save_interval=2"]
     student = start(*demos, *often, config="maniskill_pickcube_sft_vla", small=SMALL, runner_class=SFTRunner)
     imitated = student.run()
-    meta = json.loads((tmp_path / "demos" / "meta.json").read_text())
+    meta = read_provenance(tmp_path / "demos")
     assert meta["counts"]["num_episodes"] == 2, "the expert failed"
-    obs, actions = Demonstrations(tmp_path / "demos").read(np.arange(3))
+    [frames] = (tmp_path / "demos" / FRAMES).iterdir()
+    obs, actions = Demonstrations(frames, 4, 4).read(np.arange(3))
     image = next(iter(obs["images"].values()))
     assert image.shape == (3, 64, 64, 3) and image.dtype == np.uint8 and image.std() > 10, "nothing is seen"
     assert len(set(obs["instruction"])) == 1 and "red cube" in obs["instruction"][0]

@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_lite.data.demonstrations import DemonstrationError
-from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from rlinf_lite.cli.collect import collect
+from rlinf_lite.config import load_config
+from rlinf_lite.data.demonstrations import DemonstrationError, read_provenance
+from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.runners import EmbodiedRunner, SFTRunner, check_demonstrations
 from tests.runners.conftest import read_metrics
 
 CONFIG = "tabletop_sft_mlp"
@@ -54,7 +59,7 @@ def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start
     assert [line["step"] for line in lines] == list(range(1, 151))
     assert lines[-1]["train/actor/sft_loss"] < 0.5 * lines[0]["train/actor/sft_loss"]
     assert lines[0]["train/actor/lr"] < lines[30]["train/actor/lr"] == 1e-3 and lines[0]["train/actor/grad_norm"] > 0
-    counts = json.loads((result.run_dir / "demos" / "meta.json").read_text())["counts"]
+    counts = read_provenance(result.run_dir / "demos")["counts"]
     assert counts["num_played"] == 200 and counts["num_episodes"] == round(200 * counts["success_once"]) > 150
     assert read_metrics(result.run_dir)[0]["demos/num_episodes"] == counts["num_episodes"]
 
@@ -70,11 +75,11 @@ def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp
     whole = start_sft("runner.max_steps=6", *short, root=tmp_path / "whole").run()
     start.stop()
     half = start_sft("runner.max_steps=3", *short, root=tmp_path / "half").run()
-    shards = {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").iterdir()}
+    files = {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").rglob("*")}
     start.stop()
     resumed = start_sft("runner.max_steps=6", "runner.resume=auto", *short, root=tmp_path / "half").run()
     assert resumed.run_dir == half.run_dir and resumed.completed_steps == 6
-    assert shards == {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").iterdir()}
+    assert files == {path: path.stat().st_mtime_ns for path in (half.run_dir / "demos").rglob("*")}
     expected, got = weights(whole.checkpoint), weights(resumed.checkpoint)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     assert [line["step"] for line in read_metrics(resumed.run_dir)] == [0, 1, 2, 3, 4, 5, 6]
@@ -83,6 +88,29 @@ def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp
     start.stop()
     one = start_sft("runner.max_steps=6", *short[:2], root=tmp_path / "one").run()
     assert max((expected[name] - x).abs().max() for name, x in weights(one.checkpoint).items()) < 1e-5
+
+
+def test_any_dataset_is_imitated_by_the_names_of_its_features(start_sft, tmp_path):
+    demos = tmp_path / "theirs"
+    assert collect(["--out", str(demos), "--config-name", CONFIG, "--episodes", "60", "--num-envs", "20"]) == 0
+    shutil.rmtree(demos / ".frames", ignore_errors=True)
+    (demos / "meta" / "rlinf_lite.json").unlink()
+    names = {"observation.state": "robot", "action": "moves"}
+    [data] = (demos / "data").glob("*/*")
+    table = pq.read_table(data)
+    pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), data)
+    info = json.loads((demos / "meta" / "info.json").read_text())
+    info["features"] = {names.get(name, name): feature for name, feature in info["features"].items()}
+    (demos / "meta" / "info.json").write_text(json.dumps(info))
+
+    folder = ["data.source=folder", f"data.demos_dir={demos}", "data.keys={state: robot, action: moves}"]
+    with pytest.raises(LeRobotError, match=r"no vector 'robt'\. Did you mean robot"):
+        check_demonstrations(load_config(CONFIG, [*SMALL, *folder, "data.keys.state=robt"]))
+    result = start_sft(*folder, "runner.max_steps=60").run()
+    lines = [line for line in read_metrics(result.run_dir) if "train/actor/sft_loss" in line]
+    assert lines[-1]["train/actor/sft_loss"] < 0.5 * lines[0]["train/actor/sft_loss"]
+    counts = read_metrics(result.run_dir)[0]
+    assert counts["demos/num_chunks"] == counts["demos/num_env_steps"] == info["total_frames"]
 
 
 def test_an_expert_that_never_succeeds_is_an_error(start_sft):
@@ -113,12 +141,13 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path, during):
 
 
 def test_demonstrations_of_another_task_end_the_program_before_it_starts(tmp_path):
-    from rlinf_lite.config import load_config
-    from rlinf_lite.data.demonstrations import recipe, write_meta
+    from rlinf_lite.data.demonstrations import PROVENANCE, provenance, recipe
     from rlinf_lite.envs import EnvSpec
 
     spec = EnvSpec(3, 16, {}, [-1.0] * 3, [1.0] * 3, 24, True)
-    write_meta(tmp_path, recipe(load_config(CONFIG, SMALL)), spec, [], {})
+    (tmp_path / "meta").mkdir()
+    meta = provenance(recipe(load_config(CONFIG, SMALL)), spec, {})
+    (tmp_path / "meta" / PROVENANCE).write_text(json.dumps(meta))
     process = run_example("env.task=push", f"data.demos_dir={tmp_path}", root=tmp_path)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1 and "Traceback" not in output

@@ -1,0 +1,131 @@
+"""`rlinf-lite collect`: an expert or a trained policy plays, and its episodes become a LeRobotDataset v3.0."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.config.resources import policy_directory
+
+_DEFAULT = "embodiment/tabletop_sft_vla"
+PRINT_INTERVAL_S = 2.0
+_ANY_ENVIRONMENT = "embodiment/base/run"
+
+
+def collect(arguments: Sequence[str]) -> int:
+    """Play and write; returns 0, 1 after an error, and 2 where the config is wrong."""
+    given = _parser().parse_intermixed_args(arguments)
+    try:
+        cfg = requested(arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    # only now what takes time to import
+    from rlinf_lite.data.lerobot.layout import LeRobotError
+    from rlinf_lite.envs.errors import EnvError
+    from rlinf_lite.registry import PartError
+
+    try:
+        _play(cfg, given.out)
+    except (LeRobotError, EnvError, PartError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
+    print(f"  imitate it: rlinf-lite sft --config-name {name} data.source=folder data.demos_dir={given.out}")
+    return 0
+
+
+def requested(arguments: Sequence[str]) -> Config:
+    """The config that a command line asks for. Raises ConfigError."""
+    given = _parser().parse_intermixed_args(arguments)
+    cfg = load_config(given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT), _overrides(given))
+    assert isinstance(cfg, Config)
+    return cfg
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlinf-lite collect", description=__doc__, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="any key of the config, in Hydra's grammar")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the dataset is written")
+    parser.add_argument(
+        "--config-name", "-cn", metavar="NAME", help=f"a config (default: {_DEFAULT}, or with --env none)"
+    )
+    parser.add_argument("--env", metavar="ID", help="environment (env.id)")
+    parser.add_argument("--task", help="its task (env.task)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="episodes to play (data.num_episodes)")
+    parser.add_argument(
+        "--policy", metavar="DIR", help="a run, checkpoint or policy that plays (data.teacher_dir); else the expert"
+    )
+    parser.add_argument("--seed", type=int, help="of initial states and noise (data.seed)")
+    parser.add_argument("--noise", type=float, help="on the actions that are executed (data.action_noise)")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments side by side (env.train.num_envs)")
+    parser.add_argument("--pictures", choices=["image", "video"], help="PNG, lossless, or AV1, small (data.pictures)")
+    parser.add_argument("--fps", type=int, help="env steps per second, as the dataset says (data.fps)")
+    parser.add_argument(
+        "--keep-failures", action="store_true", help="also episodes without success (data.keep_failures)"
+    )
+    return parser
+
+
+def _overrides(given: argparse.Namespace) -> list[str]:
+    """The config keys that the options are short for, then what was written out."""
+    short = {
+        "env.id": given.env,
+        "env.task": given.task,
+        "env.train.num_envs": given.num_envs,
+        "data.num_episodes": given.episodes,
+        "data.teacher_dir": given.policy,
+        "data.seed": given.seed,
+        "data.action_noise": given.noise,
+        "data.pictures": given.pictures,
+        "data.fps": given.fps,
+        "data.keep_failures": True if given.keep_failures else None,
+        "model.num_action_chunks": None if given.policy is None else _chunk_of(Path(given.policy)),
+    }
+    own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
+    return [*own, *(f"{key}={value}" for key, value in short.items() if value is not None), *given.overrides]
+
+
+def _chunk_of(policy: Path) -> int | None:
+    """How many actions a saved policy emits at once; None where there is none, which the checks report."""
+    try:
+        return int(json.loads((policy_directory(policy) / "config.json").read_text())["num_action_chunks"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _play(cfg: Config, out: Path) -> None:
+    import numpy as np
+
+    from rlinf_lite.data.lerobot.writer import begin
+    from rlinf_lite.envs import get_env_spec, make_vec_env
+    from rlinf_lite.workers.collecting import Collector, complete
+
+    data, started, shown = cfg.data, time.monotonic(), 0.0
+    begin(out)
+    num_envs = min(cfg.env.train.num_envs, data.num_episodes)
+    env = make_vec_env(cfg.env, "train", num_envs)
+    obs = env.reset()
+    collector = Collector(cfg, env, obs, out, rank=0, device="cpu")
+    by = f"the policy in {data.teacher_dir}" if data.teacher_dir else f"the expert of {cfg.env.id}"
+    print(f"{data.num_episodes} episodes of {cfg.env.id} {cfg.env.task} by {by}, {num_envs} at a time", flush=True)
+    for first in range(0, data.num_episodes, num_envs):
+        collector.play(env, np.arange(first, first + num_envs))
+        if time.monotonic() - shown >= PRINT_INTERVAL_S:
+            shown = time.monotonic()
+            played, succeeded = len(collector.records), sum(bool(record.success_once) for record in collector.records)
+            rate = collector.num_env_steps / (shown - started)
+            print(f"  {played} of {data.num_episodes}, {succeeded} successes, {rate:.0f} env steps/s", flush=True)
+    found = collector.finish()
+    counts = complete(cfg, out, get_env_spec(env, obs), [found], time.monotonic() - started)
+    kind = "failures too" if data.keep_failures else "successes"
+    print(
+        f"{counts['num_episodes']} of {counts['num_played']} episodes ({kind}), {counts['num_env_steps']:,} env steps"
+    )
+    print(f"written to {out}, in {time.monotonic() - started:.1f} s")

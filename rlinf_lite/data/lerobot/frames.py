@@ -1,0 +1,183 @@
+"""Frames by number: a dataset's pictures and numbers, decoded once into files that are mapped into memory.
+
+What is read is a view of the page cache, which the system takes back when it wants to: memory does not grow with the
+dataset, and the processes of a node share it. Neither pyarrow nor PyAV is needed once the files are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.data.lerobot import statistics
+from rlinf_lite.data.lerobot.layout import LeRobotError
+
+if TYPE_CHECKING:
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
+
+FORMAT = 1
+_CONTENTS = "contents.json"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which feature is what."""
+
+    cameras: Mapping[str, str]
+    """Feature by camera."""
+    state: str | None
+    action: str
+
+
+class Frames:
+    """Decoded frames. `images` uint8 [N, H, W, 3] by camera, `state` and `actions` float32 [N, D], `task` int32 [N] (an
+    index into `tasks`), `episodes` int64 [E, 2]: first frame and length. All are mapped, `state` may be None."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            content = json.loads((directory / _CONTENTS).read_text())
+            self.tasks: list[str] = content["tasks"]
+            self.statistics: dict[str, statistics.Statistics] = content["statistics"]
+            """Of `state` and `action`, exact over the whole dataset."""
+            self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
+            self.state = _mapped(directory / "state.npy") if content["has_state"] else None
+            self.actions, self.task, self.episodes = (
+                _mapped(directory / f"{name}.npy") for name in ("actions", "task", "episodes")
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise LeRobotError(
+                f"{directory} cannot be read: {error}. On several nodes it must be a directory that all of them see; "
+                "delete it to have it made anew"
+            ) from error
+
+    def read(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Observations (see `envs.Obs`) of these frames."""
+        obs: dict[str, Any] = {"instruction": [self.tasks[i] for i in self.task[rows]]}
+        if self.images:
+            obs["images"] = {camera: np.asarray(images[rows]) for camera, images in self.images.items()}
+        if self.state is not None:
+            obs["state"] = np.asarray(self.state[rows])
+        return obs
+
+
+def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
+    """Where below `root` the decoded frames of this dataset, as it is now, belong."""
+    files = sorted({episode.data_file for episode in dataset.episodes})
+    for key in keys.cameras.values():
+        files += sorted({episode.clips[key].file for episode in dataset.episodes if key in episode.clips})
+    for file in files:
+        if not file.is_file():
+            raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
+    states = [file.stat() for file in files]
+    seen = [(file.name, state.st_size, state.st_mtime_ns) for file, state in zip(files, states, strict=True)]
+    described = json.dumps([FORMAT, asdict(keys), (dataset.directory / "meta/info.json").read_text(), seen])
+    return root / hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def decode(
+    dataset: LeRobotDataset, keys: Keys, root: Path, report: Callable[[str, int, int], None] = lambda *_: None
+) -> Path:
+    """Decode every frame, unless it has been done. Returns the directory for `Frames`.
+
+    `report`: called now and then with what is decoded, how many frames of it there are, and of how many.
+
+    Raises:
+        LeRobotError: where a file does not hold what info.json says, or the disk has too little room.
+    """
+    directory = frames_directory(dataset, keys, root)
+    if (directory / _CONTENTS).is_file():
+        return directory
+    dataset.check_videos(list(keys.cameras.values()))
+    try:
+        partial = root / f".partial_{os.getpid()}"
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise LeRobotError(f"data.cache_dir: {root} cannot be written to: {error}. Name another directory") from error
+    try:
+        _check_room(dataset, keys, partial)
+        _fill(dataset, keys, partial, report)
+        os.replace(partial, directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if (directory / _CONTENTS).is_file():
+            return directory  # another run was quicker
+        raise
+    return directory
+
+
+def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[str, int, int], None]) -> None:
+    info, total = dataset.info, dataset.info.num_frames
+    widths = {key: info.features[key].width for key in (keys.state, keys.action) if key is not None}
+    actions = _new(partial / "actions.npy", np.float32, (total, widths[keys.action]))
+    state = None if keys.state is None else _new(partial / "state.npy", np.float32, (total, widths[keys.state]))
+    task = _new(partial / "task.npy", np.int32, (total,))
+    episodes = np.array([(episode.first_frame, episode.length) for episode in dataset.episodes], np.int64)
+    np.save(partial / "episodes.npy", episodes)
+
+    files = {camera: f"images_{i}.npy" for i, camera in enumerate(keys.cameras)}
+    images = {
+        camera: _new(partial / files[camera], np.uint8, (total, *info.features[key].size, 3))
+        for camera, key in keys.cameras.items()
+    }
+    in_table = [key for key in keys.cameras.values() if info.features[key].dtype == "image"]
+    wanted = dict.fromkeys([keys.action, *([keys.state] if keys.state else []), "task_index", *in_table])
+    for first, columns in dataset.rows(list(wanted)):
+        rows = slice(first, first + len(columns["task_index"]))
+        actions[rows], task[rows] = columns[keys.action], columns["task_index"][:, 0]
+        if state is not None and keys.state is not None:
+            state[rows] = columns[keys.state]
+        for camera, key in keys.cameras.items():
+            if key in columns:
+                images[camera][rows] = columns[key]
+        report("frames", rows.stop, total)
+    if task.max() >= len(dataset.tasks):
+        raise LeRobotError(f"{dataset.directory}: a frame has task {task.max()}, and there are {len(dataset.tasks)}")
+    for camera, key in keys.cameras.items():
+        if info.features[key].dtype == "video":
+            for done, (frame, picture) in enumerate(dataset.pictures(key), 1):
+                images[camera][frame] = picture
+                if done % 256 == 0 or done == total:
+                    report(f"pictures of {camera}", done, total)
+    found = {"action": statistics.of_numbers(actions)} | (
+        {} if state is None else {"state": statistics.of_numbers(state)}
+    )
+    _check_finite(dataset.directory, found)
+    content = {"tasks": dataset.tasks, "cameras": files, "has_state": state is not None, "statistics": found}
+    content |= {"source": str(dataset.directory.absolute()), "keys": asdict(keys)}
+    (partial / _CONTENTS).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _check_finite(directory: Path, found: Mapping[str, statistics.Statistics]) -> None:
+    for name, numbers in found.items():
+        bad = np.flatnonzero(~np.isfinite(numbers["mean"]))
+        if len(bad):
+            raise LeRobotError(f"{directory}: {name}[{bad[0]}] is NaN or infinite in some frame")
+
+
+def _check_room(dataset: LeRobotDataset, keys: Keys, partial: Path) -> None:
+    of_frame = sum(int(np.prod(dataset.info.features[key].size)) * 3 for key in keys.cameras.values())
+    needed, free = of_frame * dataset.info.num_frames, shutil.disk_usage(partial).free
+    if needed > free:
+        raise LeRobotError(
+            f"data.cache_dir: {dataset.info.num_frames:,} decoded frames of {of_frame:,} bytes are "
+            f"{needed / 2**30:.1f} GiB, and {partial.parent} has {free / 2**30:.1f} GiB left. Name another directory"
+        )
+
+
+def _new(file: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.open_memmap(file, "w+", dtype, shape)
+    return array
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(file, mmap_mode="r")
+    return array

@@ -1,0 +1,151 @@
+"""Videos: pictures into an AV1 file, and out of whatever FFmpeg decodes."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import av
+import av.error
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
+
+TIMEOUT_S = 120.0
+"""Longest wait for the encoder to take in a picture, and for it to finish a file."""
+TOLERANCE_S = 1e-4
+"""How far a picture's time may be from the one that is asked for, as in LeRobot."""
+
+
+class VideoWriter:
+    """One AV1 file; `encoder.py` writes it in a process of its own."""
+
+    def __init__(self, file: Path, height: int, width: int, fps: int) -> None:
+        if height % 2 or width % 2:
+            raise LeRobotError(
+                f"{file}: AV1 has pictures of even height and width, and these have {height} x {width}. "
+                "Store them losslessly (data.pictures=image), or render another size"
+            )
+        self.file, self.num_frames = file, 0
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open until the encoder ends)
+        program = [sys.executable, str(Path(__file__).with_name("encoder.py")), *map(str, (width, height, fps)), file]
+        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stderr=self._errors)
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin.fileno()
+        os.set_blocking(self._pipe, False)
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._pipe, selectors.EVENT_WRITE)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file so far; the encoder is a few pictures behind."""
+        return self.file.stat().st_size if self.file.exists() else 0
+
+    def add(self, pictures: NDArray[np.uint8]) -> None:
+        """uint8 [n, H, W, 3]. Raises LeRobotError where the encoder fails or does not come back."""
+        left = memoryview(np.ascontiguousarray(pictures)).cast("B")
+        while left:
+            if not self._ready.select(TIMEOUT_S):
+                self._give_up(f"has taken in nothing for {TIMEOUT_S:.0f} s")
+            try:
+                left = left[os.write(self._pipe, left[: 1 << 20]) :]
+            except BrokenPipeError:
+                self._give_up("has ended")
+        self.num_frames += len(pictures)
+
+    def close(self) -> None:
+        """Finish the file. Raises as `add`."""
+        self._ready.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            code = self._process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._give_up(f"has not finished within {TIMEOUT_S:.0f} s")
+        if code:
+            self._give_up(f"has ended with exit code {code}")
+        self._errors.close()
+
+    def abandon(self) -> None:
+        """End the encoder; the file is of no use."""
+        self._process.kill()
+        self._process.wait()
+
+    def _give_up(self, what: str) -> None:
+        self.abandon()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        raise LeRobotError(
+            f"{self.file}: the AV1 encoder {what}{': ' + said[-1] if said else ''}. Try again, or store pictures "
+            "losslessly (data.pictures=image)"
+        )
+
+
+def check_video(file: Path, key: str, feature: Feature, fps: int) -> None:
+    """Raise LeRobotError where the file cannot be opened, or is not what `feature` says."""
+    with _open(file) as container:
+        stream = container.streams.video[0]
+        info, found = feature.info, stream.codec_context
+        codec, rate = found.codec.canonical_name, stream.average_rate
+        pairs = [
+            ("size", f"{feature.size[0]} x {feature.size[1]}", f"{found.height} x {found.width}"),
+            ("codec", info.get("video.codec", codec), codec),
+            ("rate", f"{fps} pictures/s", f"{float(rate):g} pictures/s" if rate else f"{fps} pictures/s"),
+        ]
+    wrong = [f"{what} is {got} there and {said} in info.json" for what, said, got in pairs if said != got]
+    if wrong:
+        raise LeRobotError(f"{file}: of {key} the {'; the '.join(wrong)}")
+
+
+def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> Iterator[NDArray[np.uint8]]:
+    """The pictures uint8 [H, W, 3] at these ascending times, in one pass over the file from the first of them.
+
+    `num_threads` 0: as many as there are cores. Raises LeRobotError where one is missing or the file is damaged.
+    """
+    with _open(file) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = num_threads
+        assert stream.time_base is not None
+        if times_s[0] > 1:  # at a key frame, before what is asked for
+            container.seek(int((times_s[0] - TOLERANCE_S) / stream.time_base), stream=stream)
+        wanted, shown = 0, 0.0
+        try:
+            for frame in container.decode(stream):
+                shown = float(frame.pts * stream.time_base)
+                if shown < times_s[wanted] - TOLERANCE_S:
+                    continue
+                if shown > times_s[wanted] + TOLERANCE_S:
+                    raise LeRobotError(
+                        f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
+                    )
+                picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+                while wanted < len(times_s) and abs(times_s[wanted] - shown) <= TOLERANCE_S:
+                    yield picture
+                    wanted += 1
+                if wanted == len(times_s):
+                    return
+        except av.error.FFmpegError as error:
+            raise LeRobotError(f"{file} is damaged after {shown:.2f} s: {error}") from error
+    raise LeRobotError(
+        f"{file} ends at {shown:.2f} s, and the dataset has a frame at {times_s[wanted]:.2f} s: is it truncated?"
+    )
+
+
+def _open(file: Path) -> av.container.InputContainer:
+    if not file.is_file():
+        raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
+    try:
+        container = av.open(str(file))
+    except av.error.FFmpegError as error:
+        raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated?") from error
+    if not container.streams.video:
+        container.close()
+        raise LeRobotError(f"{file} holds no video that could be read: is it truncated?")
+    return container

@@ -1,0 +1,298 @@
+"""LeRobot datasets: what is written comes back, as the format has it; what does not fit is refused, its file named."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from rlinf_lite.cards import Observed
+from rlinf_lite.config import load_config
+from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
+from rlinf_lite.data.lerobot import video, writer
+from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
+from rlinf_lite.data.lerobot.layout import ACTION, STATE, LeRobotError
+from rlinf_lite.data.lerobot.reader import LeRobotDataset
+from rlinf_lite.data.lerobot.video import VideoWriter
+from tests.data.lerobot_folders import TOP, WRIST, psnr, smooth, write_dataset, write_v21
+
+KEYS = Keys({"top": TOP, "wrist": WRIST}, STATE, ACTION)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("lerobot") / "set"
+    return directory, write_dataset(directory)
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+    shutil.copytree(written[0], tmp_path / "set")
+    return tmp_path / "set"
+
+
+def read(directory, keys=KEYS):
+    return Frames(decode(LeRobotDataset(directory), keys, directory / ".frames"))
+
+
+def test_numbers_and_lossless_pictures_come_back_as_they_were(written, tmp_path):
+    directory, episodes = written
+    frames = Frames(decode(LeRobotDataset(directory), KEYS, tmp_path))
+    assert frames.episodes.tolist() == [[0, 5], [5, 8], [13, 3]]
+    for number, (first, length) in enumerate(frames.episodes):
+        obs, rows = frames.read(np.arange(first, first + length)), slice(first, first + length)
+        assert np.array_equal(obs["state"], episodes[number][STATE])
+        assert np.array_equal(frames.actions[rows], episodes[number][ACTION])
+        assert np.array_equal(obs["images"]["wrist"], episodes[number][WRIST])
+        assert all(psnr(*pair) > 30 for pair in zip(obs["images"]["top"], episodes[number][TOP], strict=True))
+        assert set(obs["instruction"]) == {f"task {number % 2}"}
+    shuffled = np.random.default_rng(0).permutation(16)
+    assert np.array_equal(frames.read(shuffled)["images"]["top"], frames.images["top"][shuffled])
+
+
+def test_the_files_are_those_of_the_format(written):
+    directory, _ = written
+    info = json.loads((directory / "meta" / "info.json").read_text())
+    assert (info["codebase_version"], info["fps"], info["splits"]) == ("v3.0", 10, {"train": "0:3"})
+    assert [info[f"total_{name}"] for name in ("episodes", "frames", "tasks")] == [3, 16, 2]
+    assert info["features"][TOP]["info"]["video.codec"] == "av1" and info["features"][TOP]["shape"] == [64, 96, 3]
+    [data] = (directory / "data").glob("*/*.parquet")
+    assert data.relative_to(directory).as_posix() == "data/chunk-000/file-000.parquet"
+    table = pq.ParquetFile(data)
+    assert [table.metadata.row_group(i).num_rows for i in range(3)] == [5, 8, 3]
+    kinds = {field.name: str(field.type) for field in table.schema_arrow}
+    assert kinds == {
+        STATE: "fixed_size_list<element: float>[4]",
+        ACTION: "fixed_size_list<element: float>[3]",
+        WRIST: "struct<bytes: binary, path: string>",
+        "timestamp": "float",
+        **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64"),
+    }
+    only = pyarrow.dataset.dataset(data).to_table(filter=pyarrow.dataset.field("episode_index") == 1)
+    assert only["index"].to_pylist() == list(range(5, 13))
+    assert np.allclose(only["timestamp"], np.arange(8) / 10)
+    [episodes] = pq.read_table(directory / "meta/episodes/chunk-000/file-000.parquet").slice(1, 1).to_pylist()
+    assert (episodes["dataset_from_index"], episodes["dataset_to_index"], episodes["seed"]) == (5, 13, 101)
+    assert episodes["tasks"] == ["task 1"] and episodes[f"videos/{TOP}/to_timestamp"] == 0.8
+    tasks = pq.read_table(directory / "meta" / "tasks.parquet")
+    assert tasks.to_pydict() == {"task_index": [0, 1], "task": ["task 0", "task 1"]}
+    assert json.loads(tasks.schema.metadata[b"pandas"])["index_columns"] == ["task"]
+    assert not (directory / writer.PARTS).exists()
+
+
+def test_statistics_are_exact_over_the_whole_set(written):
+    directory, episodes = written
+    stats = json.loads((directory / "meta" / "stats.json").read_text())
+    actions = np.concatenate([episode[ACTION] for episode in episodes]).astype(np.float64)
+    pictures = np.concatenate([episode[TOP] for episode in episodes]).reshape(-1, 3) / 255
+    for found, values in ((stats[ACTION], actions), (stats[TOP], pictures)):
+        wanted = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+        wanted |= {f"q{q:02d}": np.quantile(values, q / 100, axis=0) for q in (1, 10, 50, 90, 99)}
+        for name, value in wanted.items():
+            np.testing.assert_allclose(np.ravel(found[name]), value, rtol=1e-9, atol=1e-12)
+    assert np.shape(stats[TOP]["mean"]) == (3, 1, 1) and stats[TOP]["count"] == [16]
+
+
+def test_files_roll_at_their_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "DATA_FILE_MB", 0.002)
+    monkeypatch.setattr(writer, "VIDEO_FILE_MB", 0.0)  # after every episode
+    episodes = write_dataset(tmp_path / "set", lengths=(5, 8, 3, 4), num_parts=2)
+    assert len(list((tmp_path / "set" / "data").glob("*/*"))) > 1
+    assert len(list((tmp_path / "set" / "videos").glob("*/*/*"))) == 4
+    frames = read(tmp_path / "set")
+    assert np.array_equal(frames.actions, np.concatenate([episode[ACTION] for episode in episodes]))
+    assert psnr(frames.images["top"], np.concatenate([episode[TOP] for episode in episodes])) > 30
+
+
+def test_version_2_1_is_read(tmp_path):
+    episodes = write_v21(tmp_path / "set")
+    frames = read(tmp_path / "set", Keys({"eye": TOP}, STATE, ACTION))
+    assert frames.episodes.tolist() == [[0, 4], [4, 6]] and frames.tasks == ["task 0", "task 1"]
+    assert np.array_equal(frames.state, np.concatenate([episode[STATE] for episode in episodes]))
+    assert psnr(frames.images["eye"], np.concatenate([episode[TOP] for episode in episodes])) > 30
+
+
+def test_what_lerobot_wrote_is_read(repo, tmp_path):
+    """A dataset of LeRobot 0.4.4's own writer: random numbers, and pictures by a formula."""
+    frames = Frames(decode(LeRobotDataset(repo / "tests" / "data" / "written_by_lerobot"), KEYS, tmp_path))
+    assert frames.episodes.tolist() == [[0, 5], [5, 8], [13, 3]]
+    rng, (y, x) = np.random.default_rng(0), np.mgrid[:64, :96]
+    for number, (first, length) in enumerate(frames.episodes):
+        obs = frames.read(np.arange(first, first + length))
+        assert set(obs["instruction"]) == {f"task {number % 2}"}
+        for t in range(length):
+            assert np.array_equal(obs["state"][t], rng.normal(size=4).astype(np.float32))
+            assert np.array_equal(frames.actions[first + t], rng.normal(size=3).astype(np.float32))
+            waves = [np.sin(x / 9 + (number * 9 + t) / 5), np.cos(y / 11 + t / 7), np.sin((x + y) / 13)]
+            picture = (127 + 100 * np.stack(waves, axis=-1)).astype(np.uint8)
+            assert np.array_equal(obs["images"]["wrist"][t], picture[:32, :48])
+            assert psnr(obs["images"]["top"][t], picture) > 30
+
+
+@pytest.mark.parametrize("stride", [1, 3, 4])
+def test_chunks_end_with_their_episode(written, tmp_path, stride):
+    directory, episodes = written
+    demos = Demonstrations(decode(LeRobotDataset(directory), KEYS, tmp_path), 4, stride)
+    expected = [
+        (number, start, min(4, len(episode[ACTION]) - start))
+        for number, episode in enumerate(episodes)
+        for start in range(0, len(episode[ACTION]), stride)
+    ]
+    assert len(demos) == len(expected)
+    for index in np.random.default_rng(stride).permutation(len(demos)):
+        number, start, executed = expected[index]
+        obs, actions = demos.read(np.array([index]))
+        mask = demos.mask(np.array([index]))
+        assert demos.episodes(np.array([index])).tolist() == [number]
+        assert mask.tolist() == [[i < executed for i in range(4)]]
+        assert np.array_equal(actions[0, :executed].numpy(), episodes[number][ACTION][start : start + executed])
+        assert np.array_equal(obs["state"][0], episodes[number][STATE][start])
+
+
+def rewrite(file, change):
+    table = pq.read_table(file)
+    pq.write_table(change(table), file)
+
+
+def edit_info(directory, change):
+    file = directory / "meta" / "info.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_damage_names_the_file(copy):
+    data = copy / "data/chunk-000/file-000.parquet"
+    clip = copy / f"videos/{TOP}/chunk-000/file-000.mp4"
+    whole = {file: file.read_bytes() for file in (data, clip, copy / "meta/info.json")}
+
+    def refused(match):
+        with pytest.raises(LeRobotError, match=match) as caught:
+            read(copy)
+        for file, content in whole.items():
+            file.write_bytes(content)
+        return str(caught.value)
+
+    data.write_bytes(whole[data][:-50])
+    assert str(data) in refused("truncated")
+    clip.write_bytes(whole[clip][:-700])
+    assert str(clip) in refused("truncated")
+    clip.unlink()
+    assert str(clip) in refused("is missing")
+    edit_info(copy, lambda info: info.update(total_frames=17))
+    refused("info.json has 3 episodes of 17 frames.*3 of 16")
+    edit_info(copy, lambda info: info["features"][ACTION].update(shape=[7]))
+    assert str(data) in refused("action has 7 numbers in info.json, and 3 there")
+    edit_info(copy, lambda info: info["features"][STATE].update(dtype="float64"))
+    refused("observation.state is float64 in info.json, and float there")
+    edit_info(copy, lambda info: info["features"].update(reward={"dtype": "float32", "shape": [1], "names": None}))
+    refused("has no one column 'reward', which info.json lists")
+    edit_info(copy, lambda info: info["features"][TOP]["info"].update({"video.codec": "h264"}))
+    assert str(clip) in refused("codec is av1 there and h264 in info.json")
+    edit_info(copy, lambda info: info["features"][TOP].update(shape=[64, 64, 3]))
+    refused("size is 64 x 96 there and 64 x 64 in info.json")
+    edit_info(copy, lambda info: info.update(fps=30))
+    refused("rate is 10 pictures/s there and 30 pictures/s in info.json")
+    edit_info(copy, lambda info: info.update(codebase_version="v2.0"))
+    refused("codebase_version is v2.0, and v3.0 and v2.1 are read")
+    edit_info(copy, lambda info: info.pop("features"))
+    refused("info.json cannot be read: has no 'features'")
+    rewrite(data, lambda table: table.set_column(5, "episode_index", pa.array(np.zeros(16, np.int64))))
+    refused(r"frame 5 is .*'episode_index': 0.*by meta/episodes .*'episode_index': 1")
+    read(copy)
+
+
+def test_a_video_that_ends_early_is_named(copy):
+    clip = copy / f"videos/{TOP}/chunk-000/file-000.mp4"
+    short = VideoWriter(clip, 64, 96, 10)
+    short.add(smooth(0, 6, 64, 96))
+    short.close()
+    with pytest.raises(LeRobotError, match=f"{clip} ends at 0.50 s, and the dataset has a frame at 0.60 s"):
+        read(copy)
+    assert not list((copy / ".frames").iterdir()), "something unfinished was left"
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(LeRobotError, match="no directory"):
+        LeRobotDataset(tmp_path / "nothing")
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(LeRobotError, match=r"no meta/info.json \(there is pictures\)"):
+        LeRobotDataset(tmp_path)
+
+
+def test_what_a_run_needs_is_compared_with_what_is_there(written):
+    def problems(seen, *overrides):
+        chosen = ["data.source=folder", f"data.demos_dir={written[0]}", *overrides]
+        cfg = load_config("embodiment/tabletop_sft_mlp", chosen)
+        with pytest.raises(DemonstrationError) as caught:
+            open_dataset(cfg, written[0], seen)
+        return str(caught.value)
+
+    seen = Observed(3, 4, {"top": (64, 96)})
+    cfg = load_config("embodiment/tabletop_sft_mlp", ["data.source=folder", f"data.demos_dir={written[0]}"])
+    open_dataset(cfg, written[0], seen)
+    found = problems(Observed(3, 4, {"tob": (64, 64)}))
+    assert "no pictures 'observation.images.tob'" in found and "Did you mean observation.images.top" in found
+    found = problems(seen, "data.keys.cameras={topp: observation.images.top}")
+    assert "data.keys.cameras.topp: the environment has no such camera. Did you mean top?" in found
+    found = problems(Observed(7, 39, {"top": (64, 64)}))
+    assert "observation.state has 4 numbers, and the environment's state 39" in found
+    assert "action has 3 numbers, and the environment's action 7" in found
+    assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
+
+
+def test_decoding_is_done_once_and_anew_when_a_file_changes(copy):
+    first = read(copy)
+    [directory] = (copy / ".frames").iterdir()
+    before = directory.stat().st_mtime_ns
+    assert np.array_equal(read(copy).actions, first.actions)
+    assert directory.stat().st_mtime_ns == before
+    rewrite(copy / "data/chunk-000/file-000.parquet", lambda table: table)
+    read(copy)
+    assert len(list((copy / ".frames").iterdir())) == 2
+
+
+def anonymous_kib():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def test_memory_does_not_grow_with_the_frames(tmp_path):
+    num_frames = 100_000  # 1.2 GB of pictures, of which the file system keeps none: a file of holes
+    shape = (num_frames, 64, 64, 3)
+    np.lib.format.open_memmap(tmp_path / "images_0.npy", "w+", np.uint8, shape)
+    for name, dtype, of_one in (("actions", np.float32, (7,)), ("task", np.int32, ())):
+        np.save(tmp_path / f"{name}.npy", np.zeros((num_frames, *of_one), dtype))
+    np.save(tmp_path / "episodes.npy", np.array([[0, num_frames]]))
+    said = {"tasks": ["push"], "cameras": {"top": "images_0.npy"}, "has_state": False, "statistics": {}}
+    (tmp_path / "contents.json").write_text(json.dumps(said))
+    demos = Demonstrations(tmp_path, 8, 1)
+    rng = np.random.default_rng(0)
+    demos.read(rng.integers(0, num_frames, 64))
+    before = anonymous_kib()
+    for _ in range(50):
+        demos.read(rng.integers(0, num_frames, 64))
+    assert anonymous_kib() - before < 8192
+
+
+def test_an_encoder_that_does_not_come_back_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "TIMEOUT_S", 0.5)
+    clip = VideoWriter(tmp_path / "clip.mp4", 64, 64, 10)
+    clip._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(LeRobotError, match=r"clip\.mp4: the AV1 encoder has (taken in nothing|not finished)"):
+        clip.add(np.zeros((100, 64, 64, 3), np.uint8))
+        clip.close()
+    assert clip._process.returncode is not None
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(LeRobotError, match=r"even height and width.*63 x 64.*data\.pictures=image"):
+        VideoWriter(tmp_path / "clip.mp4", 63, 64, 10)
+    write_dataset(tmp_path / "set", lengths=(2,), num_parts=1)
+    with pytest.raises(LeRobotError, match="is a dataset already"):
+        writer.begin(tmp_path / "set")
