@@ -23,7 +23,7 @@ class MetaWorldOptions(Section):
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
     """Height and width of pictures."""
     render: Literal["fast", "exact"] = "fast"
-    """exact: the library's pictures; fast: without shadows, reflections and multisampling, 15 times as many."""
+    """exact: the library's pictures; fast: without shadows, reflections and multisampling, 12 times as many."""
 
 
 def _task(num_tasks: int = 1) -> Task:

@@ -123,7 +123,8 @@ class World:
         del self.env.sawyer_observation_space  # computed anew from the line above
         self.env.max_path_length = sys.maxsize  # ChunkedEnv keeps the time limit
         self.env.model.camera(CAMERA).pos = CAMERA_POSITION
-        self.expert = ENV_POLICY_MAP[task]()
+        experts: Any = ENV_POLICY_MAP  # typed as classes of an abstract policy
+        self.expert = experts[task]()
         self.obs: NDArray[np.float64] = np.zeros(0)
         self.solved, self._is_new = False, False
 
