@@ -134,7 +134,8 @@ def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
     """Which feature of a dataset is what the environment shows."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
-    return Keys(cameras, keys.state if seen.state_dim else None, keys.action)
+    instruction = isinstance(seen, Observed) or seen.has_instruction
+    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, instruction)
 
 
 def stride_of(cfg: Config) -> int:

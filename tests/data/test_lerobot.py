@@ -246,6 +246,11 @@ def test_what_a_run_needs_is_compared_with_what_is_there(written):
     assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
 
 
+def test_sentences_are_left_out_where_the_environment_has_none(written, tmp_path):
+    frames = Frames(decode(LeRobotDataset(written[0]), Keys({}, STATE, ACTION, instruction=False), tmp_path))
+    assert set(frames.read(np.arange(16))["instruction"]) == {""}
+
+
 def test_decoding_is_done_once_and_anew_when_a_file_changes(copy):
     first = read(copy)
     [directory] = (copy / ".frames").iterdir()

@@ -5,6 +5,7 @@ Success is `info["success"]` or `info["is_success"]` where an environment report
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,14 @@ def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
 
 
 def _spec(task: str) -> Any:
+    """Of `Name-v0`, or of `module:Name-v0`, whose module registers it."""
+    module, colon, name = task.rpartition(":")
     try:
-        return gymnasium.spec(task)
+        if colon:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except ImportError as error:
+        raise UnknownEnvError(f"env.task: {task!r}: {module} cannot be imported: {error}. Is it installed?") from error
     except gymnasium.error.Error as error:
         known = did_you_mean(task, gymnasium.registry)
         raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
