@@ -235,7 +235,7 @@ def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
     for camera, key in keys.cameras.items():
         found = dataset.info.features.get(key)
         if found is None or not found.is_picture:
-            known = dataset.info.pictures or {"(it has no pictures)": None}
+            known = list(dataset.info.pictures) or ["(it has no pictures)"]
             problems.append(
                 f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
                 f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"

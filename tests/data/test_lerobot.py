@@ -85,6 +85,14 @@ def test_the_files_are_those_of_the_format(written):
     assert not (directory / writer.PARTS).exists()
 
 
+def test_the_reader_of_datasets_finds_the_same(written, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    directory, episodes = written
+    files = sorted(map(str, directory.glob("data/*/*.parquet")))
+    table = datasets.Dataset.from_parquet(files, cache_dir=str(tmp_path)).with_format("numpy")
+    assert np.array_equal(np.stack(table[ACTION]), np.concatenate([episode[ACTION] for episode in episodes]))
+
+
 def test_statistics_are_exact_over_the_whole_set(written):
     directory, episodes = written
     stats = json.loads((directory / "meta" / "stats.json").read_text())
