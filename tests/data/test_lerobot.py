@@ -16,7 +16,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
 from rlinf_lite.data.lerobot import video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
-from rlinf_lite.data.lerobot.layout import ACTION, STATE, LeRobotError
+from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
 from rlinf_lite.data.lerobot.video import VideoWriter
 from tests.data.lerobot_folders import TOP, WRIST, psnr, smooth, write_dataset, write_v21
@@ -306,6 +306,8 @@ def test_an_encoder_that_does_not_come_back_is_ended(tmp_path, monkeypatch):
 def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(LeRobotError, match=r"even height and width.*63 x 64.*data\.pictures=image"):
         VideoWriter(tmp_path / "clip.mp4", 63, 64, 10)
+    with pytest.raises(LeRobotError, match=r"shape \(2, 3\) cannot be written"):
+        writer.PartWriter(tmp_path / "part", {"grid": Feature("float32", (2, 3))}, 10)
     write_dataset(tmp_path / "set", lengths=(2,), num_parts=1)
     with pytest.raises(LeRobotError, match="is a dataset already"):
         writer.begin(tmp_path / "set")
