@@ -225,6 +225,16 @@ def test_a_video_that_ends_early_is_named(copy):
     assert not list((copy / ".frames").iterdir()), "something unfinished was left"
 
 
+def test_a_part_of_a_video_is_what_the_whole_has(tmp_path):
+    clip = VideoWriter(tmp_path / "clip.mp4", 32, 48, 10)
+    clip.add(smooth(0, 40, 32, 48))
+    clip.close()
+    whole = list(video.pictures_at(clip.file, [i / 10 for i in range(40)]))
+    for first in (3, 11, 12, 25, 39):
+        part = list(video.pictures_at(clip.file, [i / 10 for i in range(first, 40)]))
+        assert np.array_equal(np.stack(part), np.stack(whole[first:]))
+
+
 def test_folders_that_are_none(tmp_path):
     with pytest.raises(LeRobotError, match="no directory"):
         LeRobotDataset(tmp_path / "nothing")
