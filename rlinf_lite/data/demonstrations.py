@@ -134,7 +134,8 @@ def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
     """Which feature of a dataset is what the environment shows."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
-    return Keys(cameras, keys.state if seen.state_dim else None, keys.action)
+    instruction = isinstance(seen, Observed) or seen.has_instruction
+    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, instruction)
 
 
 def stride_of(cfg: Config) -> int:
@@ -234,7 +235,7 @@ def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
     for camera, key in keys.cameras.items():
         found = dataset.info.features.get(key)
         if found is None or not found.is_picture:
-            known = dataset.info.pictures or {"(it has no pictures)": None}
+            known = list(dataset.info.pictures) or ["(it has no pictures)"]
             problems.append(
                 f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
                 f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"

@@ -37,6 +37,8 @@ from rlinf_lite.weights import WeightSender
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
 
+_TASKS_AT_ONCE = 64
+
 
 @dataclass
 class _Batch:
@@ -178,16 +180,19 @@ class EmbodiedFSDPActor(Worker):
     def open_demonstrations(self, frames: str) -> int:
         """Get ready to train on the frames that were decoded into this directory; returns the number of chunks.
 
-        Raises ValueError where the policy cannot be trained on them.
+        Raises ValueError where the policy cannot be trained on them: for what it reads, or for one of their sentences.
         """
         cfg = self.cfg
         self.demonstrations = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
-        obs, _ = self.demonstrations.read(np.zeros(1, np.int64))
-        try:
-            self.policy.sft_inputs(obs)
-        except KeyError as error:
-            text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
-            raise LeRobotError(text) from error
+        tasks = self.demonstrations.frames.tasks
+        for first in range(0, len(tasks), _TASKS_AT_ONCE):
+            some = tasks[first : first + _TASKS_AT_ONCE]
+            obs, _ = self.demonstrations.read(np.zeros(len(some), np.int64))
+            try:
+                self.policy.sft_inputs({**obs, "instruction": some})
+            except KeyError as error:
+                text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
+                raise LeRobotError(text) from error
         return len(self.demonstrations)
 
     def run_sft(self, step: int) -> dict[str, Any]:

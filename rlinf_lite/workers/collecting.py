@@ -86,7 +86,7 @@ class Collector:
                 first, wanted = step, np.clip(self._wanted(env, obs, chunk - step), self._low, self._high)
             action = wanted[:, step - first]
             result = env.chunk_step(np.clip(action + noise[:, step], self._low, self._high)[:, None])
-            for row in np.flatnonzero(running & result.executed[:, 0]):
+            for row in np.flatnonzero(running & result.executed[:, 0]).tolist():
                 played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
                 played[row].rewards.append(float(result.rewards[row, 0]))
                 self.num_env_steps += 1

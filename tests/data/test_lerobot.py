@@ -16,7 +16,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
 from rlinf_lite.data.lerobot import video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
-from rlinf_lite.data.lerobot.layout import ACTION, STATE, LeRobotError
+from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
 from rlinf_lite.data.lerobot.video import VideoWriter
 from tests.data.lerobot_folders import TOP, WRIST, psnr, smooth, write_dataset, write_v21
@@ -83,6 +83,14 @@ def test_the_files_are_those_of_the_format(written):
     assert tasks.to_pydict() == {"task_index": [0, 1], "task": ["task 0", "task 1"]}
     assert json.loads(tasks.schema.metadata[b"pandas"])["index_columns"] == ["task"]
     assert not (directory / writer.PARTS).exists()
+
+
+def test_the_reader_of_datasets_finds_the_same(written, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    directory, episodes = written
+    files = sorted(map(str, directory.glob("data/*/*.parquet")))
+    table = datasets.Dataset.from_parquet(files, cache_dir=str(tmp_path)).with_format("numpy")
+    assert np.array_equal(np.stack(table[ACTION]), np.concatenate([episode[ACTION] for episode in episodes]))
 
 
 def test_statistics_are_exact_over_the_whole_set(written):
@@ -217,6 +225,16 @@ def test_a_video_that_ends_early_is_named(copy):
     assert not list((copy / ".frames").iterdir()), "something unfinished was left"
 
 
+def test_a_part_of_a_video_is_what_the_whole_has(tmp_path):
+    clip = VideoWriter(tmp_path / "clip.mp4", 32, 48, 10)
+    clip.add(smooth(0, 40, 32, 48))
+    clip.close()
+    whole = list(video.pictures_at(clip.file, [i / 10 for i in range(40)]))
+    for first in (3, 11, 12, 25, 39):
+        part = list(video.pictures_at(clip.file, [i / 10 for i in range(first, 40)]))
+        assert np.array_equal(np.stack(part), np.stack(whole[first:]))
+
+
 def test_folders_that_are_none(tmp_path):
     with pytest.raises(LeRobotError, match="no directory"):
         LeRobotDataset(tmp_path / "nothing")
@@ -244,6 +262,11 @@ def test_what_a_run_needs_is_compared_with_what_is_there(written):
     assert "observation.state has 4 numbers, and the environment's state 39" in found
     assert "action has 3 numbers, and the environment's action 7" in found
     assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
+
+
+def test_sentences_are_left_out_where_the_environment_has_none(written, tmp_path):
+    frames = Frames(decode(LeRobotDataset(written[0]), Keys({}, STATE, ACTION, instruction=False), tmp_path))
+    assert set(frames.read(np.arange(16))["instruction"]) == {""}
 
 
 def test_decoding_is_done_once_and_anew_when_a_file_changes(copy):
@@ -293,6 +316,8 @@ def test_an_encoder_that_does_not_come_back_is_ended(tmp_path, monkeypatch):
 def test_what_cannot_be_written_is_said(tmp_path):
     with pytest.raises(LeRobotError, match=r"even height and width.*63 x 64.*data\.pictures=image"):
         VideoWriter(tmp_path / "clip.mp4", 63, 64, 10)
+    with pytest.raises(LeRobotError, match=r"shape \(2, 3\) cannot be written"):
+        writer.PartWriter(tmp_path / "part", {"grid": Feature("float32", (2, 3))}, 10)
     write_dataset(tmp_path / "set", lengths=(2,), num_parts=1)
     with pytest.raises(LeRobotError, match="is a dataset already"):
         writer.begin(tmp_path / "set")

@@ -146,6 +146,17 @@ def test_unusable_action_spaces_are_refused() -> None:
         GymnasiumSimulator([unbounded], "pendulum")
 
 
+def test_a_task_may_name_the_module_that_registers_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = "gymnasium.envs.classic_control:PendulumEnv"
+    text = f"import gymnasium\ngymnasium.register('Their/Task-v0', '{entry}', max_episode_steps=7)\n"
+    (tmp_path / "their_tasks.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = make_vec_env(EnvConfig(id="gymnasium", task="their_tasks:Their/Task-v0"), "train", 2)
+    assert env.max_episode_steps == 7
+    with pytest.raises(UnknownEnvError, match="no_such_tasks cannot be imported"):
+        make_vec_env(EnvConfig(id="gymnasium", task="no_such_tasks:Task-v0"), "train", 1)
+
+
 def test_an_unknown_task_gets_the_nearest_name() -> None:
     with pytest.raises(UnknownEnvError, match="Did you mean Pendulum-v1"):
         make_vec_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)

@@ -36,6 +36,8 @@ class Keys:
     """Feature by camera."""
     state: str | None
     action: str
+    instruction: bool = True
+    """False: frames have no sentence, because what the policy will see has none."""
 
 
 class Frames:
@@ -151,7 +153,8 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
         {} if state is None else {"state": statistics.of_numbers(state)}
     )
     _check_finite(dataset.directory, found)
-    content = {"tasks": dataset.tasks, "cameras": files, "has_state": state is not None, "statistics": found}
+    tasks = dataset.tasks if keys.instruction else [""] * len(dataset.tasks)
+    content = {"tasks": tasks, "cameras": files, "has_state": state is not None, "statistics": found}
     content |= {"source": str(dataset.directory.absolute()), "keys": asdict(keys)}
     (partial / _CONTENTS).write_text(json.dumps(content, indent=1) + "\n")
 

@@ -6,6 +6,7 @@ so that those of any number of pictures need no second look at them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
     """Of [n, D], as many dimensions at a time as fit into some memory."""
     step = max(1, _VALUES_AT_ONCE // len(values))
     blocks = [values[:, dim : dim + step].astype(np.float64) for dim in range(0, values.shape[1], step)]
-    functions = {"min": np.min, "max": np.max, "mean": np.mean, "std": np.std}
+    functions: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "mean": np.mean, "std": np.std}
     found: Statistics = {
         name: np.concatenate([function(block, axis=0) for block in blocks]).tolist()
         for name, function in functions.items()

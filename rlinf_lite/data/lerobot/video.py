@@ -35,7 +35,8 @@ class VideoWriter:
         self.file, self.num_frames = file, 0
         file.parent.mkdir(parents=True, exist_ok=True)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open until the encoder ends)
-        program = [sys.executable, str(Path(__file__).with_name("encoder.py")), *map(str, (width, height, fps)), file]
+        encoder = Path(__file__).with_name("encoder.py")
+        program = [sys.executable, *map(str, (encoder, width, height, fps, file))]
         self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stderr=self._errors)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.fileno()
@@ -50,7 +51,7 @@ class VideoWriter:
 
     def add(self, pictures: NDArray[np.uint8]) -> None:
         """uint8 [n, H, W, 3]. Raises LeRobotError where the encoder fails or does not come back."""
-        left = memoryview(np.ascontiguousarray(pictures)).cast("B")
+        left = np.ascontiguousarray(pictures).data.cast("B")
         while left:
             if not self._ready.select(TIMEOUT_S):
                 self._give_up(f"has taken in nothing for {TIMEOUT_S:.0f} s")
@@ -118,6 +119,7 @@ def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> I
         wanted, shown = 0, 0.0
         try:
             for frame in container.decode(stream):
+                assert frame.pts is not None
                 shown = float(frame.pts * stream.time_base)
                 if shown < times_s[wanted] - TOLERANCE_S:
                     continue
@@ -125,7 +127,7 @@ def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> I
                     raise LeRobotError(
                         f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
                     )
-                picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+                picture = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
                 while wanted < len(times_s) and abs(times_s[wanted] - shown) <= TOLERANCE_S:
                     yield picture
                     wanted += 1

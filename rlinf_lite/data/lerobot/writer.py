@@ -107,18 +107,14 @@ class PartWriter:
         content = {"features": features, "episodes": self._episodes, "counts": counts}
         (self._directory / "part.json").write_text(json.dumps(content))
 
-    def abandon(self) -> None:
-        """End the encoders of a part that is of no use."""
-        for video in self._videos.values():
-            video.abandon()
-
     def _add_clip(self, key: str, pictures: NDArray[np.uint8]) -> dict[str, Any]:
         video = self._videos.get(key)
         if video is None or video.num_bytes >= VIDEO_FILE_MB * 2**20:
             if video is not None:
                 video.close()
             file = self._directory / key / f"{self._num_files[key]:06d}.mp4"
-            video = self._videos[key] = VideoWriter(file, *pictures.shape[1:3], self._fps)
+            height, width = pictures.shape[1:3]
+            video = self._videos[key] = VideoWriter(file, height, width, self._fps)
             self._num_files[key] += 1
         first = video.num_frames
         video.add(pictures)
@@ -164,7 +160,7 @@ def publish(directory: Path, fps: int, robot_type: str | None, more_meta: Mappin
     numbers = {key: statistics.of_numbers(np.concatenate(x)) for key, x in table.numbers.items()}
     for key, feature in features.items():
         if feature.is_picture:
-            counts = sum(np.array(content["counts"][key]) for content in contents)
+            counts = np.sum([content["counts"][key] for content in contents], axis=0)
             numbers[key] = statistics.of_pictures(counts, table.num_frames)
 
     has_videos = any(feature.dtype == "video" for feature in features.values())
@@ -309,6 +305,8 @@ def _schema(features: Mapping[str, Feature]) -> pa.Schema:
 def _arrow_type(feature: Feature) -> pa.DataType:
     if feature.dtype == "image":
         return _PNG
+    if len(feature.shape) != 1:
+        raise LeRobotError(f"a feature of shape {feature.shape} cannot be written: vectors, numbers and pictures can")
     value = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
     return value if feature.shape == (1,) else pa.list_(value, feature.shape[0])
 

@@ -6,6 +6,7 @@ Observations become uint8 images by camera, text apart, and everything else flat
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
     """`gymnasium.make(cfg.task, **cfg.options)`, once per row. Raises UnknownEnvError, MissingExtraError."""
     task, kwargs = cfg.task, cfg.options
+    module, colon, name = task.rpartition(":")  # `module:Name-v0`, whose module registers it
+    if colon:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            problem = f"env.task: {task!r}: {module} cannot be imported: {error}. Is it installed?"
+            raise UnknownEnvError(problem) from error
     try:
-        spec: Any = gymnasium.spec(task)
+        spec: Any = gymnasium.spec(name)
     except gymnasium.error.Error as error:
         known = did_you_mean(task, gymnasium.registry)
         raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
