@@ -97,7 +97,7 @@ class MetaWorld(EnvCard):
     def probes(self) -> dict[str, Probe]:
         """A failure of EGL is no more than a warning: states need no renderer."""
         return {
-            "metaworld": Probe("rlinf_lite.cli.probes:simulator", f"pip install --force-reinstall '{self._wheel()}'"),
+            **super().probes(),
             "EGL": Probe(
                 "rlinf_lite.envs.metaworld.painter:painted",
                 "apt-get install libegl1 libgl1-mesa-dri",
