@@ -77,7 +77,10 @@ class SharedCluster:
 def cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
     """`SharedCluster`; what a module leaves running on it ends with the module."""
     from rlinf_lite.scheduler import Cluster
+    from rlinf_lite.scheduler.local_ray import local_ray_has_ended
 
+    if SharedCluster.running is not None and local_ray_has_ended():
+        SharedCluster.close()
     if SharedCluster.running is None:
         SharedCluster.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False)
     cluster = SharedCluster.running
