@@ -13,6 +13,7 @@ import sys
 PLAIN = "RLINF_LITE_PLAIN_WORKER"  # tells a worker that was to be forked, and could not be, why
 ANSWER_S = 30.0
 """How long the warm process may take: at first it imports torch. Ray gives up a worker that is not there in 60 s."""
+STILL_THERE = b"?"  # what the warm process asks before it forks, and goes on where any byte is the answer
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language="
 
@@ -65,23 +66,26 @@ def ask_for_fork(path: str, arguments: list[str]) -> str:
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "oom_score_adj": oom_score_adj,
     }
-    data = marshal.dumps(request)
+    data, answer = marshal.dumps(request), b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_S)
             connection.connect(path)
             socket.send_fds(connection, [len(data).to_bytes(8, "little")], [0, 1, 2])
             connection.sendall(data)
-            answer = b""
-            while more := connection.recv(4096):
-                answer += more
+            answer = connection.recv(4096)
+            if answer == STILL_THERE:
+                connection.sendall(b"!")
+                answer += connection.recv(4096)
     except TimeoutError:
+        if answer == STILL_THERE:
+            os._exit(0)  # it is being forked; where it is not, Ray starts another worker once this one does not appear
         return f"the warm process did not answer within {ANSWER_S:g} s"
     except OSError as error:
         return f"the warm process has ended ({error.strerror or error})"
-    if answer == b"forked":
+    if answer == STILL_THERE + b"forked":
         os._exit(0)  # Ray knows its workers by the process id that they tell it
-    return answer.decode() or "the warm process has ended"
+    return answer.removeprefix(STILL_THERE).decode() or "the warm process has ended"
 
 
 if __name__ == "__main__":

@@ -119,6 +119,10 @@ class _Warm:
             differing = {name for name, _ in request["environment"].items() ^ self._environment.items()} - self._apart
             if not refusal and differing:  # modules were imported in another
                 refusal = f"its environment differs in {', '.join(sorted(differing))}"
+            if not refusal and not _is_waited_for(connection):  # plain Python has started that worker by now
+                for file in files:
+                    os.close(file)
+                return None
             if not refusal:
                 gc.freeze()  # what is there by now stays: looking through it would copy its pages
                 if os.fork() == 0:
@@ -149,6 +153,15 @@ def _read(connection: socket.socket, length: int) -> dict[str, Any]:
         data += more
     request: dict[str, Any] = marshal.loads(data)
     return request
+
+
+def _is_waited_for(connection: socket.socket) -> bool:
+    """Whether who asked has not given up meanwhile: Ray must not get a worker twice."""
+    try:
+        connection.sendall(b"?")  # setup_worker.STILL_THERE
+        return bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 def _obstacle(when: str) -> str:

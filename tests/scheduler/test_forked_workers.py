@@ -144,6 +144,27 @@ def test_unseeded_numbers_differ_and_seeded_are_those_of_plain_python(
     assert first[1:] == second[1:] == plain[1:]
 
 
+def test_who_has_given_up_waiting_is_not_forked_later(warm_process: WarmProcess, tmp_path: Path) -> None:
+    """Else Ray gets two workers where it has started one, and both end."""
+    script, ran = tmp_path / "run.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'a').write('x'); print('done')")
+    assert start(warm_process, script).stdout == "done\n"
+    impatient = "import sys; sys.path.insert(0, sys.argv[1]); import setup_worker; setup_worker.ANSWER_S = 0.3; "
+    impatient += "print(setup_worker.ask_for_fork(sys.argv[2], sys.argv[3:]))"
+    command = [sys.executable, "-c", impatient, str(Path(SETUP_SCRIPT).parent), warm_process.socket, str(script)]
+    pid = warm_process._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with open(tmp_path / "said", "w") as said:  # not a pipe, which the request would hold open
+            subprocess.run(command, env=environment(), stdout=said, timeout=WAIT_S, check=True)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "did not answer within 0.3 s" in (tmp_path / "said").read_text()
+    assert start(warm_process, script).stdout == "done\n"
+    time.sleep(1.0)  # requests are answered one after the other: the one before would be running
+    assert ran.read_text() == "xx"
+
+
 def test_arguments_that_are_not_understood_are_left_to_plain_python(warm_process: WarmProcess, tmp_path: Path) -> None:
     script = tmp_path / "where.py"
     script.write_text("import os, sys; print(os.environ['RLINF_LITE_PLAIN_WORKER'], sys.flags.no_site)")
