@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
-from rlinf_lite.config.plan import episode_steps
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.registry import env_card
 from rlinf_lite.shipped import PACKAGE
@@ -39,14 +39,14 @@ def protocol_of(cfg: Config, task_ids: Iterable[str], max_episode_steps: int) ->
         "episodes_per_task": fewest if fewest == most else [fewest, most],
         "initial_states": "balanced_seed(seed, episode, tasks): the same ones at every evaluation",
         "seed": env.eval.seed,
-        "max_episode_steps": episode_steps(cfg, env.eval) or max_episode_steps,
+        "max_episode_steps": max_episode_steps,
         "ignore_terminations": env.eval.ignore_terminations,
         "num_action_chunks": model.num_action_chunks,
         "mode": env.eval.mode,
         "temperature": model.temperature if env.eval.mode == "sampled" else None,
         "model": model.id,
         "model_options": _plain(model.options),
-        "checkpoint": cfg.actor.checkpoint_load_path,
+        "started_from": str(started_from) if (started_from := start_dir(cfg)) else None,
         **code(),
     }
 

@@ -157,7 +157,7 @@ class EnvWorker(Worker):
     def evaluate(self) -> dict[str, Any]:
         """Play the evaluation's seeded episodes, one wave after the other.
 
-        Returns one record per episode, and videos of the first `env.eval.num_videos`.
+        Returns one record per episode, videos of the first `env.eval.num_videos`, and the time limit in env steps.
         """
         cfg = self.cfg.env.eval
         num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
@@ -183,7 +183,8 @@ class EnvWorker(Worker):
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)
         self.pop_spans()
-        return {"episodes": records, "videos": recorder.videos}
+        limit = self.eval_stages[0].env.max_episode_steps
+        return {"episodes": records, "videos": recorder.videos, "max_episode_steps": limit}
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
         """Let the expert play this worker's part of `data.num_episodes`, and write its part of the dataset in

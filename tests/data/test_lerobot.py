@@ -125,6 +125,18 @@ def test_version_2_1_is_read(tmp_path):
     assert psnr(frames.images["eye"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
+@pytest.mark.parametrize("rows", [[[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0]], [[1.0] * 3] * 2, [None, [1.0] * 4]])
+def test_rows_of_another_length_name_the_file(tmp_path, rows):
+    """Uneven ones whose sum fits, too short ones, an empty one: states would be those of other frames."""
+    write_v21(tmp_path / "set")
+    file = tmp_path / "set/data/chunk-000/episode_000001.parquet"
+    kept = pq.read_table(file)[STATE].to_pylist()
+    states = pa.array([*rows, *kept[2:]], pa.list_(pa.float32()))
+    rewrite(file, lambda table: table.set_column(table.schema.names.index(STATE), STATE, states))
+    with pytest.raises(LeRobotError, match=r"episode_000001\.parquet: .*observation\.state"):
+        read(tmp_path / "set", Keys({}, STATE, ACTION))
+
+
 def test_what_lerobot_wrote_is_read(repo, tmp_path):
     """A dataset of LeRobot 0.4.4's own writer: random numbers, and pictures by a formula."""
     frames = Frames(decode(LeRobotDataset(repo / "tests" / "data" / "written_by_lerobot"), KEYS, tmp_path))
@@ -278,6 +290,11 @@ def test_decoding_is_done_once_and_anew_when_a_file_changes(copy):
     rewrite(copy / "data/chunk-000/file-000.parquet", lambda table: table)
     read(copy)
     assert len(list((copy / ".frames").iterdir())) == 2
+    sentences = pa.array(["another sentence", "task 1"])
+    rewrite(
+        copy / "meta/tasks.parquet", lambda table: table.set_column(table.schema.names.index("task"), "task", sentences)
+    )
+    assert read(copy).tasks == ["another sentence", "task 1"]
 
 
 def anonymous_kib():

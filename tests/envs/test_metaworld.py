@@ -191,22 +191,6 @@ def test_the_librarys_names_are_ours() -> None:
     assert set(SENTENCES) == set(ALL_V3_ENVIRONMENTS) == set(ENV_POLICY_MAP) and tuple(MT10_V3) == MT10
 
 
-@pytest.mark.parametrize("task", ["push-v3", "drawer-open-v3", "hammer-v3"])
-def test_an_expert_that_plays_on_alone_leaves_no_trace(task: str) -> None:
-    from rlinf_lite.envs.metaworld.simulator import World
-
-    watched, alone = World(task), World(task)
-    for world in (watched, alone):
-        world.reset(4)
-    for _ in range(12):
-        ahead = alone.expert_actions(5)
-        for action in ahead:
-            np.testing.assert_array_equal(watched.expert_actions(1)[0], action)
-            for world in (watched, alone):
-                world.obs = world.env.step(action)[0]
-            np.testing.assert_array_equal(watched.obs, alone.obs)
-
-
 @pytest.fixture(scope="module")
 def egl() -> None:
     from rlinf_lite.envs.metaworld.painter import painted
@@ -256,7 +240,7 @@ def test_pictures_change_nothing_of_what_follows(egl: None) -> None:
     expected, got = (play(env, actions_of(3, 20)) for env in (blind, seeing))
     np.testing.assert_array_equal(expected["states"], got["states"])
     np.testing.assert_array_equal(expected["rewards"], got["rewards"])
-    assert seeing.expert_actions(5).shape == (3, 5, 4) and blind.expert_actions(5).shape == (3, 1, 4)
+    np.testing.assert_array_equal(seeing.expert_actions(5), blind.expert_actions(5))
 
 
 def test_the_first_picture_has_the_goal_where_the_second_has_it(egl: None) -> None:

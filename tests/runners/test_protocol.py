@@ -23,7 +23,7 @@ def load(*overrides: str) -> Config:
 
 def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     cfg = load("env.options.render=exact", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=30")
-    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], 7)))
+    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], 500)))
     expected = {
         "suite": None,
         "env": "metaworld",

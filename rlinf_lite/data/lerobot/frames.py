@@ -73,7 +73,8 @@ class Frames:
 
 def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
     """Where below `root` the decoded frames of this dataset, as it is now, belong."""
-    files = sorted({episode.data_file for episode in dataset.episodes})
+    files = sorted(file for file in (dataset.directory / "meta").rglob("*") if file.is_file())
+    files += sorted({episode.data_file for episode in dataset.episodes})
     for key in keys.cameras.values():
         files += sorted({episode.clips[key].file for episode in dataset.episodes if key in episode.clips})
     for file in files:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -109,9 +110,18 @@ class LeRobotDataset:
             return np.stack([self._png(file, key, feature, x) for x in column.field("bytes").to_pylist()])
         while isinstance(column, pa.ExtensionArray):
             column = column.storage
+        num_rows = len(column)
+        if column.null_count:
+            raise LeRobotError(f"{file}: {column.null_count} of {num_rows} rows of {key} are empty")
+        if pa.types.is_list(column.type) and len(feature.shape) == 1:
+            lengths = {length for length in pc.list_value_length(column).to_pylist() if length != feature.width}
+            if lengths:
+                raise LeRobotError(f"{file}: {key} has {feature.width} numbers in info.json, and {min(lengths)} there")
         while pa.types.is_nested(column.type):
             column = column.flatten()
         values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        if values.size != num_rows * feature.width:
+            raise LeRobotError(f"{file}: {num_rows} rows of {key} have {values.size} numbers, not {feature.width} each")
         return values.reshape(-1, feature.width)
 
     def _png(self, file: Path, key: str, feature: Feature, content: bytes | None) -> NDArray[np.uint8]:

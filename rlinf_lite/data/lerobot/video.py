@@ -98,7 +98,7 @@ def check_video(file: Path, key: str, feature: Feature, fps: int) -> None:
         pairs = [
             ("size", f"{feature.size[0]} x {feature.size[1]}", f"{found.height} x {found.width}"),
             ("codec", info.get("video.codec", codec), codec),
-            ("rate", f"{fps} pictures/s", f"{float(rate):g} pictures/s" if rate else f"{fps} pictures/s"),
+            ("rate", f"{float(fps):g} pictures/s", f"{float(rate or fps):g} pictures/s"),
         ]
     wrong = [f"{what} is {got} there and {said} in info.json" for what, said, got in pairs if said != got]
     if wrong:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +83,8 @@ class MetaWorldSimulator:
         return obs
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The library's scripted expert's next actions [B, n, 4]. It looks again after each; where looking draws a
-        picture, it plays on alone, and everything is put back."""
-        count = 1 if self._options.obs_mode == "state" else num_actions
-        return np.stack([world.expert_actions(count) for world in self._worlds])
+        """The library's scripted expert's next action [B, 1, 4]: it looks again after each."""
+        return np.stack([world.expert_action()[None] for world in self._worlds])
 
     def state_key(self, column: int) -> str:
         part = ("hand and objects", "hand and objects a step before")[column // 18] if column < 36 else "goal"
@@ -143,20 +140,12 @@ class World:
             self._is_new = False
         return painter.paint(self.env.model, self.env.data)
 
-    def expert_actions(self, count: int) -> FloatArray:
-        """[count, 4] from here on, played in a copy of the simulation."""
-        actions = np.zeros((count, 4), np.float32)
-        obs, kept = self.obs, vars(self.env).copy()
-        if count > 1:
-            self.env.data = copy(self.env.data)
+    def expert_action(self) -> FloatArray:
+        """[4]"""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that actions will be clipped
-            for step in range(count):
-                actions[step] = np.clip(self.expert.get_action(obs), -1, 1)
-                if step + 1 < count:
-                    obs = self.env.step(actions[step])[0]
-        vars(self.env).update(kept)
-        return actions
+            action: FloatArray = np.clip(self.expert.get_action(self.obs), -1, 1).astype(np.float32)
+        return action
 
 
 def import_metaworld() -> None:
