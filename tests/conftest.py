@@ -93,7 +93,7 @@ def cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def own_ray() -> None:
-    """For modules that start Ray in this process themselves."""
+    """For modules that start Ray in this process themselves, or ask what is planned where none runs."""
     SharedCluster.close()
 
 
@@ -104,7 +104,7 @@ def no_ray_is_left(short_ray_tmp: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def command_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], int]]:
+def command_line(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], int]]:
     """`rlinf-lite WORDS` in this process: its exit code. What it changes of the process is changed back."""
     from rlinf_lite.cli import main
 

@@ -43,6 +43,8 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
             policy = policy.from_config(cfg, spec)
         if isinstance(policy, type):
             return problems
+        if policy is None:
+            return ["from_config returned None: return the policy"]
     if not hasattr(policy, "policy_id"):  # as `model.id: pkg.module:Class` sets it
         policy.policy_id = f"{type(policy).__module__}:{type(policy).__qualname__}"
     checks = {

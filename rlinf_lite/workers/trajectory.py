@@ -54,7 +54,7 @@ class TrajectoryBuilder:
     def __init__(self, env_ids: np.ndarray, num_decisions: int) -> None:
         self.env_ids = env_ids
         self._decisions: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
-        self._results: list[StepResult] = []
+        self._results: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rewards, dones, executed; [B, C]
         self._next_values = torch.zeros(len(env_ids), num_decisions)
         self._pending: list[tuple[int, np.ndarray, dict[str, Any]]] = []  # (t, rows, obs) whose value is needed
 
@@ -64,7 +64,8 @@ class TrajectoryBuilder:
 
     def add_result(self, result: StepResult) -> None:
         """What the environments answered to that decision."""
-        self._results.append(result)
+        # copies: an array of the message would keep all of it, final observations too, in shared memory
+        self._results.append((result.rewards.copy(), result.terminated | result.truncated, result.executed.copy()))
 
     def need_values(self, rows: np.ndarray, obs: dict[str, Any]) -> None:
         """Ask for the value of `obs` as what follows the latest decision of `rows`."""
@@ -77,14 +78,14 @@ class TrajectoryBuilder:
 
     def running_rows(self) -> np.ndarray:
         """Rows whose episode goes on after the latest decision."""
-        last = self._results[-1]
-        return np.flatnonzero(last.executed[:, 0] & ~(last.terminated | last.truncated).any(axis=1))
+        _, dones, executed = self._results[-1]
+        return np.flatnonzero(executed[:, 0] & ~dones.any(axis=1))
 
     def finish(self, pending_values: Tensor | None) -> Trajectories:
         """The trajectories; `pending_values` [sum of rows] belong to `pending_observations`."""
         all_logprobs, all_values, inputs = zip(*self._decisions, strict=True)
         values = torch.stack(all_values, 1)
-        dones = torch.from_numpy(np.stack([one.terminated | one.truncated for one in self._results], 1))
+        rewards, dones, executed = (torch.from_numpy(np.stack(kind, 1)) for kind in zip(*self._results, strict=True))
         self._next_values[:, :-1] = torch.where(dones[:, :-1].any(-1), 0.0, values[:, 1:, 0])
         offset = 0
         for t, rows, _ in self._pending:
@@ -93,9 +94,9 @@ class TrajectoryBuilder:
             offset += len(rows)
         return Trajectories(
             env_ids=torch.from_numpy(self.env_ids),
-            rewards=torch.from_numpy(np.stack([one.rewards for one in self._results], 1)),
+            rewards=rewards,
             dones=dones,
-            mask=torch.from_numpy(np.stack([one.executed for one in self._results], 1)),
+            mask=executed,
             logprobs=torch.stack(all_logprobs, 1),
             values=values,
             next_values=self._next_values,

@@ -173,13 +173,13 @@ def test_tasks_sets_and_lists() -> None:
 
 
 def test_what_is_missing_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rlinf_lite.config.checks as checks
     import rlinf_lite.envs.metaworld.card as card
+    from rlinf_lite import registry
 
     monkeypatch.setattr(card, "is_installed", lambda module: module != "mujoco")
     with pytest.raises(ConfigError, match=r"metaworld needs mujoco, .* pip install 'rlinf_lite\[metaworld\]'"):
         load_config("metaworld_ppo_mlp")
-    monkeypatch.setattr(checks, "is_installed", lambda module: False)
+    monkeypatch.setattr(registry, "is_installed", lambda module: False)
     with pytest.raises(ConfigError, match=r"metaworld is not installed .* pip install 'rlinf_lite\[metaworld\]'"):
         load_config("metaworld_ppo_mlp")
 

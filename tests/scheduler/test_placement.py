@@ -12,6 +12,8 @@ from rlinf_lite.scheduler.placement import (
     resolve_placements,
 )
 
+pytestmark = pytest.mark.usefixtures("own_ray")
+
 GRAMMAR = [
     # spec, slots, the slots of each rank
     ("0", 1, [(0,)]),

@@ -136,8 +136,7 @@ def test_updates_with_every_micro_batch():
 def test_rewards_with_every_row(monkeypatch):
     watched, scorer = Watched(), RewardScorer()
     monkeypatch.setattr(scorer, "check_sources", lambda sources: None)
-    monkeypatch.setattr(scorer, "_rule", lambda source: None)
-    monkeypatch.setattr(scorer, "_function", lambda rule: watched.unit)
+    monkeypatch.setattr(scorer, "_function", lambda source: watched.unit)
     scorer.score_batch(["x"] * 6, ["y"] * 6, ["z"] * 6, [{}] * 6)
     watched.check(6)
 

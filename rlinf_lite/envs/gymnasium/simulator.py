@@ -160,7 +160,7 @@ class GymnasiumSimulator:
                     raise EnvContractError(
                         f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
                     )
-                out.reward[row] = np.asarray(reward).item()
+                out.reward[row] = float(np.asarray(reward).item())  # TypeError for None
                 out.terminated[row] = terminated
                 out.truncated[row] = truncated
                 out.success[row] = _success(info)

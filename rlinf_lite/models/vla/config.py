@@ -147,8 +147,10 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
             "projector. Set it to false, or to null"
         )
         raise ProblemError(Problem("model.options.use_proprio", text))
-    names = ("parallel_decoding", "append_stop", "unnorm_key", "norm_type", "center_crop", "max_prompt_length")
+    names = ("parallel_decoding", "append_stop", "unnorm_key", "norm_type", "center_crop")
     changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.max_prompt_length is not None:
+        changes["max_prompt_length"] = options.max_prompt_length
     if options.cameras is not None:
         changes["cameras"] = tuple(options.cameras)
     if options.use_proprio is False:
