@@ -32,6 +32,11 @@ _EXTRAS = {
 class PartError(ValueError):
     """A name or import path under which there is no part that can be used."""
 
+    def __init__(self, text: str, key: str = "") -> None:
+        """`key`: of the config, which the message begins with."""
+        super().__init__(f"{key}: {text}" if key else text)
+        self.text, self.key = text, key
+
 
 class PartImportError(PartError, ImportError):
     """The module is there, and importing it raised; `__cause__` is what."""
@@ -81,8 +86,8 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def import_part(path: str, where: str, error: type[Exception] = PartError) -> Any:
-    """What is at `pkg.module:attribute`. `where` begins the messages.
+def import_part(path: str, where: str, error: type[PartError] = PartError) -> Any:
+    """What is at `pkg.module:attribute`. `where`: the key that named it; messages begin with it.
 
     Raises:
         `error`: where there is no such module or attribute.
@@ -90,24 +95,22 @@ def import_part(path: str, where: str, error: type[Exception] = PartError) -> An
     """
     module_name, colon, attribute = path.partition(":")
     if not colon:
-        raise error(f"{where}: {path!r} is no import path. Write pkg.module:function")
+        raise error(f"{path!r} is no import path. Write pkg.module:function", where)
     try:
         with imports_without_gc():
             module = importlib.import_module(module_name)
     except Exception as raised:
         missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
-            raise error(
-                f"{where}: {path} cannot be imported: No module named {missing!r}: is its folder on PYTHONPATH?"
-            ) from raised
+            text = f"{path} cannot be imported: No module named {missing!r}: is its folder on PYTHONPATH?"
+            raise error(text, where) from raised
         extra = _EXTRAS.get((missing or "").partition(".")[0])
         advice = f". {install_command(extra)}" if extra else ""
-        raise PartImportError(
-            f"{where}: {path} cannot be imported: {type(raised).__name__}: {raised}{advice}"
-        ) from raised
+        text = f"{path} cannot be imported: {type(raised).__name__}: {raised}{advice}"
+        raise PartImportError(text, where) from raised
     if not hasattr(module, attribute):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise error(f"{where}: {module_name} has no {attribute!r}. {did_you_mean(attribute, public)}")
+        raise error(f"{module_name} has no {attribute!r}. {did_you_mean(attribute, public)}", where)
     return getattr(module, attribute)
 
 
@@ -152,10 +155,8 @@ class Registry:
         if not isinstance(path, str):
             return path
         if ":" not in path:
-            raise self.error(
-                f"{self.key}: nothing is registered as {name!r}. {did_you_mean(name, self._entries)} "
-                f"Your own: {self.own}"
-            )
+            text = f"nothing is registered as {name!r}. {did_you_mean(name, self._entries)} Your own: {self.own}"
+            raise self.error(text, self.key)
         return import_part(path, self.key, self.error)
 
     def needs(self, name: str) -> Any:
@@ -228,7 +229,7 @@ def env_card(name: str) -> EnvCard:
     """The card of `env.id`; one that knows nothing for a make_env without. Raises UnknownEnvError, PartImportError."""
     part = ENVIRONMENTS.get(name)
     if not callable(part) and not isinstance(part, EnvCard):
-        raise UnknownEnvError(f"env.id: {name} is {part!r}, neither a make_env nor a card")
+        raise UnknownEnvError(f"{name} is {part!r}, neither a make_env nor a card", "env.id")
     return EnvCard.of(part, name)
 
 
@@ -242,10 +243,10 @@ def suite_overrides(name: str, env_id: str) -> list[str]:
     UnknownSuiteError, also for one of another environment."""
     known = suites()
     if name not in known:
-        raise UnknownSuiteError(f"--suite: there is no suite {name!r}. {did_you_mean(name, known)}")
+        raise UnknownSuiteError(f"there is no suite {name!r}. {did_you_mean(name, known)}", "--suite")
     of = known[name].settings["env.id"]
     if of != env_id:
-        raise UnknownSuiteError(f"--suite: {name} is of {of}, and the policy was trained in {env_id}")
+        raise UnknownSuiteError(f"{name} is of {of}, and the policy was trained in {env_id}", "--suite")
     return [f"{key}={value}" for key, value in known[name].settings.items()]
 
 

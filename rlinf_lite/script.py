@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -13,6 +15,7 @@ def run_script(main: Callable[[], int]) -> int:
     """The exit code of a program: what `main` returns, and 130 where Ctrl-C or SIGTERM ends it outside of `Runner.run`,
     which deals with them itself. Both raise KeyboardInterrupt, so that what was started is shut down in order, also
     where the shell that started us has it ignore SIGINT."""
+    before, sys.unraisablehook = sys.unraisablehook, _raise_again
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -20,3 +23,14 @@ def run_script(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted: ended where it was", file=sys.stderr)
         return 130
+    finally:
+        sys.unraisablehook = before
+
+
+def _raise_again(unraisable: Any) -> None:
+    """What Python does with exceptions that it drops: those in destructors, and in what other packages have it call at
+    a fork. A Ctrl-C that falls in there would be lost."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)

@@ -2,8 +2,8 @@
 
 `env.num_threads` (1): while environments are reset and stepped, and while an expert plays.
 `rollout.num_threads` (1): while a policy acts, or a language model generates.
-`actor.num_threads` (null: the node's cores, divided among the group's workers there): while actor, critic or reference
-trains or scores, by reinforcement or by imitation.
+`actor.num_threads` (null: the cores that the process may run on, divided among the group's workers there): while actor,
+critic or reference trains or scores, by reinforcement or by imitation.
 
 A process starts with one thread (`scheduler/host.py`) and is back at what it had behind each of these, so that roles
 that share a process have their own numbers.
@@ -36,5 +36,6 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def training_threads(configured: int | None, local_world_size: int) -> int:
-    """`actor.num_threads`, or one worker's share of this node's cores."""
-    return configured or max((os.cpu_count() or 1) // local_world_size, 1)
+    """`actor.num_threads`, or one worker's share of the node's cores that taskset or a container leaves."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return configured or max(cores // local_world_size, 1)

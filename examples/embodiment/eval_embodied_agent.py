@@ -52,7 +52,10 @@ def main() -> int:
         runner.init_workers()
         summary = runner.evaluate()
     print("\n".join([summary.headline(), *summary.task_lines()]))
-    name = f"eval_{checkpoint.name}" + (f"_{arguments.suite}" if arguments.suite else "")
+    suite = summary.protocol["suite"]
+    if arguments.suite and suite != arguments.suite:
+        print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
+    name = f"eval_{checkpoint.name}" + (f"_{suite}" if arguments.suite and suite else "")
     out = arguments.out or checkpoint.parent.parent / f"{name}.json"
     out.write_text(summary.to_json())
     print(f"written to {out}")

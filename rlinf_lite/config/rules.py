@@ -76,7 +76,7 @@ def _name_rule(key: str) -> None:
         try:
             card_of(name)
         except registry.PartError as error:
-            yield Problem(key, str(error).removeprefix(f"{key}: "))
+            yield Problem(key, error.text)
 
 
 for _key in registry.REGISTRIES:

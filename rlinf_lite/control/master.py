@@ -289,7 +289,7 @@ class JobMaster:
     def _watch(self) -> None:
         while True:
             time.sleep(WATCH_S)
-            for look in (self._look_for_dead, self._look_for_hung_and_slow, self._look_at_trainer):
+            for look in (self._look_for_dead, self._look_for_hung, self._look_for_slow, self._look_at_trainer):
                 try:
                     with self._lock:
                         if self._context.stage.is_final:
@@ -329,9 +329,7 @@ class JobMaster:
             self._event("detected", **asdict(finding))
         return self._findings[name]
 
-    def _look_for_hung_and_slow(self) -> None:
-        for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
-            self._event("detected", **asdict(finding))
+    def _look_for_hung(self) -> None:
         self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
             self._diagnosis.excuse()
@@ -343,6 +341,10 @@ class JobMaster:
                 self._findings[name] = hung
                 self._event("detected", **asdict(hung))
                 run_on(record.node_id, end_process, record.pid, 0.0)  # which the trainer's process will notice
+
+    def _look_for_slow(self) -> None:
+        for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
+            self._event("detected", **asdict(finding))
 
     def _look_at_trainer(self) -> None:
         """Where the trainer's process is gone, start it again, or end the job."""

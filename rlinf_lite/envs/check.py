@@ -167,7 +167,8 @@ def _attribute_problems(env: Any) -> list[str]:
             problems.append(f"{name} is {value!r}; set it to a positive int.")
     if problems:
         return problems
-    low, high = action_bounds(env)
+    with np.errstate(over="ignore"):
+        low, high = (bound.astype(np.float32) for bound in action_bounds(env))  # as actions are
     if low.shape != (env.action_dim,) or high.shape != (env.action_dim,):
         problems.append(f"action bounds have shapes {low.shape} and {high.shape}; both must be ({env.action_dim},).")
     elif not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):

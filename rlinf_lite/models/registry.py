@@ -36,7 +36,7 @@ def policy_class(policy_id: str) -> type[Policy]:
     card = policy_card(policy_id)
     cls = card.part or import_part(card.policy, "model.id", UnknownPolicyError)
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise UnknownPolicyError(f"model.id: {policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy")
+        raise UnknownPolicyError(f"{policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy", "model.id")
     cls.policy_id = policy_id
     return cls
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_lite.registry import did_you_mean, import_part
+from rlinf_lite.registry import PartError, did_you_mean, import_part
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
 """`score(solution, ground_truth, extra_info)`."""
 F = TypeVar("F", bound=RewardFn)
 
 
-class RewardError(ValueError):
+class RewardError(PartError):
     """A reward function that cannot be imported or lacks a package."""
 
 
@@ -76,6 +76,6 @@ def import_reward(path: str) -> RewardFn:
     raises."""
     function = import_part(path, "reward.fn", RewardError)
     if not callable(function):
-        raise RewardError(f"reward.fn: {path} is {function!r}, no function")
+        raise RewardError(f"{path} is {function!r}, no function", "reward.fn")
     found: RewardFn = function
     return found

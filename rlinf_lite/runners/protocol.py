@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from typing import Any
@@ -23,9 +23,9 @@ _PACKAGES = (
 """Those that results depend on."""
 
 
-def protocol_of(cfg: Config, task_ids: Iterable[str], max_episode_steps: int) -> dict[str, Any]:
-    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. `max_episode_steps` is used
-    where only the simulator knows."""
+def protocol_of(cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. `played`: the rules that
+    the simulator followed, where the config may leave them open."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -39,8 +39,7 @@ def protocol_of(cfg: Config, task_ids: Iterable[str], max_episode_steps: int) ->
         "episodes_per_task": fewest if fewest == most else [fewest, most],
         "initial_states": "balanced_seed(seed, episode, tasks): the same ones at every evaluation",
         "seed": env.eval.seed,
-        "max_episode_steps": max_episode_steps,
-        "ignore_terminations": env.eval.ignore_terminations,
+        **played,
         "num_action_chunks": model.num_action_chunks,
         "mode": env.eval.mode,
         "temperature": model.temperature if env.eval.mode == "sampled" else None,

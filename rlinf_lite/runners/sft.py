@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.data.demonstrations import (
+    DemonstrationError,
     Demonstrations,
     beyond_bounds,
     decode_frames,
@@ -34,6 +36,8 @@ class SFTRunner(SimulationRunner):
     """Imitation of an expert; see `Runner` for what surrounds the steps."""
 
     _shown = -math.inf
+    _learned_from: dict[str, Any] | None = None
+    """Which demonstrations, so that a resumed run does not go on with others."""
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, decode them, and open them in the actors."""
@@ -49,6 +53,7 @@ class SFTRunner(SimulationRunner):
             had |= read_provenance(directory)["counts"]
         had["num_chunks"] = len(chunks)
         self.env_steps = int(had["num_env_steps"])
+        self._check_same(chunks, directory)
         if self.completed_steps == 0:
             self.logger.log(0, {f"demos/{name}": value for name, value in had.items()})
         of_played = f" of {had['num_played']}" if "num_played" in had else ""
@@ -60,6 +65,26 @@ class SFTRunner(SimulationRunner):
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
         self._wait(self.actor.open_demonstrations(str(frames)), what="demonstrations to be opened")
+
+    def _check_same(self, chunks: Demonstrations, directory: Path) -> None:
+        """Raise DemonstrationError where this run began with other demonstrations; the folder may have moved."""
+        mean = chunks.frames.statistics["action"]["mean"]
+        these = {"frames": self.env_steps, "tasks": chunks.frames.tasks, "action_mean": [f"{x:.5g}" for x in mean]}
+        before, self._learned_from = self._learned_from, these
+        if before in (None, these) or "data.demos_dir" in self.cfg.runner.allow_changes:
+            return
+        raise DemonstrationError(
+            f"data.demos_dir: {directory} holds other demonstrations ({these['frames']:,} frames, mean action "
+            f"{these['action_mean']}) than the run began with ({before['frames']:,}, {before['action_mean']}). Name "
+            "those, start a new run with runner.resume=never, or go on with runner.allow_changes=[data.demos_dir]"
+        )
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "learned_from": self._learned_from}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        super()._load_state(state)
+        self._learned_from = state.get("learned_from")  # none in checkpoints of versions before
 
     def run_step(self, step: int) -> None:
         started = time.time()

@@ -83,7 +83,7 @@ class SimulationRunner(Runner):
             write_gif(recorded, videos)
         episodes.sort(key=lambda record: record.env_id)
         groups = env_card(self.cfg.env.id).task_groups
-        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), results[0]["max_episode_steps"])
+        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), results[0]["played"])
         return summarize_episodes(episodes, self.cfg.env.eval.mode, groups, protocol)
 
     def _state(self) -> dict[str, Any]:

@@ -180,6 +180,8 @@ def fuse(**roles: WorkerGroup) -> FusedGroups:
     if not roles:
         raise ValueError("fuse() needs a group for at least one role")
     for role, group in roles.items():
+        if hasattr(FusedGroups, role):  # a method of it, which `groups.<role>` would be
+            raise ValueError(f"fuse(): no role can be called {role!r}. Choose another name")
         if group.members:
             raise SchedulerError(f"{role}: the group {group.name!r} runs already; fuse groups before they are launched")
     return FusedGroups(roles)

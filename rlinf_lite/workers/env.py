@@ -157,7 +157,8 @@ class EnvWorker(Worker):
     def evaluate(self) -> dict[str, Any]:
         """Play the evaluation's seeded episodes, one wave after the other.
 
-        Returns one record per episode, videos of the first `env.eval.num_videos`, and the time limit in env steps.
+        Returns one record per episode, videos of the first `env.eval.num_videos`, and the rules that were played:
+        time limit in env steps, whether terminations were ignored.
         """
         cfg = self.cfg.env.eval
         num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
@@ -183,8 +184,10 @@ class EnvWorker(Worker):
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)
         self.pop_spans()
-        limit = self.eval_stages[0].env.max_episode_steps
-        return {"episodes": records, "videos": recorder.videos, "max_episode_steps": limit}
+        env = self.eval_stages[0].env
+        ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # what null stands for, the env decides
+        played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
+        return {"episodes": records, "videos": recorder.videos, "played": played}
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
         """Let the expert play this worker's part of `data.num_episodes`, and write its part of the dataset in

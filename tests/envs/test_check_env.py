@@ -90,6 +90,12 @@ def test_mistakes_in_results(spoil: Any, sentence: str) -> None:
     assert any(sentence in problem for problem in problems), problems
 
 
+def test_bounds_are_finite_as_float32_too_which_actions_are() -> None:
+    env = Mischief(lambda result: None)
+    env.action_low, env.action_high = -np.full(1, 1e39), np.full(1, 1e39)
+    assert check_env(env) == ["action bounds must be finite, with low below high in every dimension."]
+
+
 def test_wrong_auto_reset() -> None:
     env = Mischief(lambda result: None, auto_reset=False)
     env.auto_reset = True

@@ -112,6 +112,15 @@ def test_a_stop_during_start_up_says_so_in_a_line(tmp_path, number):
     assert wait_until_gone(workers) == [] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_stop_is_not_lost_where_python_drops_what_is_raised(number):
+    dropped = f"type('Dropped', (), {{'__del__': lambda self: signal.raise_signal(signal.{number})}})()"
+    program = f"import signal, time; from rlinf_lite.script import run_script\ndef main():\n    {dropped}"
+    program += "\n    time.sleep(20)\n    return 0\nraise SystemExit(run_script(main))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15)
+    assert (done.returncode, done.stderr) == (130, "interrupted: ended where it was\n")
+
+
 def test_a_worker_error_ends_the_program_with_its_traceback_and_no_process(tmp_path):
     process = run_example(*broken("raise"), "control.backoff_s=0.1", root=tmp_path)
     assert process.stdout is not None

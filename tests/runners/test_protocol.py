@@ -23,7 +23,8 @@ def load(*overrides: str) -> Config:
 
 def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     cfg = load("env.options.render=exact", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=30")
-    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], 500)))
+    played = {"max_episode_steps": 500, "ignore_terminations": False}
+    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], played)))
     expected = {
         "suite": None,
         "env": "metaworld",
@@ -42,7 +43,7 @@ def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     assert said["env_options"]["render"] == "exact" and "hidden_sizes" in said["model_options"]
     assert {"python", "torch", "rlinf_lite"} <= set(said["versions"])
     overrides = ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
-    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], 7)
+    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], {"max_episode_steps": 7})
     assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == [1, 2] and own["suite"] is None
 
 

@@ -44,6 +44,7 @@ def start_sft(start):
     def start_sft(*overrides, **arguments):
         return start(*overrides, config=CONFIG, small=SMALL, runner_class=SFTRunner, **arguments)
 
+    start_sft.stop = start.stop
     return start_sft
 
 
@@ -106,11 +107,24 @@ def test_any_dataset_is_imitated_by_the_names_of_its_features(start_sft, tmp_pat
     folder = ["data.source=folder", f"data.demos_dir={demos}", "data.keys={state: robot, action: moves}"]
     with pytest.raises(LeRobotError, match=r"no vector 'robt'\. Did you mean robot"):
         check_demonstrations(load_config(CONFIG, [*SMALL, *folder, "data.keys.state=robt"]))
-    result = start_sft(*folder, "runner.max_steps=60").run()
+    result = start_sft(*folder, "runner.max_steps=60", "runner.save_interval=60").run()
     lines = [line for line in read_metrics(result.run_dir) if "train/actor/sft_loss" in line]
     assert lines[-1]["train/actor/sft_loss"] < 0.5 * lines[0]["train/actor/sft_loss"]
     counts = read_metrics(result.run_dir)[0]
     assert counts["demos/num_chunks"] == counts["demos/num_env_steps"] == info["total_frames"]
+
+    # resumed: from a copy of the folder, not from another dataset
+    start_sft.stop()
+    more = ["runner.resume=auto", "data.source=folder", "runner.save_interval=2", "runner.max_steps=62"]
+    copied = shutil.copytree(demos, tmp_path / "copied")
+    names_of = "data.keys={state: robot, action: moves}"
+    assert start_sft(*more, names_of, f"data.demos_dir={copied}").run().completed_steps == 62
+    start_sft.stop()
+    others = tmp_path / "others"
+    assert collect(["--out", str(others), "--config-name", CONFIG, "--episodes", "20", "--num-envs", "20"]) == 0
+    with pytest.raises(DemonstrationError, match=r"holds other demonstrations.*than the run began with.*those"):
+        other_keys = "runner.allow_changes=[data.keys]"
+        start_sft(*more[:3], "runner.max_steps=64", f"data.demos_dir={others}", other_keys).run()
 
 
 def test_an_expert_that_never_succeeds_is_an_error(start_sft):

@@ -79,6 +79,8 @@ def test_a_constructor_that_fails_names_its_role_and_frees_everything(cluster: C
     groups = fuse(actor=Actor.create_group(1), rollout=Rollout.create_group()).launch(cluster, "0")
     with pytest.raises(SchedulerError, match="runs already"):
         fuse(actor=groups.actor)
+    with pytest.raises(ValueError, match="no role can be called 'items'"):
+        fuse(items=Actor.create_group(1))
     groups.rollout.shutdown()
     assert groups.actor.world_size == 0, "a process ends with all of its workers"
 

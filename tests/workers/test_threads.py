@@ -69,7 +69,7 @@ def test_contexts_nest():
 
 
 def test_actors_of_a_node_share_its_cores(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert [training_threads(None, workers) for workers in (1, 3, 16)] == [8, 2, 1]
     worker = Worker()
     worker.local_world_size = 2

@@ -102,6 +102,7 @@ def decode(
     dataset.check_videos(list(keys.cameras.values()))
     try:
         partial = root / f".partial_{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)  # of a process of this number that was killed
         partial.mkdir(parents=True)
     except OSError as error:
         raise LeRobotError(f"data.cache_dir: {root} cannot be written to: {error}. Name another directory") from error

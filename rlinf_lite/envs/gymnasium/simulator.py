@@ -34,13 +34,13 @@ def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            problem = f"env.task: {task!r}: {module} cannot be imported: {error}. Is it installed?"
-            raise UnknownEnvError(problem) from error
+            text = f"{task!r}: {module} cannot be imported: {error}. Is it installed?"
+            raise UnknownEnvError(text, "env.task") from error
     try:
         spec: Any = gymnasium.spec(name)
     except gymnasium.error.Error as error:
         known = did_you_mean(task, gymnasium.registry)
-        raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}") from error
+        raise UnknownEnvError(f"there is no environment {task!r}. {known}", "env.task") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
     # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short

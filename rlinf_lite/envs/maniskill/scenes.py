@@ -31,7 +31,7 @@ def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
     """The bare environment (no wrappers: their only use here, time limits, is ChunkedEnv's). Raises UnknownEnvError."""
     if cfg.task not in REGISTERED_ENVS:
         known = did_you_mean(cfg.task, REGISTERED_ENVS)
-        raise UnknownEnvError(f"env.task: there is no environment {cfg.task!r}. {known}")
+        raise UnknownEnvError(f"there is no environment {cfg.task!r}. {known}", "env.task")
     settings: dict[str, Any] = dict(
         num_envs=num_envs,
         obs_mode=cfg.options.obs_mode,

@@ -85,7 +85,7 @@ class MetaWorld(EnvCard):
         try:
             tasks_of(config.env.task)
         except UnknownEnvError as error:
-            yield Problem("env.task", str(error).removeprefix("env.task: "))
+            yield Problem("env.task", error.text)
         else:
             tasks, episodes = self.num_tasks(config.env.task), config.env.eval.num_episodes
             if episodes % tasks:

@@ -95,8 +95,8 @@ def tasks_of(name: str) -> tuple[str, ...]:
     for task in names:
         if task not in SENTENCES:
             why = "is a set, which stands alone" if task in SETS else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"env.task: {task!r} {why}")
+            raise UnknownEnvError(f"{task!r} {why}", "env.task")
     twice = sorted({task for task in names if names.count(task) > 1})
     if twice:
-        raise UnknownEnvError(f"env.task: {', '.join(twice)} is named twice")
+        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
     return names

@@ -30,7 +30,7 @@ class TabletopSimulator:
         task, options = cfg.task, cfg.options
         if task not in Tabletop.tasks:
             known = did_you_mean(task, Tabletop.tasks)
-            raise UnknownEnvError(f"env.task: there is no environment {task!r}. {known}")
+            raise UnknownEnvError(f"there is no environment {task!r}. {known}", "env.task")
         self.num_envs = num_envs
         self.task_id = task
         self.task_ids = [""] * num_envs
