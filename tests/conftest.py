@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 # Before torch or numpy are imported anywhere: oversubscribed threads cost up to 50x on two cores.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# A core of its own for each test process: where two OpenMP threads wait for each other beside another busy process,
-# what they compute takes several times as long.
-if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    _number, _count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[_number::_count] or os.sched_getaffinity(0))
 # A cluster or a token that another program left behind must not reach the tests.
 for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)
