@@ -1,0 +1,379 @@
+"""The LIBERO adapter against LIBERO itself, on stand-ins for its assets; and what must not depend on history."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lite.config import ConfigError, EnvConfig, load_config
+from rlinf_lite.envs import (
+    ChunkedEnv,
+    MissingAssetsError,
+    RenderUnavailableError,
+    SimulatorError,
+    UnknownEnvError,
+    balanced_seed,
+    check_env,
+    get_env_spec,
+    make_vec_env,
+)
+from rlinf_lite.envs.libero.library import InitialStateError, find_assets, initial_states, write_config
+from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
+from tests.envs.libero_assets import write_assets
+
+pytest.importorskip("libero", reason="LIBERO is NOT tested: it is not installed (make libero)")
+
+STOVE, BOWL = "turn_on_the_stove", "put_the_bowl_on_the_stove"
+OPEN_DRAWER = "pick_up_the_black_bowl_in_the_top_drawer_of_the_wooden_cabinet_and_place_it_on_the_plate"
+
+
+@pytest.fixture(scope="session")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_assets(tmp_path_factory.mktemp("libero") / "assets")
+
+
+@pytest.fixture
+def make(assets: Path) -> Any:
+    made = []
+
+    def make(num_envs: int, task: str = STOVE, **given: Any) -> ChunkedEnv:
+        train = {key: given.pop(key) for key in ("max_episode_steps", "ignore_terminations") if key in given}
+        options = {"assets": str(assets), "cameras": []} | given
+        cfg = EnvConfig.model_validate({"id": "libero", "task": task, "options": options, "train": train})
+        env = make_vec_env(cfg, "train", num_envs)
+        assert isinstance(env, ChunkedEnv)
+        made.append(env)
+        return env
+
+    yield make
+    for env in made:
+        env.close()
+
+
+@pytest.fixture(scope="session")
+def egl() -> None:
+    import mujoco
+
+    from rlinf_lite.envs.painter import Painter
+
+    try:
+        Painter(mujoco.MjModel.from_xml_string("<mujoco/>"), (8, 8), "fast", "cameras").close()
+    except RenderUnavailableError as error:
+        pytest.skip(f"NO EGL: pictures of LIBERO are NOT tested on this machine: {error}")
+
+
+def actions_of(num_envs: int, num_steps: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).uniform(-1, 1, (num_envs, num_steps, 7)).astype(np.float32)
+
+
+def simulation(env: ChunkedEnv, row: int = 0) -> Any:
+    return env.simulator._ask("simulation_state", {row: ()})[row]
+
+
+def bare(assets: Path, task: str, state: int, actions: Any, folder: Path, repo: Path, size: int = 64) -> Any:
+    np.savez(folder / "in.npz", actions=actions)
+    script, paths = repo / "tests" / "envs" / "bare_libero.py", [folder / "in.npz", folder / "out.npz"]
+    command = [sys.executable, script, assets, task, state, size, *paths]
+    environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": os.pathsep.join([str(repo), *sys.path])}
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return np.load(folder / "out.npz")
+
+
+def python(code: str, repo: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(repo), *sys.path])} | environment
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL
+    )
+
+
+def seed_of(task: str, state: int, of: str) -> int:
+    tasks = tasks_of(of)
+    return tasks.index(task) + state * len(tasks)
+
+
+@pytest.mark.parametrize(("task", "state"), [(STOVE, 3), (OPEN_DRAWER, 49)])
+def test_steps_and_pictures_are_the_librarys_own(
+    task: str, state: int, make: Any, egl: None, assets: Path, tmp_path: Path, repo: Path
+) -> None:
+    """Chunks of 4, after another task and another state of the same; the last picture is in the middle of a chunk."""
+    actions = actions_of(1, 26)
+    expected = bare(assets, task, state, actions[0], tmp_path, repo)
+    cameras = ["agentview", "robot0_eye_in_hand"]
+    name = SUITE_OF[task]
+    env = make(
+        1, name, cameras=cameras, camera_size=[64, 64], render="exact", max_episode_steps=26, ignore_terminations=True
+    )
+    env.reset(seeds=[seed_of(SUITES[name][0], 7, name)])
+    env.reset(seeds=[seed_of(task, 8, name)])
+    env.chunk_step(actions[:, :9])
+    env.reset(seeds=[seed_of(task, state, name)])
+    succeeded = []
+    for first in range(0, 26, 4):
+        result = env.chunk_step(actions[:, first : first + 4])
+        last = min(first + 4, 26) - 1
+        obs = result.obs if result.final_obs is None else result.final_obs[1]
+        np.testing.assert_array_equal(obs["state"][0], expected["state"][last].astype(np.float32))
+        for camera, images in (("agentview", expected["agentview"]), ("robot0_eye_in_hand", expected["wrist"])):
+            np.testing.assert_array_equal(obs["images"][camera][0], images[last][::-1, ::-1])
+        if result.final_obs is None:
+            np.testing.assert_array_equal(simulation(env), expected["simulation"][last])
+        succeeded += [bool(result.rewards[0].any())] if not any(succeeded) else []
+    assert len({image.tobytes() for image in expected["agentview"]}) > 5, "something moves"
+    assert any(succeeded) == expected["success"].any() == (task == STOVE)
+    if task == STOVE:
+        assert 4 * succeeded.index(True) <= expected["success"].argmax() < 4 * succeeded.index(True) + 4
+
+
+def test_a_trajectory_is_a_function_of_seed_and_actions(make: Any) -> None:
+    env, actions = make(2, "libero_goal", max_episode_steps=12), actions_of(2, 24)
+    seeds = [seed_of(STOVE, 1, "libero_goal"), seed_of(BOWL, 30, "libero_goal")]
+
+    def play() -> list[Any]:
+        first = env.reset(seeds=seeds)["state"]
+        return [first, *(env.chunk_step(actions[:, i : i + 5]).obs["state"] for i in (0, 5)), simulation(env, 1)]
+
+    fresh = play()
+    env.reset(seeds=seeds[::-1])
+    env.chunk_step(actions[:, ::-1])
+    for one, other in zip(fresh, play(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (fresh[0][0] != fresh[0][1]).any()
+
+
+def test_resume_is_exact(make: Any) -> None:
+    env, actions = make(2, f"{STOVE},{BOWL}", max_episode_steps=8), actions_of(2, 20)
+    env.reset(seeds=[3, 4])
+    env.chunk_step(actions[:, :13])
+    saved = env.state_dict()
+    other = make(2, f"{STOVE},{BOWL}", max_episode_steps=8)
+    resumed = other.load_state_dict(saved[::-1])
+    np.testing.assert_array_equal(resumed["state"], env._pending()["state"][::-1])
+    one, two = env.chunk_step(actions[:, 13:]), other.chunk_step(actions[::-1, 13:])
+    np.testing.assert_array_equal(one.obs["state"], two.obs["state"][::-1])
+
+
+def test_an_evaluation_plays_every_published_initial_state_once(make: Any) -> None:
+    from rlinf_lite.registry import env_card
+
+    env, num_tasks = make(3, "libero_goal"), env_card("libero").num_tasks("libero_goal")
+    assert num_tasks == 500
+    seeds = [balanced_seed(10_000, episode, num_tasks) for episode in range(500)]
+    played = [(seed % 10, seed // 10 % 50) for seed in seeds]
+    assert played == [(episode % 10, episode // 10) for episode in range(500)]
+    obs = env.reset(seeds=[seeds[0], seeds[1], seeds[499]])
+    tasks = SUITES["libero_goal"]
+    assert env.simulator.task_ids == [tasks[0], tasks[1], tasks[9]]
+    assert obs["instruction"] == [sentence(tasks[0]), sentence(tasks[1]), sentence(tasks[9])]
+    at_once = make(1, tasks[9], settle_steps=0)
+    at_once.reset(seeds=[49])
+    np.testing.assert_array_equal(simulation(at_once)[1:], initial_states(tasks[9])[49][1:])
+
+
+def test_success_ends_an_episode_or_not_by_the_table(make: Any) -> None:
+    env = make(1)
+    assert env.max_episode_steps == 300 and make(1, protocol="rlinf").max_episode_steps == 320
+    assert make(1, max_episode_steps=7).max_episode_steps == 7
+    env.reset(seeds=[0])
+    result = env.chunk_step(np.zeros((1, 40, 7), np.float32))
+    (record,) = result.episodes
+    assert record.success_once and record.return_ == 1 and record.length < 40 and record.task_id == STOVE
+    assert result.terminated.sum() == 1 and result.rewards.sum() == 1
+    playing_on = make(1, ignore_terminations=True, max_episode_steps=40)
+    playing_on.reset(seeds=[0])
+    result = playing_on.chunk_step(np.zeros((1, 40, 7), np.float32))
+    (record,) = result.episodes
+    assert record.length == 40 and record.success_at_end and record.return_ == 1, "one success counts once"
+
+
+def test_the_gripper_opens_and_closes_as_the_convention_says(make: Any) -> None:
+    fingers = {}
+    for gripper, opens, closes in (("raw", -1, 1), ("openvla", 1, 0), ("openvla", 0.6, 0.4)):
+        env = make(2, gripper=gripper)
+        env.reset(seeds=[0, 0])
+        action = np.zeros((2, 8, 7), np.float32)
+        action[0, :, 6], action[1, :, 6] = opens, closes
+        state = env.chunk_step(action).obs["state"]
+        fingers[gripper, opens] = state
+        assert state[0, 6] > 0.035 and state[1, 6] < 0.01, (gripper, state[:, 6:])
+    np.testing.assert_array_equal(fingers["raw", -1], fingers["openvla", 1])
+    np.testing.assert_array_equal(fingers["raw", -1], fingers["openvla", 0.6])
+
+
+def test_fast_pictures_show_the_same(make: Any, egl: None) -> None:
+    pictures = {}
+    for render in ("fast", "exact"):
+        env = make(1, render=render, cameras=["agentview", "robot0_eye_in_hand"], camera_size=[96, 128])
+        pictures[render] = env.reset(seeds=[1])["images"]
+    assert pictures["fast"]["agentview"].shape == (1, 96, 128, 3)
+    for camera in ("agentview", "robot0_eye_in_hand"):
+        difference = np.abs(pictures["fast"][camera].astype(int) - pictures["exact"][camera])
+        assert 0 < difference.mean() < 8 and np.median(difference) <= 2, camera
+
+
+def test_keeps_the_protocol(make: Any) -> None:
+    env = make(2, f"{STOVE},{BOWL}", max_episode_steps=20)
+    assert check_env(env) == []
+    spec = get_env_spec(env, env.reset(seeds=[1, 2]))
+    assert (spec.action_dim, spec.state_dim, spec.max_episode_steps, spec.has_instruction) == (7, 8, 20, True)
+    with pytest.raises(ValueError, match=r"actions must be \[B=2, C, D=7\], got \[2, 1, 4\]"):
+        env.chunk_step(np.zeros((2, 1, 4), np.float32))
+
+
+def test_the_tables_are_the_librarys(repo: Path, assets: Path) -> None:
+    code = f"""
+import json, os
+os.environ["LIBERO_CONFIG_PATH"] = {str(write_config(assets))!r}
+from libero.libero import benchmark
+suites = {{name: benchmark.get_benchmark(name)() for name in {list(SUITES)!r}}}
+print(json.dumps({{name: [[task.name, task.language] for task in suite.tasks] for name, suite in suites.items()}}))
+for name, suite in suites.items():
+    for task in range(suite.get_num_tasks()):
+        assert suite.get_task_init_states(task).shape[0] == 50
+states = suites["libero_10"].get_task_init_states(3)
+print(json.dumps([states.sum(), *states.shape]))
+"""
+    done = python(code, repo)
+    assert done.returncode == 0, done.stderr
+    *_, said, states = done.stdout.splitlines()
+    assert json.loads(said) == {suite: [[task, sentence(task)] for task in tasks] for suite, tasks in SUITES.items()}
+    ours = initial_states(SUITES["libero_10"][3])
+    assert json.loads(states) == [ours.sum(), *ours.shape]
+    assert len(SUITE_OF) == 130
+
+
+def test_the_import_asks_nothing_and_leaves_the_users_config_alone(repo: Path, assets: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    code = f"""
+from pathlib import Path
+from rlinf_lite.envs.libero.library import import_libero
+import_libero(Path({str(assets)!r}))
+import huggingface_hub
+def fetch(*a, **k): raise AssertionError("fetched")
+huggingface_hub.snapshot_download = fetch
+from libero.libero.envs.objects import get_object_fn
+print(get_object_fn("plate")(name="plate").file)
+"""
+    environment = {"HOME": str(home), "XDG_CACHE_HOME": "", "LIBERO_CONFIG_PATH": ""}
+    processes = [python(code, repo, **environment) for _ in range(2)]
+    for done in processes:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == str(assets / "stable_scanned_objects/plate/plate.xml")
+    assert not (home / ".libero").exists()
+    (file,) = (home / ".cache" / "rlinf_lite" / "libero").glob("*/*")
+    assert file.name == "config.yaml" and str(assets) in file.read_text()
+
+
+def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
+    assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "own"))
+    with pytest.raises(MissingAssetsError, match=r"hf download lerobot/libero-assets .*no articulated_objects"[:32]):
+        find_assets(None)
+    with pytest.raises(MissingAssetsError, match=rf"{tmp_path}/empty: no articulated_objects, scenes"):
+        find_assets(str(tmp_path / "empty"))
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / "config.yaml"
+    own.write_text(f"assets: {assets}\n")
+    assert find_assets(None) == assets and own.read_text() == f"assets: {assets}\n"
+    own.unlink()
+    downloaded = tmp_path / ".cache" / "libero" / "assets"
+    downloaded.parent.mkdir(parents=True)
+    downloaded.symlink_to(assets)
+    assert find_assets(None) == downloaded and find_assets(str(assets)) == assets
+
+
+def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlinf_lite.envs.libero.card as card
+    from rlinf_lite import registry
+    from rlinf_lite.preview.dry_run import describe
+
+    nowhere = f"env.options.assets={tmp_path}"
+    with pytest.raises(ConfigError, match=r"env.options.assets: LIBERO's meshes .* hf download lerobot/libero-assets"):
+        load_config("libero_ppo_oft", [nowhere])
+    assert "it cannot run on this machine" in describe(load_config("libero_ppo_oft", [nowhere], elsewhere=True))
+    monkeypatch.setattr(card, "is_installed", lambda module: module != "robosuite")
+    with pytest.raises(ConfigError, match=r"libero needs robosuite, .* pip install --no-deps hf-libero==0.1.4"):
+        load_config("libero_ppo_oft")
+    monkeypatch.setattr(registry, "is_installed", lambda module: False)
+    monkeypatch.setattr(card, "is_installed", lambda module: False)
+    with pytest.raises(
+        ConfigError, match=r"libero is not installed .* pip install 'rlinf_lite\[libero\]' && pip install"
+    ):
+        load_config("libero_ppo_oft")
+    assert "no module libero" in describe(load_config("libero_ppo_oft", elsewhere=True))
+
+
+def test_tasks_suites_and_protocols() -> None:
+    assert tasks_of("libero_goal") == SUITES["libero_goal"] and tasks_of(f"{STOVE}, {BOWL}") == (STOVE, BOWL)
+    assert max_steps(tasks_of("libero_10"), "openvla") == 520 and max_steps(tasks_of("libero_90"), "rlinf") is None
+    for wrong, said in (
+        ("libero_gaol", "Did you mean libero_goal"),
+        ("turn_on_the_oven", "Did you mean turn_on_the_stove"),
+        (f"{STOVE},libero_goal", "is a suite, which stands alone"),
+        (f"{STOVE},{STOVE}", "turn_on_the_stove is named twice"),
+    ):
+        with pytest.raises(UnknownEnvError, match=said):
+            tasks_of(wrong)
+    for override, said in (
+        ("env.task=libero_gaol", r"env.task: 'libero_gaol' is no task. Did you mean libero_goal"),
+        ("env.options.protocol=openpi", r"env.options.protocol: .*openvla"),
+        ("env.eval.num_episodes=25", r"env.eval.num_episodes: 25 episodes do not divide over 10 tasks"),
+        ("env.options.cameras=[agentview,agentview]", r"env.options.cameras: agentview, agentview names one twice"),
+        ("env.options.cameras=[sideview]", r"env.options.cameras"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config("libero_ppo_oft", [override], elsewhere=True)
+    with pytest.raises(ConfigError, match=r"env.train.max_episode_steps: RLinf has published no limit for libero_90"):
+        load_config("libero_ppo_oft", ["env.task=libero_90", "env.eval.num_episodes=90"], elsewhere=True)
+
+
+def test_assets_that_do_not_fit_are_named(make: Any, assets: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(assets, tmp_path / "assets")
+    stove = other / "articulated_objects" / "flat_stove.xml"
+    text = stove.read_text()
+    stove.write_text(text[: text.index("<joint")] + text[text.index("<geom", text.index("<joint")) :])
+    with pytest.raises(InitialStateError, match=r"have 79 numbers, its simulation 1 \+ \d+ \+ \d+ = 77"):
+        make(1, assets=str(other)).reset(seeds=[0])
+    stove.unlink()
+    with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .*flat_stove.xml"):
+        make(1, assets=str(other)).reset(seeds=[0])
+
+
+def test_a_process_that_dies_is_named_and_started_again(make: Any) -> None:
+    env = make(2)
+    first = env.reset(seeds=[5, 6])["state"]
+    os.kill(env.simulator._processes[1]._child.pid, signal.SIGKILL)
+    with pytest.raises(SimulatorError, match=r"row 1, step 1 of the episode with seed 6: .*the process of row 1"):
+        env.chunk_step(np.zeros((2, 1, 7), np.float32))
+    np.testing.assert_array_equal(env.reset(seeds=[5, 6])["state"], first)
+
+
+def test_without_a_driver_pictures_are_refused_and_states_work(repo: Path, assets: Path) -> None:
+    code = f"""
+from rlinf_lite.config import EnvConfig
+from rlinf_lite.envs import RenderUnavailableError, make_vec_env
+given = {{"id": "libero", "task": {STOVE!r}, "options": {{"assets": {str(assets)!r}}}}}
+try:
+    make_vec_env(EnvConfig.model_validate(given), "train", 1)
+except RenderUnavailableError as error:
+    assert "libegl1" in str(error) and "env.options.cameras" in str(error), error
+else:
+    raise AssertionError("drawn")
+given["options"]["cameras"] = []
+assert make_vec_env(EnvConfig.model_validate(given), "train", 1).reset(seeds=[1])["state"].shape == (1, 8)
+"""
+    done = python(code, repo, MUJOCO_GL="egl", MUJOCO_EGL_DEVICE_ID="77")
+    assert done.returncode == 0, done.stderr
