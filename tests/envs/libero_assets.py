@@ -55,7 +55,7 @@ CABINET = (
     <body>
       <body name="object">
         <geom type="box" size="0.1 0.01 0.11" pos="0 -0.08 0.08" group="0" density="100"/>
-        <geom type="box" size="0.1 0.01 0.11" pos="0 -0.08 0.08" group="1" contype="0" conaffinity="0" rgba=".5 .3 0 1"/>
+        <geom type="box" size="0.1 0.01 0.11" pos="0 -0.08 0.08" group="1" contype="0" conaffinity="0"/>
         <site name="top_side" type="box" quat="1 0 0 0" size="0.09 0.07 0.005" pos="0 0 0.18" rgba="0 0 0 0"/>"""
     + "".join(
         DRAWER.format(name=name, z=z, blue=blue)

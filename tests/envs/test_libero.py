@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from rlinf_lite.envs import (
     balanced_seed,
     check_env,
     get_env_spec,
-    make_vec_env,
 )
 from rlinf_lite.envs.libero.library import InitialStateError, find_assets, initial_states, write_config
+from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
+from rlinf_lite.registry import env_card
 from tests.envs.libero_assets import write_assets
 
 pytest.importorskip("libero", reason="LIBERO is NOT tested: it is not installed (make libero)")
@@ -41,22 +43,26 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_assets(tmp_path_factory.mktemp("libero") / "assets")
 
 
-@pytest.fixture
-def make(assets: Path) -> Any:
-    made = []
+def settings(assets: Path, task: str, **options: Any) -> EnvConfig:
+    options = {"assets": str(assets), "cameras": []} | options
+    return EnvConfig.model_validate({"id": "libero", "task": task, "options": options})
 
-    def make(num_envs: int, task: str = STOVE, **given: Any) -> ChunkedEnv:
-        train = {key: given.pop(key) for key in ("max_episode_steps", "ignore_terminations") if key in given}
-        options = {"assets": str(assets), "cameras": []} | given
-        cfg = EnvConfig.model_validate({"id": "libero", "task": task, "options": options, "train": train})
-        env = make_vec_env(cfg, "train", num_envs)
-        assert isinstance(env, ChunkedEnv)
-        made.append(env)
-        return env
 
-    yield make
-    for env in made:
-        env.close()
+@pytest.fixture(scope="session")
+def simulator(assets: Path) -> Iterator[LiberoSimulator]:
+    """Two rows without cameras, which play the tasks of libero_goal: their processes take seconds to start."""
+    simulator = LiberoSimulator(2, settings(assets, "libero_goal"))
+    yield simulator
+    simulator.close()
+
+
+@pytest.fixture(scope="session")
+def painting(assets: Path, egl: None) -> Iterator[LiberoSimulator]:
+    """One row with both cameras, exact."""
+    options = {"cameras": ["agentview", "robot0_eye_in_hand"], "camera_size": [64, 64], "render": "exact"}
+    simulator = LiberoSimulator(1, settings(assets, f"{STOVE},{BOWL},{OPEN_DRAWER}", **options))
+    yield simulator
+    simulator.close()
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +81,8 @@ def actions_of(num_envs: int, num_steps: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).uniform(-1, 1, (num_envs, num_steps, 7)).astype(np.float32)
 
 
-def simulation(env: ChunkedEnv, row: int = 0) -> Any:
-    return env.simulator._ask("simulation_state", {row: ()})[row]
+def simulation(simulator: LiberoSimulator, row: int = 0) -> Any:
+    return simulator._ask("simulation_state", {row: ()})[row]
 
 
 def bare(assets: Path, task: str, state: int, actions: Any, folder: Path, repo: Path, size: int = 64) -> Any:
@@ -104,21 +110,17 @@ def seed_of(task: str, state: int, of: str) -> int:
 
 @pytest.mark.parametrize(("task", "state"), [(STOVE, 3), (OPEN_DRAWER, 49)])
 def test_steps_and_pictures_are_the_librarys_own(
-    task: str, state: int, make: Any, egl: None, assets: Path, tmp_path: Path, repo: Path
+    task: str, state: int, painting: LiberoSimulator, assets: Path, tmp_path: Path, repo: Path
 ) -> None:
-    """Chunks of 4, after another task and another state of the same; the last picture is in the middle of a chunk."""
+    """Chunks of 4, after another task and another state of the same; the episode ends in the middle of a chunk."""
     actions = actions_of(1, 26)
     expected = bare(assets, task, state, actions[0], tmp_path, repo)
-    cameras = ["agentview", "robot0_eye_in_hand"]
-    name = SUITE_OF[task]
-    env = make(
-        1, name, cameras=cameras, camera_size=[64, 64], render="exact", max_episode_steps=26, ignore_terminations=True
-    )
-    env.reset(seeds=[seed_of(SUITES[name][0], 7, name)])
-    env.reset(seeds=[seed_of(task, 8, name)])
+    env, tasks = ChunkedEnv(painting, ignore_terminations=True, max_episode_steps=26), painting.task_id
+    env.reset(seeds=[seed_of(BOWL, 7, tasks)])
+    env.reset(seeds=[seed_of(task, 8, tasks)])
     env.chunk_step(actions[:, :9])
-    env.reset(seeds=[seed_of(task, state, name)])
-    succeeded = []
+    env.reset(seeds=[seed_of(task, state, tasks)])
+    rewards = []
     for first in range(0, 26, 4):
         result = env.chunk_step(actions[:, first : first + 4])
         last = min(first + 4, 26) - 1
@@ -127,21 +129,20 @@ def test_steps_and_pictures_are_the_librarys_own(
         for camera, images in (("agentview", expected["agentview"]), ("robot0_eye_in_hand", expected["wrist"])):
             np.testing.assert_array_equal(obs["images"][camera][0], images[last][::-1, ::-1])
         if result.final_obs is None:
-            np.testing.assert_array_equal(simulation(env), expected["simulation"][last])
-        succeeded += [bool(result.rewards[0].any())] if not any(succeeded) else []
+            np.testing.assert_array_equal(simulation(painting), expected["simulation"][last])
+        rewards += result.rewards[0].tolist()
     assert len({image.tobytes() for image in expected["agentview"]}) > 5, "something moves"
-    assert any(succeeded) == expected["success"].any() == (task == STOVE)
-    if task == STOVE:
-        assert 4 * succeeded.index(True) <= expected["success"].argmax() < 4 * succeeded.index(True) + 4
+    assert expected["success"].any() == (task == STOVE)
+    assert np.flatnonzero(rewards).tolist() == np.flatnonzero(expected["success"])[:1].tolist()
 
 
-def test_a_trajectory_is_a_function_of_seed_and_actions(make: Any) -> None:
-    env, actions = make(2, "libero_goal", max_episode_steps=12), actions_of(2, 24)
+def test_a_trajectory_is_a_function_of_seed_and_actions(simulator: LiberoSimulator) -> None:
+    env, actions = ChunkedEnv(simulator, max_episode_steps=12), actions_of(2, 24)
     seeds = [seed_of(STOVE, 1, "libero_goal"), seed_of(BOWL, 30, "libero_goal")]
 
     def play() -> list[Any]:
         first = env.reset(seeds=seeds)["state"]
-        return [first, *(env.chunk_step(actions[:, i : i + 5]).obs["state"] for i in (0, 5)), simulation(env, 1)]
+        return [first, *(env.chunk_step(actions[:, i : i + 5]).obs["state"] for i in (0, 5)), simulation(simulator, 1)]
 
     fresh = play()
     env.reset(seeds=seeds[::-1])
@@ -151,80 +152,89 @@ def test_a_trajectory_is_a_function_of_seed_and_actions(make: Any) -> None:
     assert (fresh[0][0] != fresh[0][1]).any()
 
 
-def test_resume_is_exact(make: Any) -> None:
-    env, actions = make(2, f"{STOVE},{BOWL}", max_episode_steps=8), actions_of(2, 20)
-    env.reset(seeds=[3, 4])
+def test_resume_is_exact(simulator: LiberoSimulator) -> None:
+    actions = actions_of(2, 20)
+    env = ChunkedEnv(simulator, max_episode_steps=8)
+    env.reset(seeds=[3, 14])
     env.chunk_step(actions[:, :13])
-    saved = env.state_dict()
-    other = make(2, f"{STOVE},{BOWL}", max_episode_steps=8)
+    saved, shown = env.state_dict(), env._pending()["state"].copy()
+    expected = env.chunk_step(actions[:, 13:])
+    other = ChunkedEnv(simulator, max_episode_steps=8)
     resumed = other.load_state_dict(saved[::-1])
-    np.testing.assert_array_equal(resumed["state"], env._pending()["state"][::-1])
-    one, two = env.chunk_step(actions[:, 13:]), other.chunk_step(actions[::-1, 13:])
-    np.testing.assert_array_equal(one.obs["state"], two.obs["state"][::-1])
+    np.testing.assert_array_equal(resumed["state"], shown[::-1])
+    got = other.chunk_step(actions[::-1, 13:])
+    np.testing.assert_array_equal(expected.obs["state"], got.obs["state"][::-1])
 
 
-def test_an_evaluation_plays_every_published_initial_state_once(make: Any) -> None:
-    from rlinf_lite.registry import env_card
-
-    env, num_tasks = make(3, "libero_goal"), env_card("libero").num_tasks("libero_goal")
+def test_an_evaluation_plays_every_published_initial_state_once(simulator: LiberoSimulator) -> None:
+    num_tasks = env_card("libero").num_tasks("libero_goal")
     assert num_tasks == 500
     seeds = [balanced_seed(10_000, episode, num_tasks) for episode in range(500)]
-    played = [(seed % 10, seed // 10 % 50) for seed in seeds]
-    assert played == [(episode % 10, episode // 10) for episode in range(500)]
-    obs = env.reset(seeds=[seeds[0], seeds[1], seeds[499]])
-    tasks = SUITES["libero_goal"]
-    assert env.simulator.task_ids == [tasks[0], tasks[1], tasks[9]]
-    assert obs["instruction"] == [sentence(tasks[0]), sentence(tasks[1]), sentence(tasks[9])]
-    at_once = make(1, tasks[9], settle_steps=0)
-    at_once.reset(seeds=[49])
-    np.testing.assert_array_equal(simulation(at_once)[1:], initial_states(tasks[9])[49][1:])
+    assert [(seed % 10, seed // 10 % 50) for seed in seeds] == [(episode % 10, episode // 10) for episode in range(500)]
+    env, tasks = ChunkedEnv(simulator), SUITES["libero_goal"]
+    obs = env.reset(seeds=[seeds[0], seeds[499]])
+    assert simulator.task_ids == [tasks[0], tasks[9]]
+    assert obs["instruction"] == [sentence(tasks[0]), sentence(tasks[9])]
+    np.testing.assert_array_equal(simulation(simulator, 1)[10:17] != 0, True)
 
 
-def test_success_ends_an_episode_or_not_by_the_table(make: Any) -> None:
-    env = make(1)
-    assert env.max_episode_steps == 300 and make(1, protocol="rlinf").max_episode_steps == 320
-    assert make(1, max_episode_steps=7).max_episode_steps == 7
-    env.reset(seeds=[0])
-    result = env.chunk_step(np.zeros((1, 40, 7), np.float32))
-    (record,) = result.episodes
-    assert record.success_once and record.return_ == 1 and record.length < 40 and record.task_id == STOVE
-    assert result.terminated.sum() == 1 and result.rewards.sum() == 1
-    playing_on = make(1, ignore_terminations=True, max_episode_steps=40)
-    playing_on.reset(seeds=[0])
-    result = playing_on.chunk_step(np.zeros((1, 40, 7), np.float32))
-    (record,) = result.episodes
-    assert record.length == 40 and record.success_at_end and record.return_ == 1, "one success counts once"
+def test_an_episode_begins_in_its_initial_state(assets: Path) -> None:
+    env = LiberoSimulator(1, settings(assets, STOVE, settle_steps=0))
+    env.reset(np.array([0]), [49])
+    np.testing.assert_array_equal(simulation(env)[1:], initial_states(STOVE)[49][1:])
+    env.close()
 
 
-def test_the_gripper_opens_and_closes_as_the_convention_says(make: Any) -> None:
+def test_success_ends_an_episode_or_not_by_the_table(simulator: LiberoSimulator) -> None:
+    seeds = [seed_of(STOVE, 0, "libero_goal"), seed_of(STOVE, 1, "libero_goal")]
+    env, actions = ChunkedEnv(simulator, auto_reset=False), np.zeros((2, 30, 7), np.float32)
+    assert env.max_episode_steps == 300
+    env.reset(seeds=seeds)
+    result = env.chunk_step(actions)
+    for record in result.episodes:
+        assert record.success_once and record.return_ == 1 and record.length < 30 and record.task_id == STOVE
+    assert len(result.episodes) == 2 == result.terminated.sum() == result.rewards.sum()
+    playing_on = ChunkedEnv(simulator, ignore_terminations=True, max_episode_steps=30)
+    playing_on.reset(seeds=seeds)
+    for record in playing_on.chunk_step(actions).episodes:
+        assert record.length == 30 and record.success_at_end and record.return_ == 1, "one success counts once"
+
+
+def test_the_gripper_opens_and_closes_as_the_convention_says(
+    simulator: LiberoSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fingers = {}
     for gripper, opens, closes in (("raw", -1, 1), ("openvla", 1, 0), ("openvla", 0.6, 0.4)):
-        env = make(2, gripper=gripper)
-        env.reset(seeds=[0, 0])
+        monkeypatch.setattr(simulator, "_options", simulator._options.model_copy(update={"gripper": gripper}))
+        env = ChunkedEnv(simulator)
+        seed = seed_of(STOVE, 0, "libero_goal")
+        env.reset(seeds=[seed, seed])
         action = np.zeros((2, 8, 7), np.float32)
         action[0, :, 6], action[1, :, 6] = opens, closes
         state = env.chunk_step(action).obs["state"]
         fingers[gripper, opens] = state
-        assert state[0, 6] > 0.035 and state[1, 6] < 0.01, (gripper, state[:, 6:])
+        assert state[0, 6] > 0.035 and state[1, 6] < 0.02, (gripper, state[:, 6:])
     np.testing.assert_array_equal(fingers["raw", -1], fingers["openvla", 1])
     np.testing.assert_array_equal(fingers["raw", -1], fingers["openvla", 0.6])
 
 
-def test_fast_pictures_show_the_same(make: Any, egl: None) -> None:
-    pictures = {}
-    for render in ("fast", "exact"):
-        env = make(1, render=render, cameras=["agentview", "robot0_eye_in_hand"], camera_size=[96, 128])
-        pictures[render] = env.reset(seeds=[1])["images"]
-    assert pictures["fast"]["agentview"].shape == (1, 96, 128, 3)
-    for camera in ("agentview", "robot0_eye_in_hand"):
-        difference = np.abs(pictures["fast"][camera].astype(int) - pictures["exact"][camera])
-        assert 0 < difference.mean() < 8 and np.median(difference) <= 2, camera
+def test_fast_pictures_show_the_same(painting: LiberoSimulator, assets: Path) -> None:
+    fast = LiberoSimulator(
+        1, settings(assets, STOVE, cameras=["robot0_eye_in_hand", "agentview"], camera_size=[64, 64])
+    )
+    fast.reset(np.array([0]), [1])
+    painting.reset(np.array([0]), [seed_of(STOVE, 1, painting.task_id)])
+    pictures = [simulator.observe(np.array([0]))["images"] for simulator in (fast, painting)]
+    for camera, image in pictures[0].items():
+        difference = np.abs(image.astype(int) - pictures[1][camera])
+        assert image.shape == (1, 64, 64, 3) and 0 < difference.mean() < 8 and np.median(difference) <= 2, camera
+    fast.close()
 
 
-def test_keeps_the_protocol(make: Any) -> None:
-    env = make(2, f"{STOVE},{BOWL}", max_episode_steps=20)
-    assert check_env(env) == []
-    spec = get_env_spec(env, env.reset(seeds=[1, 2]))
+def test_keeps_the_protocol(simulator: LiberoSimulator) -> None:
+    env = ChunkedEnv(simulator, max_episode_steps=20)
+    assert check_env(env, quick=True) == []
+    spec = get_env_spec(env, env.reset(seeds=[0, 10]))
     assert (spec.action_dim, spec.state_dim, spec.max_episode_steps, spec.has_instruction) == (7, 8, 20, True)
     with pytest.raises(ValueError, match=r"actions must be \[B=2, C, D=7\], got \[2, 1, 4\]"):
         env.chunk_step(np.zeros((2, 1, 4), np.float32))
@@ -340,25 +350,27 @@ def test_tasks_suites_and_protocols() -> None:
         load_config("libero_ppo_oft", ["env.task=libero_90", "env.eval.num_episodes=90"], elsewhere=True)
 
 
-def test_assets_that_do_not_fit_are_named(make: Any, assets: Path, tmp_path: Path) -> None:
+def test_assets_that_do_not_fit_are_named(assets: Path, tmp_path: Path) -> None:
     other = shutil.copytree(assets, tmp_path / "assets")
     stove = other / "articulated_objects" / "flat_stove.xml"
     text = stove.read_text()
     stove.write_text(text[: text.index("<joint")] + text[text.index("<geom", text.index("<joint")) :])
+    env = ChunkedEnv(LiberoSimulator(1, settings(other, STOVE)))
     with pytest.raises(InitialStateError, match=r"have 79 numbers, its simulation 1 \+ \d+ \+ \d+ = 77"):
-        make(1, assets=str(other)).reset(seeds=[0])
+        env.reset(seeds=[0])
     stove.unlink()
     with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .*flat_stove.xml"):
-        make(1, assets=str(other)).reset(seeds=[0])
+        env.reset(seeds=[0])
+    env.close()
 
 
-def test_a_process_that_dies_is_named_and_started_again(make: Any) -> None:
-    env = make(2)
-    first = env.reset(seeds=[5, 6])["state"]
-    os.kill(env.simulator._processes[1]._child.pid, signal.SIGKILL)
-    with pytest.raises(SimulatorError, match=r"row 1, step 1 of the episode with seed 6: .*the process of row 1"):
+def test_a_process_that_dies_is_named_and_started_again(simulator: LiberoSimulator) -> None:
+    env = ChunkedEnv(simulator)
+    first = env.reset(seeds=[5, 15])["state"]
+    os.kill(simulator._processes[1]._child.pid, signal.SIGKILL)
+    with pytest.raises(SimulatorError, match=r"row 1, step 1 of the episode with seed 15: .*the process of row 1"):
         env.chunk_step(np.zeros((2, 1, 7), np.float32))
-    np.testing.assert_array_equal(env.reset(seeds=[5, 6])["state"], first)
+    np.testing.assert_array_equal(env.reset(seeds=[5, 15])["state"], first)
 
 
 def test_without_a_driver_pictures_are_refused_and_states_work(repo: Path, assets: Path) -> None:

@@ -43,7 +43,11 @@ class LiberoSimulator:
         self._solved = np.zeros(num_envs, np.bool_)
         assets = find_assets(cfg.options.assets)
         self._processes = [RowProcess(row, cfg.options, assets) for row in range(num_envs)]
-        self._ask("start", {row: () for row in range(num_envs)})
+        try:
+            self._ask("start", {row: () for row in range(num_envs)})
+        except RowError as error:  # as it is for all of them
+            self.close()
+            raise error.__cause__ or error from None
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         asked = {}

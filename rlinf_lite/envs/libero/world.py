@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,25 @@ class Row:
         return self._world
 
 
+@contextmanager
+def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
+    """Of the environment that is made within: what its model is before the library moves fixtures in it."""
+    from robosuite.environments.base import MujocoEnv
+
+    built: dict[str, NDArray[np.float64]] = {}
+    initialise = MujocoEnv._initialize_sim
+
+    def initialise_and_note(env: Any, xml_string: str | None = None) -> None:
+        initialise(env, xml_string)
+        built.update({name: np.array(getattr(env.sim.model, name)) for name in ("body_pos", "body_quat", "site_rgba")})
+
+    MujocoEnv._initialize_sim = initialise_and_note
+    try:
+        yield built
+    finally:
+        MujocoEnv._initialize_sim = initialise
+
+
 class World:
     """The library's environment of one task."""
 
@@ -79,19 +100,20 @@ class World:
         self.task, self._options = task, options
         self._states = initial_states(task)
         try:
-            self._control = ControlEnv(
-                bddl_file_name=str(bddl_file(task)),
-                use_camera_obs=False,
-                has_offscreen_renderer=False,
-                ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
-            )
+            with _newly_built() as built:
+                self._control = ControlEnv(
+                    bddl_file_name=str(bddl_file(task)),
+                    use_camera_obs=False,
+                    has_offscreen_renderer=False,
+                    ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                )
         except (FileNotFoundError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
             raise MissingAssetsError(
                 f"env.options.assets: {task} cannot be built from the assets that are there: {error}"
             ) from error
         self.env: Any = self._control.env
         self._check_states()
-        self._keep_model()
+        self._keep_model(built)
         self._painter: Painter | None = None
         if options.cameras:
             import mujoco
@@ -158,23 +180,19 @@ class World:
             self._painter.close()
         self._control.close()
 
-    def _keep_model(self) -> None:
-        """From here on a reset restores what the library's first one builds anew, number by number, instead of building
-        it again."""
+    def _keep_model(self, built: Mapping[str, NDArray[np.float64]]) -> None:
+        """From here on a reset restores what the library's first one would build anew, number by number. `built` is
+        what resets and steps change of a model, as it was before them."""
         env = self.env
-        env._destroy_sim()
-        env._load_model()
-        env._initialize_sim()
         model = env.sim.model
-        names = ("body_pos", "body_quat", "site_rgba")  # what resets and steps change of a model
-        built = {name: np.array(getattr(model, name)) for name in names}
-        num_initialisers = len(env.object_property_initializers)
+        # a reset adds those of the task to those that are there, and then draws a number for each: the first one has
+        # them twice, later ones more often, so that where fixtures stand would depend on the past
+        initialisers = 2 * env.object_property_initializers
 
         def restore() -> None:
             for name, values in built.items():
                 getattr(model, name)[:] = values
-            # every reset would add the same ones again, which draw numbers: fixtures would depend on the past
-            del env.object_property_initializers[num_initialisers:]
+            env.object_property_initializers[:] = initialisers
             for robot in env.robots:
                 robot.gripper.current_action = np.zeros(robot.gripper.dof)
             env.sim.reset()
