@@ -108,22 +108,22 @@ def seed_of(task: str, state: int, of: str) -> int:
     return tasks.index(task) + state * len(tasks)
 
 
-@pytest.mark.parametrize(("task", "state"), [(STOVE, 3), (OPEN_DRAWER, 49)])
+@pytest.mark.parametrize(("task", "state", "num_steps"), [(STOVE, 3, 26), (OPEN_DRAWER, 49, 10)])
 def test_steps_and_pictures_are_the_librarys_own(
-    task: str, state: int, painting: LiberoSimulator, assets: Path, tmp_path: Path, repo: Path
+    task: str, state: int, num_steps: int, painting: LiberoSimulator, assets: Path, tmp_path: Path, repo: Path
 ) -> None:
     """Chunks of 4, after another task and another state of the same; the episode ends in the middle of a chunk."""
-    actions = actions_of(1, 26)
+    actions = actions_of(1, num_steps)
     expected = bare(assets, task, state, actions[0], tmp_path, repo)
-    env, tasks = ChunkedEnv(painting, ignore_terminations=True, max_episode_steps=26), painting.task_id
+    env, tasks = ChunkedEnv(painting, ignore_terminations=True, max_episode_steps=num_steps), painting.task_id
     env.reset(seeds=[seed_of(BOWL, 7, tasks)])
     env.reset(seeds=[seed_of(task, 8, tasks)])
     env.chunk_step(actions[:, :9])
     env.reset(seeds=[seed_of(task, state, tasks)])
     rewards = []
-    for first in range(0, 26, 4):
+    for first in range(0, num_steps, 4):
         result = env.chunk_step(actions[:, first : first + 4])
-        last = min(first + 4, 26) - 1
+        last = min(first + 4, num_steps) - 1
         obs = result.obs if result.final_obs is None else result.final_obs[1]
         np.testing.assert_array_equal(obs["state"][0], expected["state"][last].astype(np.float32))
         for camera, images in (("agentview", expected["agentview"]), ("robot0_eye_in_hand", expected["wrist"])):
@@ -131,7 +131,7 @@ def test_steps_and_pictures_are_the_librarys_own(
         if result.final_obs is None:
             np.testing.assert_array_equal(simulation(painting), expected["simulation"][last])
         rewards += result.rewards[0].tolist()
-    assert len({image.tobytes() for image in expected["agentview"]}) > 5, "something moves"
+    assert len({image.tobytes() for image in expected["agentview"]}) > 4, "something moves"
     assert expected["success"].any() == (task == STOVE)
     assert np.flatnonzero(rewards).tolist() == np.flatnonzero(expected["success"])[:1].tolist()
 
@@ -290,10 +290,10 @@ def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "own"))
-    with pytest.raises(MissingAssetsError, match=r"hf download lerobot/libero-assets .*no articulated_objects"[:32]):
+    with pytest.raises(MissingAssetsError, match=r"there is no /.*/assets\). hf download lerobot/libero-assets"):
         find_assets(None)
-    with pytest.raises(MissingAssetsError, match=rf"{tmp_path}/empty: no articulated_objects, scenes"):
-        find_assets(str(tmp_path / "empty"))
+    with pytest.raises(MissingAssetsError, match=rf"{tmp_path} has no articulated_objects, scenes"):
+        find_assets(str(tmp_path))
     (tmp_path / "own").mkdir()
     own = tmp_path / "own" / "config.yaml"
     own.write_text(f"assets: {assets}\n")
@@ -313,7 +313,8 @@ def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeyp
     nowhere = f"env.options.assets={tmp_path}"
     with pytest.raises(ConfigError, match=r"env.options.assets: LIBERO's meshes .* hf download lerobot/libero-assets"):
         load_config("libero_ppo_oft", [nowhere])
-    assert "it cannot run on this machine" in describe(load_config("libero_ppo_oft", [nowhere], elsewhere=True))
+    tiny = load_config("libero_ppo_oft", [nowhere, "model.options.size=tiny"], elsewhere=True)
+    assert "it cannot run on this machine\n  env.options.assets: LIBERO's meshes" in describe(tiny)
     monkeypatch.setattr(card, "is_installed", lambda module: module != "robosuite")
     with pytest.raises(ConfigError, match=r"libero needs robosuite, .* pip install --no-deps hf-libero==0.1.4"):
         load_config("libero_ppo_oft")
@@ -323,7 +324,7 @@ def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeyp
         ConfigError, match=r"libero is not installed .* pip install 'rlinf_lite\[libero\]' && pip install"
     ):
         load_config("libero_ppo_oft")
-    assert "no module libero" in describe(load_config("libero_ppo_oft", elsewhere=True))
+    load_config("libero_ppo_oft", elsewhere=True)
 
 
 def test_tasks_suites_and_protocols() -> None:

@@ -57,13 +57,15 @@ def find_assets(given: str | None) -> Path:
         candidates = [Path(given).expanduser().absolute()]
     else:
         candidates = [*_named_by_the_user(), package_folder() / "assets", _DOWNLOADED.expanduser()]
-    lacking = {folder: [name for name in FOLDERS if not (folder / name).is_dir()] for folder in candidates}
-    for folder, lacks in lacking.items():
+    looked = []
+    for folder in candidates:
+        lacks = [name for name in FOLDERS if not (folder / name).is_dir()]
         if not lacks:
             return folder
-    looked = "; ".join(f"{folder}: no {', '.join(lacks)}" for folder, lacks in lacking.items())
+        looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
+    where = "; ".join(looked)
     raise MissingAssetsError(
-        f"env.options.assets: LIBERO's meshes and textures are in no package, and not here ({looked}). {_HOW_TO_GET}"
+        f"env.options.assets: LIBERO's meshes and textures are in no package, and not here ({where}). {_HOW_TO_GET}"
     )
 
 
