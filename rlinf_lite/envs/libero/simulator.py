@@ -59,10 +59,10 @@ class LiberoSimulator:
         self._solved[rows] = False
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
-        actions = actions.astype(np.float64)  # type: ignore[assignment]
+        taken = actions.astype(np.float64)
         if self._options.gripper == "openvla":
-            actions[:, 6] = -np.sign(2 * actions[:, 6] - 1)
-        answers = self._ask("step", {row: (actions[row],) for row in rows.tolist()})
+            taken[:, 6] = -np.sign(2 * taken[:, 6] - 1)
+        answers = self._ask("step", {row: (taken[row],) for row in rows.tolist()})
         for row, succeeded in answers.items():
             out.success[row] = out.terminated[row] = succeeded
             out.reward[row] = succeeded and not self._solved[row]
@@ -105,8 +105,8 @@ class LiberoSimulator:
             except Exception as error:
                 failed[row] = error
             report_progress()
-        for row, error in failed.items():
-            raise RowError(row) from error
+        for row, raised in failed.items():
+            raise RowError(row) from raised
         return answers
 
 
