@@ -23,7 +23,7 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train train-math test lint setup clean system-libraries
+.PHONY: help train train-math test lint setup libero clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
@@ -45,6 +45,14 @@ lint: $(STAMP)  ## ruff and mypy
 
 setup: $(STAMP)  ## Make .venv; the other targets do this by themselves
 	@echo "$(VENV) is ready"
+
+# Without what these packages require: robomimic, which brings a torchvision for CUDA, wandb, jupytext and a hundred
+# others, none of which is used. What is used, the extra names.
+libero: $(STAMP)  ## Install LIBERO into .venv (robosuite: 190 MB); its assets are fetched apart, see docs/environments.md
+	@$(UV) -e '.[$(EXTRAS),libero]' || $(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS),libero]'
+	@$(UV) --no-deps hf-libero robosuite bddl || \
+		$(PIP) install -qq --no-deps -c constraints.txt hf-libero robosuite bddl
+	@$(BIN)/python -m rlinf_lite.cli.probes libero
 
 clean:  ## Delete .venv and caches; results/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

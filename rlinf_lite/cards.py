@@ -43,6 +43,8 @@ class Problem:
 
     key: str
     text: str
+    of_machine: bool = False
+    """This machine lacks something; on another one the config may be right."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}"
@@ -153,6 +155,8 @@ class EnvCard(Card):
     """Published evaluations, by name."""
     task_groups: Mapping[str, Sequence[str]] = {}
     """Sets of tasks, by name, of which evaluations give the success as well."""
+    initial_states: str = "balanced_seed(seed, episode, tasks): the same ones at every evaluation"
+    """Those of an evaluation's episodes, for its protocol."""
     probe_options: Mapping[str, Any] = {}
     """Under which `rlinf-lite doctor` tries out the first task."""
 
@@ -166,9 +170,14 @@ class EnvCard(Card):
         """What is known of a task; None where only the simulator knows."""
         return self.tasks.get(name)
 
+    def max_episode_steps(self, task: str, options: Any) -> int | None:
+        """The task's own time limit; None where only the simulator knows."""
+        found = self.task(task)
+        return None if found is None else found.max_episode_steps
+
     def num_tasks(self, task: str) -> int:
         """How many tasks there are in a task: an episode plays that of its seed, modulo this number. Evaluations and
-        demonstrations play each equally often."""
+        demonstrations play each equally often. Initial states that are given count as tasks."""
         return 1
 
     def observed(self, task: str, options: Any) -> Observed | None:

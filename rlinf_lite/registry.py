@@ -22,11 +22,15 @@ _LISTED = 40  # names in a message, at the most
 _EXTRAS = {
     **dict.fromkeys(("mani_skill", "sapien"), "maniskill"),
     **dict.fromkeys(("metaworld", "mujoco"), "metaworld"),
+    **dict.fromkeys(("libero", "robosuite", "bddl", "numba", "easydict", "future", "termcolor"), "libero"),
     **dict.fromkeys(("math_verify", "pyarrow"), "math"),
     **dict.fromkeys(("stable_baselines3", "matplotlib"), "bench"),
     **{"wandb": "wandb", "flash_attn": "gpu", "av": "data"},
 }
 """The extra of rlinf_lite that installs a module."""
+_ALONE = {"libero": ("hf-libero==0.1.4", "robosuite==1.4.0", "bddl==1.0.1")}
+"""Packages of an extra that are installed by themselves: what they require breaks other packages (hf-libero: a
+torchvision for CUDA, by robomimic; wandb, jupytext and a hundred others), and none of it is used."""
 
 
 class PartError(ValueError):
@@ -79,7 +83,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def install_command(extra: str) -> str:
     """How to install an extra of rlinf_lite, for the end of an error message."""
-    return f"pip install 'rlinf_lite[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+    if extra in _ALONE:
+        return f"{pip_command(extra)} (in a clone: make {extra})"
+    return f"{pip_command(extra)} (in a clone: pip install -e '.[{extra}]')"
+
+
+def pip_command(extra: str) -> str:
+    """What installs an extra of rlinf_lite."""
+    alone = "".join(f" {package}" for package in _ALONE.get(extra, ()))
+    return f"pip install 'rlinf_lite[{extra}]'" + (f" && pip install --no-deps{alone}" if alone else "")
 
 
 def is_installed(module: str) -> bool:
@@ -182,6 +194,7 @@ ENVIRONMENTS = Registry(
         "tabletop": "rlinf_lite.envs.tabletop.card:Tabletop",
         "gymnasium": "rlinf_lite.envs.gymnasium.card:Gymnasium",
         "metaworld": "rlinf_lite.envs.metaworld.card:MetaWorld",
+        "libero": "rlinf_lite.envs.libero.card:Libero",
     },
 )
 POLICIES = Registry(

@@ -1,8 +1,9 @@
-"""Measure a saved policy on the fixed, seeded evaluation episodes of its run.
+"""Measure a saved policy on the fixed, seeded evaluation episodes of its run, or of a config.
 
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> --suite metaworld-mt10
+python examples/embodiment/eval_embodied_agent.py --config-name libero_eval --suite libero-goal rollout.model_dir=...
 """
 
 import argparse
@@ -10,28 +11,36 @@ import sys
 from pathlib import Path
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import PartError, suite_overrides, suites
 from rlinf_lite.script import run_script
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, type=Path, help="a checkpoint or a run directory")
+    measured = parser.add_mutually_exclusive_group(required=True)
+    measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory")
+    measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
     parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
     parser.add_argument("--out", type=Path, help="where to write the JSON (default: <run>/eval_<checkpoint>.json)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run's config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
     arguments = parser.parse_intermixed_args()
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
 
+    config, overrides, checkpoint = arguments.config_name, ["runner.resume=never"], None
     try:
-        checkpoint = find_checkpoint(arguments.checkpoint)
-        verify(checkpoint)
-        config_file = checkpoint / "training_state" / "config.yaml"
-        overrides = [f"actor.checkpoint_load_path={checkpoint}", "runner.resume=never"]
+        if arguments.checkpoint is not None:
+            checkpoint = find_checkpoint(arguments.checkpoint)
+            verify(checkpoint)
+            config = str(checkpoint / "training_state" / "config.yaml")
+            overrides.append(f"actor.checkpoint_load_path={checkpoint}")
         if arguments.suite:
-            overrides += suite_overrides(arguments.suite, load_config(str(config_file)).env.id)
-        cfg = load_config(str(config_file), [*overrides, *arguments.overrides])
+            overrides += suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
+        cfg = load_config(config, [*overrides, *arguments.overrides])
+        if start_dir(cfg) is None:
+            text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
+            raise ConfigError(config, [f"rollout.model_dir: {text}"])
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -55,8 +64,11 @@ def main() -> int:
     suite = summary.protocol["suite"]
     if arguments.suite and suite != arguments.suite:
         print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
-    name = f"eval_{checkpoint.name}" + (f"_{suite}" if arguments.suite and suite else "")
-    out = arguments.out or checkpoint.parent.parent / f"{name}.json"
+    name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"
+    name += f"_{suite}" if arguments.suite and suite else ""
+    directory = checkpoint.parent.parent if checkpoint else Path(cfg.runner.logger.log_path)
+    out = arguments.out or directory / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(summary.to_json())
     print(f"written to {out}")
     return 0

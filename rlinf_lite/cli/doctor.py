@@ -34,7 +34,7 @@ from rlinf_lite.cli.info import requirements
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import byte_text
-from rlinf_lite.registry import ENVIRONMENTS, env_card
+from rlinf_lite.registry import ENVIRONMENTS, env_card, pip_command
 
 _GIB = 2**30
 _PROCESS_BYTES = _GIB // 2  # what torch and Ray take in each worker of a run that is not named
@@ -221,7 +221,7 @@ def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
     if card.package is not None and find_spec(card.package) is None:
         if tried.unless:
             return Finding("ok", f"not tried: {card.name} alone needs it, and is not installed")
-        return Finding("ok", "not installed", f"pip install 'rlinf_lite[{card.extra}]'")
+        return Finding("ok", "not installed", pip_command(card.extra) if card.extra else f"pip install {card.package}")
     found = probe(name, tried.fix)
     if found.status == "ok":
         return found

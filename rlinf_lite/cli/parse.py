@@ -61,7 +61,7 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
-        config = load_config(name, overrides)
+        config = load_config(name, overrides, elsewhere=arguments.dry_run)
         if config.runner.task_type != task_type:
             command = _COMMANDS[config.runner.task_type]
             text = f"is {config.runner.task_type}, which `rlinf-lite {command}` runs (examples/{EXAMPLES[command]})"

@@ -239,7 +239,8 @@ def _the_simulator_is_installed(config: Config, plan: Plan) -> Iterator[Problem]
     card = env_card_of(config)
     if card is not None and card.package is not None and not registry.is_installed(card.package):
         advice = registry.install_command(card.extra) if card.extra else f"pip install {card.package}"
-        yield Problem("env.id", f"{card.name} is not installed (no module {card.package}). {advice}")
+        text = f"{card.name} is not installed (no module {card.package}). {advice}"
+        yield Problem("env.id", text, of_machine=True)
 
 
 @rule("env.id", "env.task", kinds=SIMULATED)

@@ -43,8 +43,7 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     if split.max_episode_steps is not None:
         return split.max_episode_steps
     card = env_card_of(config)
-    task = None if card is None else card.task(config.env.task)
-    return None if task is None else task.max_episode_steps
+    return None if card is None else card.max_episode_steps(config.env.task, config.env.options)
 
 
 @dataclass(frozen=True)

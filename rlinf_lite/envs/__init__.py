@@ -17,6 +17,7 @@ from rlinf_lite.envs.chunked import ChunkedEnv as ChunkedEnv
 from rlinf_lite.envs.errors import EnvContractError as EnvContractError
 from rlinf_lite.envs.errors import EnvError as EnvError
 from rlinf_lite.envs.errors import EpisodeError as EpisodeError
+from rlinf_lite.envs.errors import MissingAssetsError as MissingAssetsError
 from rlinf_lite.envs.errors import MissingExtraError as MissingExtraError
 from rlinf_lite.envs.errors import NonFiniteError as NonFiniteError
 from rlinf_lite.envs.errors import RenderUnavailableError as RenderUnavailableError

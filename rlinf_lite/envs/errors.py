@@ -6,6 +6,8 @@ import copyreg
 from collections.abc import Sequence
 from typing import Any
 
+from rlinf_lite.registry import pip_command
+
 WHY_NOT_FINITE = "look for a division by zero or a diverged simulation; no policy learns from NaN or infinity"
 
 
@@ -80,7 +82,11 @@ class MissingExtraError(EnvError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(f"this environment needs {package}, which is not installed: pip install 'rlinf_lite[{extra}]'")
+        super().__init__(f"this environment needs {package}, which is not installed: {pip_command(extra)}")
+
+
+class MissingAssetsError(EnvError, FileNotFoundError):
+    """Files that a simulator needs, and that no package brings, are not there."""
 
 
 class RenderUnavailableError(EnvError, RuntimeError):

@@ -7,6 +7,7 @@ from textwrap import indent
 
 import yaml
 
+from rlinf_lite.config.checks import find_problems
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, plan_of, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
@@ -28,6 +29,9 @@ def describe(config: Config | ReasoningConfig) -> str:
         "one step": "\n".join(arithmetic),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
+    lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
+    if lacking:
+        sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 

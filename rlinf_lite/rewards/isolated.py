@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import weakref
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import Any
 
+from rlinf_lite.child_process import ChildProcess
 from rlinf_lite.rewards.registry import RewardError
 
 START_TIMEOUT_S = 120.0
@@ -35,13 +27,14 @@ class IsolatedFunction:
 
     def __call__(self, *arguments: Any) -> float:
         """Its score. Raises CallFailedError."""
-        if self._process.poll() is not None:
+        if self._child.has_ended():
             self._start()
+        connection = self._child.connection
         try:
-            self._connection.send(arguments)
-            if not self._connection.poll(self.timeout_s + _GRACE_S):
+            connection.send(arguments)
+            if not connection.poll(self.timeout_s + _GRACE_S):
                 raise CallFailedError(self._ended(f"took longer than {self.timeout_s} s and was killed"))
-            answer = self._connection.recv()
+            answer = connection.recv()
         except (EOFError, OSError) as error:
             raise CallFailedError(self._ended("ended its process")) from error
         if isinstance(answer, str):
@@ -49,45 +42,22 @@ class IsolatedFunction:
         return float(answer)
 
     def close(self) -> None:
-        self._stop()
+        self._child.close()
 
     def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
-        fds = (theirs.fileno(), self._log.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlinf_lite.rewards.child", *map(str, fds), self.path, str(self.timeout_s)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=fds,
-            process_group=0,  # so that what it starts can be killed with it, and no Ctrl-C reaches it
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        )
-        theirs.close()
-        self._stop = weakref.finalize(self, _end, self._process, self._connection, self._log)
+        self._child = ChildProcess("rlinf_lite.rewards.child", self.path, str(self.timeout_s))
+        connection = self._child.connection
         try:
-            problem = self._connection.recv() if self._connection.poll(START_TIMEOUT_S) else "it takes too long"
+            problem = connection.recv() if connection.poll(START_TIMEOUT_S) else "it takes too long"
         except (EOFError, OSError):
             problem = self._ended("ended its process")
         if problem is not None:
-            self._stop()
+            self._child.close()
             raise RewardError(f"reward function {self.path!r} cannot be imported. Correct reward.fn.\n{problem}")
 
     def _ended(self, how: str) -> str:
         """What is known about a process that did not answer, once it is gone."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below
-            self._process.wait(_GRACE_S)
-        code = self._process.poll()
-        self._log.seek(0)
-        log = self._log.read().decode(errors="replace")
-        self._stop()
+        code, log = self._child.last_words()
         if log.startswith("Timeout"):
             return f"{self.path} took longer than {self.timeout_s} s and was stopped.\n{log}"
         return f"{self.path} {how} (exit code {code}).\n{log}"
-
-
-def _end(process: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]) -> None:
-    connection.close()
-    log.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended already
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -18,7 +18,8 @@ from rlinf_lite.registry import env_card
 from rlinf_lite.shipped import PACKAGE
 
 _PACKAGES = (
-    "rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "metaworld", "mujoco", "peft",
+    "rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "metaworld", "hf-libero",
+    "robosuite", "mujoco", "peft",
 )  # fmt: skip
 """Those that results depend on."""
 
@@ -37,7 +38,7 @@ def protocol_of(cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any])
         "env_options": _plain(env.options),
         "num_episodes": env.eval.num_episodes,
         "episodes_per_task": fewest if fewest == most else [fewest, most],
-        "initial_states": "balanced_seed(seed, episode, tasks): the same ones at every evaluation",
+        "initial_states": card.initial_states,
         "seed": env.eval.seed,
         **played,
         "num_action_chunks": model.num_action_chunks,

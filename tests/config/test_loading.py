@@ -34,7 +34,7 @@ def test_every_config_loads(name: str, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         files = f"[{tmp_path / 'rows.jsonl'}]"
         to_fill_in = [f"rollout.model_dir={tmp_path}", f"data.train_files={files}", f"data.val_files={files}"]
-    config = load_config(name, to_fill_in)
+    config = load_config(name, to_fill_in, elsewhere=True)
     assert config.runner.run_name == name.rsplit("/", 1)[-1]
 
 

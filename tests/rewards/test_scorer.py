@@ -99,8 +99,8 @@ def test_the_process_ends_when_nobody_asks_any_more(tmp_path: Path) -> None:
         "import os\n"
         "from rlinf_lite.rewards.isolated import IsolatedFunction\n"
         f"function = IsolatedFunction('{OWN}:misbehaves', timeout_s=2.0)\n"
-        "function._connection.send(('hang', '', {}))\n"
-        "print(function._process.pid, flush=True)\n"
+        "function._child.connection.send(('hang', '', {}))\n"
+        "print(function._child.pid, flush=True)\n"
         "os._exit(0)\n"
     )
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)

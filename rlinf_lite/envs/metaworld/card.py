@@ -92,7 +92,8 @@ class MetaWorld(EnvCard):
                 text = f"{episodes} episodes do not divide over {tasks} tasks ({quotient(episodes, tasks)})"
                 yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, tasks)}")
         if is_installed("metaworld") and not is_installed("mujoco"):
-            yield Problem("env.id", f"metaworld needs mujoco, which is not installed. {install_command('metaworld')}")
+            text = f"metaworld needs mujoco, which is not installed. {install_command('metaworld')}"
+            yield Problem("env.id", text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
         """A failure of EGL is no more than a warning: states need no renderer."""

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.errors import MissingExtraError, RowError
 from rlinf_lite.envs.metaworld.card import CAMERA
-from rlinf_lite.envs.metaworld.painter import CAMERA_POSITION, Painter
+from rlinf_lite.envs.metaworld.painter import CAMERA_POSITION, painter_of, picture
 from rlinf_lite.envs.metaworld.tasks import MAX_STEPS, OWN_STATE_DIM, SENTENCES, tasks_of
+from rlinf_lite.envs.painter import Painter
 from rlinf_lite.envs.simulator import StepOutputs
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class MetaWorldSimulator:
     def _new_world(self, task: str) -> World:
         world = World(task)
         if self._options.obs_mode != "state" and task not in self._painters:
-            self._painters[task] = Painter(world.env.model, self._options)
+            self._painters[task] = painter_of(world.env.model, self._options)
         return world
 
 
@@ -138,7 +139,7 @@ class World:
             mujoco.mj_kinematics(self.env.model, self.env.data)
             mujoco.mj_camlight(self.env.model, self.env.data)
             self._is_new = False
-        return painter.paint(self.env.model, self.env.data)
+        return picture(painter, self.env.model, self.env.data)
 
     def expert_action(self) -> FloatArray:
         """[4]"""

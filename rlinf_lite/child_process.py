@@ -1,0 +1,66 @@
+"""A Python module in a process of its own, at the other end of a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import IO
+
+_GRACE_S = 1.0
+
+
+class ChildProcess:
+    """`python -m module fd log_fd *arguments`: `fd` is its end of `connection`, `log_fd` the file that `last_words`
+    reads. It is killed with all that it started when this object goes; where this process is killed, its end of the
+    pipe closes."""
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        self.connection, theirs = Pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
+        fds = (theirs.fileno(), self._log.fileno())
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, fds), *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            process_group=0,  # so that what it starts can be killed with it, and no Ctrl-C reaches it
+            env={
+                **os.environ,
+                **(environment or {}),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
+        )
+        theirs.close()
+        self.close = weakref.finalize(self, _end, self._process, self.connection, self._log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def last_words(self) -> tuple[int | None, str]:
+        """Its exit code (None: it has not ended by itself) and its log. Closes it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below
+            self._process.wait(_GRACE_S)
+        code = self._process.poll()
+        self._log.seek(0)
+        log = self._log.read().decode(errors="replace")
+        self.close()
+        return code, log
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]) -> None:
+    connection.close()
+    log.close()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended already
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,160 @@
+"""LIBERO's card: options, suites and their protocols, and what doctor tries out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
+from rlinf_lite.envs.libero.tasks import (
+    EPISODES_PER_TASK,
+    MAX_STEPS,
+    NUM_INITIAL_STATES,
+    SUITES,
+    max_steps,
+    tasks_of,
+)
+from rlinf_lite.registry import UnknownEnvError, install_command, is_installed, pip_command
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config
+
+STATE_DIM, ACTION_DIM = 8, 7
+_NEEDED = ("robosuite", "bddl", "mujoco", "numba", "easydict", "future", "termcolor", "cv2", "matplotlib", "scipy")
+_WHO = {"openvla": "OpenVLA", "lerobot": "LeRobot", "rlinf": "RLinf"}
+
+
+class LiberoOptions(Section):
+    protocol: Literal["openvla", "lerobot", "rlinf"] = "openvla"
+    """Whose limit of env steps holds where env.train or env.eval sets none: of libero_spatial 220, 280 or 240."""
+    settle_steps: NonNegativeInt = 10
+    """Env steps without action, gripper open, after every reset and before the policy acts; the limit does not count
+    them."""
+    cameras: list[Literal["agentview", "robot0_eye_in_hand"]] = ["agentview", "robot0_eye_in_hand"]
+    """What the policy sees besides the robot's state; []: nothing."""
+    camera_size: tuple[PositiveInt, PositiveInt] = (256, 256)
+    """Height and width of pictures."""
+    render: Literal["fast", "exact"] = "fast"
+    """exact: the library's pictures; fast: without multisampling, shadows, reflections, in a buffer of their size."""
+    gripper: Literal["raw", "openvla"] = "raw"
+    """The seventh number of an action. raw: robosuite's, -1 opens and 1 closes; openvla: as in OpenVLA's datasets, 0
+    (below 0.5) closes and 1 opens."""
+    assets: str | None = None
+    """The folder of lerobot/libero-assets. null: what the library's own config.yaml names, the installed package's
+    folder assets, or ~/.cache/libero/assets."""
+
+
+def _task(name: str) -> Task:
+    limit = max_steps(tasks_of(name), "openvla")
+    assert limit is not None
+    return Task(limit, STATE_DIM, ACTION_DIM, STATE_DIM, {"agentview": (256, 256), "robot0_eye_in_hand": (256, 256)})
+
+
+def _suites() -> Iterator[tuple[str, Suite]]:
+    for protocol, limits in MAX_STEPS.items():
+        for suite, limit in limits.items():
+            episodes, tasks = EPISODES_PER_TASK[protocol], len(SUITES[suite])
+            about = f"{tasks} tasks x {episodes} published initial states, {limit} env steps, as {_WHO[protocol]} does"
+            settings = {
+                "env.id": "libero",
+                "env.task": suite,
+                "env.options.protocol": protocol,
+                "env.options.settle_steps": 10,
+                "env.eval.num_episodes": tasks * episodes,
+                "env.eval.max_episode_steps": limit,
+                "env.eval.ignore_terminations": False,
+            }
+            name = suite.replace("_", "-") + ("" if protocol == "openvla" else f"-{protocol}")
+            yield name, Suite(about, settings)
+
+
+class Libero(EnvCard):
+    """LIBERO: a suite (libero_spatial, libero_object, libero_goal, libero_10, libero_90), one of its tasks, or a
+    list."""
+
+    Options = LiberoOptions
+    free_options = ("assets",)
+    simulator = "rlinf_lite.envs.libero.simulator:LiberoSimulator"
+    package, extra = "libero", "libero"
+    tasks = {suite: _task(suite) for suite in SUITES}
+    has_other_tasks = True
+    task_groups = SUITES
+    suites = dict(_suites())
+    initial_states = (
+        "published: episode k plays task k % tasks, from its state (k // tasks) % 50; the same ones at every evaluation"
+    )
+    simulator_bytes = (0, 400 * 2**20)
+
+    def task(self, name: str) -> Task | None:
+        try:
+            return _task(name)
+        except UnknownEnvError:
+            return None
+
+    def max_episode_steps(self, task: str, options: LiberoOptions) -> int | None:
+        try:
+            return max_steps(tasks_of(task), options.protocol)
+        except UnknownEnvError:
+            return None
+
+    def num_tasks(self, task: str) -> int:
+        """Tasks with their initial states."""
+        return len(tasks_of(task)) * NUM_INITIAL_STATES
+
+    def observed(self, task: str, options: LiberoOptions) -> Observed | None:
+        if self.task(task) is None:
+            return None
+        return Observed(ACTION_DIM, STATE_DIM, dict.fromkeys(options.cameras, options.camera_size))
+
+    def lacks_state(self, options: LiberoOptions) -> Problem | None:
+        return Problem("env.id", "libero's state is the robot's own, without the objects")
+
+    def lacks_expert(self, task: str, options: LiberoOptions) -> str | None:
+        return "libero has no scripted expert"
+
+    def problems(self, config: Config) -> Iterator[Problem]:
+        from rlinf_lite.config.rules import near_multiples, quotient  # a config is being loaded, or this would load it
+        from rlinf_lite.envs.errors import MissingAssetsError
+        from rlinf_lite.envs.libero.library import find_assets
+
+        env = config.env
+        try:
+            tasks = tasks_of(env.task)
+        except UnknownEnvError as error:
+            yield Problem("env.task", str(error).removeprefix("env.task: "))
+            return
+        if len(set(env.options.cameras)) < len(env.options.cameras):
+            yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names one twice")
+        if env.eval.num_episodes % len(tasks):
+            episodes = env.eval.num_episodes
+            text = f"{episodes} episodes do not divide over {len(tasks)} tasks ({quotient(episodes, len(tasks))})"
+            yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, len(tasks))}")
+        if max_steps(tasks, env.options.protocol) is None:
+            for split in ("train", "eval"):
+                if getattr(env, split).max_episode_steps is None:
+                    text = f"{_WHO[env.options.protocol]} has published no limit for libero_90. Set it (400 elsewhere)"
+                    yield Problem(f"env.{split}.max_episode_steps", f"{text}, or env.options.protocol to openvla")
+        missing = [module for module in _NEEDED if not is_installed(module)]
+        if is_installed("libero") and missing:
+            text = f"libero needs {', '.join(missing)}, which is not installed. {install_command('libero')}"
+            yield Problem("env.id", text, of_machine=True)
+        elif is_installed("libero"):
+            try:
+                find_assets(env.options.assets)
+            except MissingAssetsError as error:
+                text = str(error).removeprefix("env.options.assets: ")
+                yield Problem("env.options.assets", text, of_machine=True)
+
+    def probes(self) -> dict[str, Probe]:
+        """The library's own import is one thing, assets and a driver are others."""
+        from rlinf_lite.envs.libero.library import FIX
+
+        return {
+            self.name: Probe("rlinf_lite.envs.libero.probes:imported", pip_command("libero")),
+            "LIBERO episodes": Probe(
+                "rlinf_lite.envs.libero.probes:played",
+                FIX,
+                fixes={"EGL": "apt-get install libegl1 libgl1-mesa-dri"},
+                unless="episodes of LIBERO",
+            ),
+        }

@@ -1,0 +1,50 @@
+"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with whoever started it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlinf_lite.envs.libero.world import Row
+
+
+def main(fd: int, log_fd: int) -> None:
+    for stream in (1, 2):  # the library prints
+        os.dup2(log_fd, stream)
+    faulthandler.enable()
+    row: Row | None = None
+    with Connection(fd) as connection:
+        while True:
+            try:
+                method, arguments = connection.recv()
+            except EOFError:
+                return
+            try:
+                if row is None:
+                    row = Row(*arguments)
+                    answer: Any = None
+                else:
+                    answer = getattr(row, method)(*arguments)
+                connection.send((True, answer))
+            except Exception as error:
+                connection.send((False, _sendable(error)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note, or where it cannot be pickled one that says as much."""
+    error.add_note("".join(traceback.format_exception(error)))
+    error.__cause__ = error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
+    return error
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""The installed LIBERO: imported without what its import does (ask on the terminal, fetch assets, open windows), and
+where its files are."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
+from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF
+
+FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+"""In a folder of assets."""
+ROBOSUITE = "1.4.0"
+"""What LIBERO is written for; 1.5 has other robots and controllers."""
+_DOWNLOADED = Path("~/.cache/libero/assets")  # where the library's own download puts them
+_HOW_TO_GET = (
+    f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED} gets them from the Hugging Face "
+    "hub (about 200 MB, CC BY 4.0); env.options.assets names another folder"
+)
+FIX = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
+
+
+class InitialStateError(EnvError, ValueError):
+    """The published initial states do not fit the simulation of their task."""
+
+
+def package_folder() -> Path:
+    """`libero/libero` of the installed library; nothing is imported. Raises MissingExtraError."""
+    found = importlib.util.find_spec("libero")
+    if found is None or found.submodule_search_locations is None:
+        raise MissingExtraError("libero", "libero")
+    return Path(found.submodule_search_locations[0]) / "libero"
+
+
+def find_assets(given: str | None) -> Path:
+    """The folder of LIBERO's assets: `given` (env.options.assets), else what a `config.yaml` of the user's names, else
+    where the library looks for them. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
+    if given is not None:
+        candidates = [Path(given).expanduser().absolute()]
+    else:
+        candidates = [*_named_by_the_user(), package_folder() / "assets", _DOWNLOADED.expanduser()]
+    looked = []
+    for folder in candidates:
+        lacks = [name for name in FOLDERS if not (folder / name).is_dir()]
+        if not lacks:
+            return folder
+        looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
+    where = "; ".join(looked)
+    raise MissingAssetsError(
+        f"env.options.assets: LIBERO's meshes and textures are in no package, and not here ({where}). {_HOW_TO_GET}"
+    )
+
+
+def _named_by_the_user() -> Iterator[Path]:
+    """`assets` of the library's own config.yaml, where there is one."""
+    file = Path(os.environ.get("LIBERO_CONFIG_PATH") or "~/.libero").expanduser() / "config.yaml"
+    with contextlib.suppress(OSError, yaml.YAMLError):
+        content = yaml.safe_load(file.read_text())
+        named = content.get("assets") if isinstance(content, dict) else None
+        if isinstance(named, str) and Path(named).is_dir():  # in the library's own file the folder need not be there
+            yield Path(named)
+
+
+def write_config(assets: Path) -> Path:
+    """A folder with the `config.yaml` without which importing the library asks on the terminal. Ours, and not the
+    user's own `~/.libero`: named after its content, and put there whole, so that processes may all write it at once."""
+    package = package_folder()
+    content = yaml.safe_dump(
+        {
+            "benchmark_root": str(package),
+            "bddl_files": str(package / "bddl_files"),
+            "init_states": str(package / "init_files"),
+            "datasets": str(package.parent / "datasets"),
+            "assets": str(assets),
+        }
+    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = cache / "rlinf_lite" / "libero" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    file = folder / "config.yaml"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
+            part.write(content)
+        os.replace(part.name, file)
+    return folder
+
+
+def import_libero(assets: Path) -> None:
+    """Makes `libero.libero.envs` importable in this process, which reads `assets`. Changes LIBERO_CONFIG_PATH here.
+
+    Raises MissingExtraError, also for a robosuite of another version.
+    """
+    os.environ["LIBERO_CONFIG_PATH"] = str(write_config(assets))
+    try:
+        import mujoco  # noqa: F401  (reads MUJOCO_GL as the user has set it)
+
+        _configure_robosuite()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import libero.libero
+
+            libero.libero.get_assets_path = lambda: str(assets)  # the library's own looks elsewhere, and then downloads
+            import libero.libero.envs
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "libero", "libero") from error
+
+
+def _configure_robosuite() -> None:
+    """robosuite without a log in /tmp, which belongs to whoever came first, and without a renderer: `Painter` draws."""
+    found = importlib.util.find_spec("robosuite")
+    if found is None or found.origin is None:
+        raise MissingExtraError("robosuite", "libero")
+    version = metadata.version("robosuite")
+    if version != ROBOSUITE:
+        raise MissingExtraError(f"robosuite {ROBOSUITE} (there is {version})", "libero")
+    path = Path(found.origin).parent / "macros.py"
+    spec = importlib.util.spec_from_file_location("robosuite.macros", path)
+    assert spec is not None and spec.loader is not None
+    macros: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    macros.FILE_LOGGING_LEVEL, macros.MUJOCO_GPU_RENDERING = None, False
+    sys.modules["robosuite.macros"] = macros
+    renderer = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = "disabled"
+    try:
+        import robosuite  # noqa: F401
+    finally:
+        os.environ.pop("MUJOCO_GL")
+        if renderer is not None:
+            os.environ["MUJOCO_GL"] = renderer
+
+
+def bddl_file(task: str) -> Path:
+    """What the library reads a task from."""
+    return package_folder() / "bddl_files" / SUITE_OF[task] / f"{task}.bddl"
+
+
+def initial_states(task: str) -> NDArray[np.float64]:
+    """The published ones [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError."""
+    file = package_folder() / "init_files" / SUITE_OF[task] / f"{task}.pruned_init"
+    try:
+        with zipfile.ZipFile(file) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            states: NDArray[np.float64] = _ArraysOnly(io.BytesIO(archive.read(name))).load()
+    except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero anew") from error
+    if states.ndim != 2 or len(states) != NUM_INITIAL_STATES:
+        raise InitialStateError(f"{file} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
+    return states
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """The library's files are archives of torch.save, with one array of numpy each. Nothing else is read from them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
+            return np.zeros(0).__reduce__()[0]
+        known = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): codecs.encode}
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return known[module, name]

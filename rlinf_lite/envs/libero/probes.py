@@ -1,0 +1,36 @@
+"""What `rlinf-lite doctor` tries out of LIBERO, in processes of its own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def imported(env_id: str) -> str:
+    """The library without assets: its tables and initial states."""
+    from rlinf_lite.envs.libero.library import import_libero, initial_states
+    from rlinf_lite.envs.libero.tasks import SUITE_OF
+
+    import_libero(Path("/nowhere"))
+    for task in SUITE_OF:
+        initial_states(task)
+    return f"{len(SUITE_OF)} tasks, with their initial states"
+
+
+def played(env_id: str) -> str:
+    """An environment with both cameras. Raises where there are no assets, or no driver, or pictures are blank."""
+    from rlinf_lite.config import EnvConfig
+    from rlinf_lite.envs.registry import make_vec_env
+
+    cfg = EnvConfig.model_validate({"id": env_id, "options": {"camera_size": [128, 128]}})
+    env = make_vec_env(cfg, "train", 1)
+    images = env.reset([0])["images"]
+    blank = [camera for camera, image in images.items() if image.std() < 1]
+    if blank:
+        raise RuntimeError(f"pictures are blank: {', '.join(blank)}")
+    started = time.perf_counter()
+    for _ in range(10):
+        env.chunk_step(np.zeros((1, 1, 7), np.float32))
+    return f"{cfg.task}: {10 / (time.perf_counter() - started):.0f} env steps/s with two pictures of 128 x 128 each"

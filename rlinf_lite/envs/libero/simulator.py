@@ -1,0 +1,154 @@
+"""LIBERO's tasks as a `Simulator`: a process per row, which all step and draw at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlinf_lite.child_process import ChildProcess
+from rlinf_lite.envs.base import FloatArray, IntArray, Obs
+from rlinf_lite.envs.errors import RowError
+from rlinf_lite.envs.libero.library import find_assets
+from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, max_steps, sentence, tasks_of
+from rlinf_lite.envs.simulator import StepOutputs
+from rlinf_lite.scheduler.heartbeat import report_progress
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
+
+_LIMITS_S = {"start": 300.0, "reset": 300.0, "step": 120.0, "observe": 120.0}
+"""Of one answer, with what compiles at first, beside as many other processes as there are rows."""
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_LOG = 2000  # characters of a process that failed
+
+
+class LiberoSimulator:
+    """B rows. An episode's seed, modulo tasks x 50, is what it plays: `seed % tasks` is the task, `seed // tasks % 50`
+    its published initial state."""
+
+    reports_success = True
+
+    def __init__(self, num_envs: int, cfg: EnvConfig) -> None:
+        """Raises UnknownEnvError, MissingExtraError, MissingAssetsError, RenderUnavailableError."""
+        self._options, self._tasks = cfg.options, tasks_of(cfg.task)
+        self.num_envs, self.task_id = num_envs, cfg.task
+        self.task_ids = [""] * num_envs
+        self.max_episode_steps = max_steps(self._tasks, cfg.options.protocol)
+        self.action_low, self.action_high = -np.ones(7, np.float32), np.ones(7, np.float32)
+        if cfg.options.gripper == "openvla":
+            self.action_low[6] = 0
+        self._solved = np.zeros(num_envs, np.bool_)
+        assets = find_assets(cfg.options.assets)
+        self._processes = [RowProcess(row, cfg.options, assets) for row in range(num_envs)]
+        try:
+            self._ask("start", {row: () for row in range(num_envs)})
+        except RowError as error:  # as it is for all of them
+            self.close()
+            raise error.__cause__ or error from None
+
+    def reset(self, rows: IntArray, seeds: list[int]) -> None:
+        asked = {}
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            task = self._tasks[seed % len(self._tasks)]
+            asked[row] = (task, seed // len(self._tasks) % NUM_INITIAL_STATES)
+            self.task_ids[row] = task
+        self._ask("reset", asked)
+        self._solved[rows] = False
+
+    def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        taken = actions.astype(np.float64)
+        if self._options.gripper == "openvla":
+            taken[:, 6] = -np.sign(2 * taken[:, 6] - 1)
+        answers = self._ask("step", {row: (taken[row],) for row in rows.tolist()})
+        for row, succeeded in answers.items():
+            out.success[row] = out.terminated[row] = succeeded
+            out.reward[row] = succeeded and not self._solved[row]
+            self._solved[row] |= succeeded
+
+    def observe(self, rows: IntArray) -> Obs:
+        answers = self._ask("observe", {row: () for row in rows.tolist()})
+        obs: Obs = {
+            "state": np.stack([state for state, _ in answers.values()]),
+            "instruction": [sentence(self.task_ids[row]) for row in answers],
+        }
+        if self._options.cameras:
+            obs["images"] = {
+                camera: np.stack([pictures[camera] for _, pictures in answers.values()])
+                for camera in self._options.cameras
+            }
+        return obs
+
+    def state_key(self, column: int) -> str:
+        return ("hand", "hand", "hand", "orientation", "orientation", "orientation", "fingers", "fingers")[column]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+    def _ask(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """What each row answers. All are asked first, and all answers are awaited, whatever one of them raised."""
+        failed: dict[int, Exception] = {}
+        answers = {}
+        for row, arguments in asked.items():
+            try:
+                self._processes[row].ask(method, arguments)
+            except Exception as error:
+                failed[row] = error
+        for row in asked:
+            if row in failed:
+                continue
+            try:
+                answers[row] = self._processes[row].answer(method)
+            except Exception as error:
+                failed[row] = error
+            report_progress()
+        for row, raised in failed.items():
+            raise RowError(row) from raised
+        return answers
+
+
+class RowProcess:
+    """The process of a row, which is started again by a reset where it has ended."""
+
+    def __init__(self, row: int, options: Any, assets: Path) -> None:
+        self._row, self._given = row, (options, assets)
+        self._child = self._started()
+
+    def ask(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if method == "start":  # it was asked when it started
+            return
+        if self._child.has_ended() and method == "reset":
+            self._child = self._started()
+            self.answer("start")
+        try:
+            self._child.connection.send((method, arguments))
+        except OSError as error:
+            raise self._lost(method, "has ended") from error
+
+    def answer(self, method: str) -> Any:
+        """Raises what the process raised, TimeoutError, or RuntimeError where it ended."""
+        connection, limit_s = self._child.connection, _LIMITS_S.get(method, 120.0)
+        try:
+            if not connection.poll(limit_s):
+                raise TimeoutError(str(self._lost(method, f"gave no answer within {limit_s:g} s and was ended")))
+            went_well, answer = connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._lost(method, "ended") from error
+        if not went_well:
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._child.close()
+
+    def _started(self) -> ChildProcess:
+        child = ChildProcess("rlinf_lite.envs.libero.child", environment=_ONE_THREAD)
+        child.connection.send(("start", self._given))
+        return child
+
+    def _lost(self, method: str, how: str) -> RuntimeError:
+        code, log = self._child.last_words()
+        return RuntimeError(f"the process of row {self._row} {how} in {method} (exit code {code})\n{log[-_LOG:]}")

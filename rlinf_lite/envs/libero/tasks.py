@@ -1,0 +1,196 @@
+"""LIBERO's five suites: 130 tasks, how long an episode of each is under the published protocols."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlinf_lite.registry import UnknownEnvError, did_you_mean
+
+NUM_INITIAL_STATES = 50
+"""Published for every task, in the library's wheel."""
+
+_SPATIAL = """
+pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate
+pick_up_the_black_bowl_next_to_the_ramekin_and_place_it_on_the_plate
+pick_up_the_black_bowl_from_table_center_and_place_it_on_the_plate
+pick_up_the_black_bowl_on_the_cookie_box_and_place_it_on_the_plate
+pick_up_the_black_bowl_in_the_top_drawer_of_the_wooden_cabinet_and_place_it_on_the_plate
+pick_up_the_black_bowl_on_the_ramekin_and_place_it_on_the_plate
+pick_up_the_black_bowl_next_to_the_cookie_box_and_place_it_on_the_plate
+pick_up_the_black_bowl_on_the_stove_and_place_it_on_the_plate
+pick_up_the_black_bowl_next_to_the_plate_and_place_it_on_the_plate
+pick_up_the_black_bowl_on_the_wooden_cabinet_and_place_it_on_the_plate
+"""
+_OBJECT = """
+pick_up_the_alphabet_soup_and_place_it_in_the_basket
+pick_up_the_cream_cheese_and_place_it_in_the_basket
+pick_up_the_salad_dressing_and_place_it_in_the_basket
+pick_up_the_bbq_sauce_and_place_it_in_the_basket
+pick_up_the_ketchup_and_place_it_in_the_basket
+pick_up_the_tomato_sauce_and_place_it_in_the_basket
+pick_up_the_butter_and_place_it_in_the_basket
+pick_up_the_milk_and_place_it_in_the_basket
+pick_up_the_chocolate_pudding_and_place_it_in_the_basket
+pick_up_the_orange_juice_and_place_it_in_the_basket
+"""
+_GOAL = """
+open_the_middle_drawer_of_the_cabinet
+put_the_bowl_on_the_stove
+put_the_wine_bottle_on_top_of_the_cabinet
+open_the_top_drawer_and_put_the_bowl_inside
+put_the_bowl_on_top_of_the_cabinet
+push_the_plate_to_the_front_of_the_stove
+put_the_cream_cheese_in_the_bowl
+turn_on_the_stove
+put_the_bowl_on_the_plate
+put_the_wine_bottle_on_the_rack
+"""
+_10 = """
+LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato_sauce_in_the_basket
+LIVING_ROOM_SCENE2_put_both_the_cream_cheese_box_and_the_butter_in_the_basket
+KITCHEN_SCENE3_turn_on_the_stove_and_put_the_moka_pot_on_it
+KITCHEN_SCENE4_put_the_black_bowl_in_the_bottom_drawer_of_the_cabinet_and_close_it
+LIVING_ROOM_SCENE5_put_the_white_mug_on_the_left_plate_and_put_the_yellow_and_white_mug_on_the_right_plate
+STUDY_SCENE1_pick_up_the_book_and_place_it_in_the_back_compartment_of_the_caddy
+LIVING_ROOM_SCENE6_put_the_white_mug_on_the_plate_and_put_the_chocolate_pudding_to_the_right_of_the_plate
+LIVING_ROOM_SCENE1_put_both_the_alphabet_soup_and_the_cream_cheese_box_in_the_basket
+KITCHEN_SCENE8_put_both_moka_pots_on_the_stove
+KITCHEN_SCENE6_put_the_yellow_and_white_mug_in_the_microwave_and_close_it
+"""
+_90 = """
+KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE10_close_the_top_drawer_of_the_cabinet_and_put_the_black_bowl_on_top_of_it
+KITCHEN_SCENE10_put_the_black_bowl_in_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE10_put_the_butter_at_the_back_in_the_top_drawer_of_the_cabinet_and_close_it
+KITCHEN_SCENE10_put_the_butter_at_the_front_in_the_top_drawer_of_the_cabinet_and_close_it
+KITCHEN_SCENE10_put_the_chocolate_pudding_in_the_top_drawer_of_the_cabinet_and_close_it
+KITCHEN_SCENE1_open_the_bottom_drawer_of_the_cabinet
+KITCHEN_SCENE1_open_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE1_open_the_top_drawer_of_the_cabinet_and_put_the_bowl_in_it
+KITCHEN_SCENE1_put_the_black_bowl_on_the_plate
+KITCHEN_SCENE1_put_the_black_bowl_on_top_of_the_cabinet
+KITCHEN_SCENE2_open_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE2_put_the_black_bowl_at_the_back_on_the_plate
+KITCHEN_SCENE2_put_the_black_bowl_at_the_front_on_the_plate
+KITCHEN_SCENE2_put_the_middle_black_bowl_on_the_plate
+KITCHEN_SCENE2_put_the_middle_black_bowl_on_top_of_the_cabinet
+KITCHEN_SCENE2_stack_the_black_bowl_at_the_front_on_the_black_bowl_in_the_middle
+KITCHEN_SCENE2_stack_the_middle_black_bowl_on_the_back_black_bowl
+KITCHEN_SCENE3_put_the_frying_pan_on_the_stove
+KITCHEN_SCENE3_put_the_moka_pot_on_the_stove
+KITCHEN_SCENE3_turn_on_the_stove
+KITCHEN_SCENE3_turn_on_the_stove_and_put_the_frying_pan_on_it
+KITCHEN_SCENE4_close_the_bottom_drawer_of_the_cabinet
+KITCHEN_SCENE4_close_the_bottom_drawer_of_the_cabinet_and_open_the_top_drawer
+KITCHEN_SCENE4_put_the_black_bowl_in_the_bottom_drawer_of_the_cabinet
+KITCHEN_SCENE4_put_the_black_bowl_on_top_of_the_cabinet
+KITCHEN_SCENE4_put_the_wine_bottle_in_the_bottom_drawer_of_the_cabinet
+KITCHEN_SCENE4_put_the_wine_bottle_on_the_wine_rack
+KITCHEN_SCENE5_close_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE5_put_the_black_bowl_in_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE5_put_the_black_bowl_on_the_plate
+KITCHEN_SCENE5_put_the_black_bowl_on_top_of_the_cabinet
+KITCHEN_SCENE5_put_the_ketchup_in_the_top_drawer_of_the_cabinet
+KITCHEN_SCENE6_close_the_microwave
+KITCHEN_SCENE6_put_the_yellow_and_white_mug_to_the_front_of_the_white_mug
+KITCHEN_SCENE7_open_the_microwave
+KITCHEN_SCENE7_put_the_white_bowl_on_the_plate
+KITCHEN_SCENE7_put_the_white_bowl_to_the_right_of_the_plate
+KITCHEN_SCENE8_put_the_right_moka_pot_on_the_stove
+KITCHEN_SCENE8_turn_off_the_stove
+KITCHEN_SCENE9_put_the_frying_pan_on_the_cabinet_shelf
+KITCHEN_SCENE9_put_the_frying_pan_on_top_of_the_cabinet
+KITCHEN_SCENE9_put_the_frying_pan_under_the_cabinet_shelf
+KITCHEN_SCENE9_put_the_white_bowl_on_top_of_the_cabinet
+KITCHEN_SCENE9_turn_on_the_stove
+KITCHEN_SCENE9_turn_on_the_stove_and_put_the_frying_pan_on_it
+LIVING_ROOM_SCENE1_pick_up_the_alphabet_soup_and_put_it_in_the_basket
+LIVING_ROOM_SCENE1_pick_up_the_cream_cheese_box_and_put_it_in_the_basket
+LIVING_ROOM_SCENE1_pick_up_the_ketchup_and_put_it_in_the_basket
+LIVING_ROOM_SCENE1_pick_up_the_tomato_sauce_and_put_it_in_the_basket
+LIVING_ROOM_SCENE2_pick_up_the_alphabet_soup_and_put_it_in_the_basket
+LIVING_ROOM_SCENE2_pick_up_the_butter_and_put_it_in_the_basket
+LIVING_ROOM_SCENE2_pick_up_the_milk_and_put_it_in_the_basket
+LIVING_ROOM_SCENE2_pick_up_the_orange_juice_and_put_it_in_the_basket
+LIVING_ROOM_SCENE2_pick_up_the_tomato_sauce_and_put_it_in_the_basket
+LIVING_ROOM_SCENE3_pick_up_the_alphabet_soup_and_put_it_in_the_tray
+LIVING_ROOM_SCENE3_pick_up_the_butter_and_put_it_in_the_tray
+LIVING_ROOM_SCENE3_pick_up_the_cream_cheese_and_put_it_in_the_tray
+LIVING_ROOM_SCENE3_pick_up_the_ketchup_and_put_it_in_the_tray
+LIVING_ROOM_SCENE3_pick_up_the_tomato_sauce_and_put_it_in_the_tray
+LIVING_ROOM_SCENE4_pick_up_the_black_bowl_on_the_left_and_put_it_in_the_tray
+LIVING_ROOM_SCENE4_pick_up_the_chocolate_pudding_and_put_it_in_the_tray
+LIVING_ROOM_SCENE4_pick_up_the_salad_dressing_and_put_it_in_the_tray
+LIVING_ROOM_SCENE4_stack_the_left_bowl_on_the_right_bowl_and_place_them_in_the_tray
+LIVING_ROOM_SCENE4_stack_the_right_bowl_on_the_left_bowl_and_place_them_in_the_tray
+LIVING_ROOM_SCENE5_put_the_red_mug_on_the_left_plate
+LIVING_ROOM_SCENE5_put_the_red_mug_on_the_right_plate
+LIVING_ROOM_SCENE5_put_the_white_mug_on_the_left_plate
+LIVING_ROOM_SCENE5_put_the_yellow_and_white_mug_on_the_right_plate
+LIVING_ROOM_SCENE6_put_the_chocolate_pudding_to_the_left_of_the_plate
+LIVING_ROOM_SCENE6_put_the_chocolate_pudding_to_the_right_of_the_plate
+LIVING_ROOM_SCENE6_put_the_red_mug_on_the_plate
+LIVING_ROOM_SCENE6_put_the_white_mug_on_the_plate
+STUDY_SCENE1_pick_up_the_book_and_place_it_in_the_front_compartment_of_the_caddy
+STUDY_SCENE1_pick_up_the_book_and_place_it_in_the_left_compartment_of_the_caddy
+STUDY_SCENE1_pick_up_the_book_and_place_it_in_the_right_compartment_of_the_caddy
+STUDY_SCENE1_pick_up_the_yellow_and_white_mug_and_place_it_to_the_right_of_the_caddy
+STUDY_SCENE2_pick_up_the_book_and_place_it_in_the_back_compartment_of_the_caddy
+STUDY_SCENE2_pick_up_the_book_and_place_it_in_the_front_compartment_of_the_caddy
+STUDY_SCENE2_pick_up_the_book_and_place_it_in_the_left_compartment_of_the_caddy
+STUDY_SCENE2_pick_up_the_book_and_place_it_in_the_right_compartment_of_the_caddy
+STUDY_SCENE3_pick_up_the_book_and_place_it_in_the_front_compartment_of_the_caddy
+STUDY_SCENE3_pick_up_the_book_and_place_it_in_the_left_compartment_of_the_caddy
+STUDY_SCENE3_pick_up_the_book_and_place_it_in_the_right_compartment_of_the_caddy
+STUDY_SCENE3_pick_up_the_red_mug_and_place_it_to_the_right_of_the_caddy
+STUDY_SCENE3_pick_up_the_white_mug_and_place_it_to_the_right_of_the_caddy
+STUDY_SCENE4_pick_up_the_book_in_the_middle_and_place_it_on_the_cabinet_shelf
+STUDY_SCENE4_pick_up_the_book_on_the_left_and_place_it_on_top_of_the_shelf
+STUDY_SCENE4_pick_up_the_book_on_the_right_and_place_it_on_the_cabinet_shelf
+STUDY_SCENE4_pick_up_the_book_on_the_right_and_place_it_under_the_cabinet_shelf
+"""
+
+SUITES: Mapping[str, tuple[str, ...]] = {
+    "libero_spatial": tuple(_SPATIAL.split()),
+    "libero_object": tuple(_OBJECT.split()),
+    "libero_goal": tuple(_GOAL.split()),
+    "libero_10": tuple(_10.split()),
+    "libero_90": tuple(_90.split()),
+}
+"""Tasks by suite, in the library's order; libero_10 is what papers call LIBERO-Long."""
+SUITE_OF = {task: suite for suite, tasks in SUITES.items() for task in tasks}
+MAX_STEPS: Mapping[str, Mapping[str, int]] = {
+    "openvla": dict(zip(SUITES, (220, 280, 300, 520, 400), strict=True)),
+    "lerobot": dict(zip(SUITES, (280, 280, 300, 520, 400), strict=True)),
+    "rlinf": dict(zip(SUITES, (240, 240, 320, 480), strict=False)),
+}
+"""Env steps of an episode, those of settling not counted, by protocol and suite. RLinf has published none of
+libero_90."""
+EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
+"""Evaluated by protocol: from the first published initial state on."""
+
+
+def sentence(task: str) -> str:
+    """What a policy that reads is told: the task's name without its scene, as the library has it."""
+    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
+
+
+def tasks_of(name: str) -> tuple[str, ...]:
+    """The tasks that `env.task` stands for: a suite's, or those of a comma-separated list. Raises UnknownEnvError."""
+    names = SUITES.get(name) or tuple(part.strip() for part in name.split(","))
+    for task in names:
+        if task not in SUITE_OF:
+            known = {*SUITE_OF, *SUITES}
+            why = "is a suite, which stands alone" if task in SUITES else f"is no task. {did_you_mean(task, known)}"
+            raise UnknownEnvError(f"env.task: {task!r} {why}")
+    twice = sorted({task for task in names if names.count(task) > 1})
+    if twice:
+        raise UnknownEnvError(f"env.task: {', '.join(twice)} is named twice")
+    return names
+
+
+def max_steps(tasks: tuple[str, ...], protocol: str) -> int | None:
+    """The longest limit of these tasks; None where the protocol has none for one of them."""
+    limits = [MAX_STEPS[protocol].get(SUITE_OF[task]) for task in tasks]
+    return None if None in limits else max(limit for limit in limits if limit is not None)

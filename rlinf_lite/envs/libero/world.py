@@ -1,0 +1,214 @@
+"""One LIBERO environment, in a process of its own: the library's own steps, its own moments of observation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.envs.errors import MissingAssetsError
+from rlinf_lite.envs.libero.library import InitialStateError, bddl_file, import_libero, initial_states
+from rlinf_lite.envs.painter import Painter
+
+if TYPE_CHECKING:
+    from rlinf_lite.envs.libero.card import LiberoOptions
+
+NO_OP = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+"""What settles a scene: the arm stays, the gripper opens."""
+FIXTURE_SEED = 0
+"""Of NumPy's global generator before every reset. The library draws from it where fixtures stand (within 1 cm), which
+initial states do not hold; 0 is what OpenVLA's evaluation sets before a task's first episode."""
+_DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", "xmat")] + ["light_xpos", "light_xdir"]
+"""What a picture is drawn from: where MuJoCo's step has last computed everything to be."""
+_KEY = "env.options.cameras"
+_TRIES = 100  # placements that the library draws and refuses
+
+
+class Row:
+    """What the process of a row does. One task at a time: another one's is built when it is needed."""
+
+    def __init__(self, options: LiberoOptions, assets: Path) -> None:
+        """Raises MissingExtraError, RenderUnavailableError."""
+        import_libero(assets)
+        self._options = options
+        self._world: World | None = None
+        if options.cameras:
+            import mujoco
+
+            Painter(mujoco.MjModel.from_xml_string("<mujoco/>"), options.camera_size, options.render, _KEY).close()
+
+    def reset(self, task: str, state: int) -> None:
+        """Begin an episode of `task` in its published initial state with this number."""
+        if self._world is None or self._world.task != task:
+            if self._world is not None:
+                self._world.close()
+            self._world = None  # before the next is built: two need twice the memory
+            self._world = World(task, self._options)
+        self._world.reset(state)
+
+    def step(self, action: NDArray[np.float64]) -> bool:
+        """Whether the task is solved after one env step [7]."""
+        return self._playing().step(action)
+
+    def observe(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.uint8]]]:
+        """State [8], and pictures [H, W, 3] by camera."""
+        world = self._playing()
+        return world.state(), world.pictures()
+
+    def simulation_state(self) -> NDArray[np.float64]:
+        """[1 + nq + nv], of the simulation itself; for tests."""
+        state: NDArray[np.float64] = self._playing().env.sim.get_state().flatten()
+        return state
+
+    def _playing(self) -> World:
+        if self._world is None:
+            raise RuntimeError("step or observe before the first reset")
+        return self._world
+
+
+@contextmanager
+def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
+    """Of the environment that is made within: what its model is before the library moves fixtures in it."""
+    from robosuite.environments.base import MujocoEnv
+
+    built: dict[str, NDArray[np.float64]] = {}
+    initialise = MujocoEnv._initialize_sim
+
+    def initialise_and_note(env: Any, xml_string: str | None = None) -> None:
+        initialise(env, xml_string)
+        built.update({name: np.array(getattr(env.sim.model, name)) for name in ("body_pos", "body_quat", "site_rgba")})
+
+    MujocoEnv._initialize_sim = initialise_and_note
+    try:
+        yield built
+    finally:
+        MujocoEnv._initialize_sim = initialise
+
+
+class World:
+    """The library's environment of one task."""
+
+    def __init__(self, task: str, options: LiberoOptions) -> None:
+        """Raises MissingAssetsError, InitialStateError, RenderUnavailableError."""
+        from libero.libero.envs.env_wrapper import ControlEnv
+        from robosuite.utils.observables import Observable, sensor
+
+        self.task, self._options = task, options
+        self._states = initial_states(task)
+        try:
+            with _newly_built() as built:
+                self._control = ControlEnv(
+                    bddl_file_name=str(bddl_file(task)),
+                    use_camera_obs=False,
+                    has_offscreen_renderer=False,
+                    ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                )
+        except (FileNotFoundError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
+            raise MissingAssetsError(
+                f"env.options.assets: {task} cannot be built from the assets that are there: {error}"
+            ) from error
+        self.env: Any = self._control.env
+        self._check_states()
+        self._keep_model(built)
+        self._painter: Painter | None = None
+        if options.cameras:
+            import mujoco
+
+            model = self.env.sim.model._model
+            self._painter = Painter(model, options.camera_size, options.render, _KEY, hidden_groups=[0])
+            self._shown, self._shown_rgba = mujoco.MjData(model), model.site_rgba.copy()
+
+            @sensor(modality="picture")
+            def moment(_: Any) -> NDArray[np.float64]:
+                """The library draws where its other sensors are read, in one of 25 substeps. Here a picture is drawn
+                later, if at all, of what was there to be seen then."""
+                now = self.env.sim.data._data
+                for name in _DRAWN:
+                    getattr(self._shown, name)[:] = getattr(now, name)
+                self._shown_rgba[:] = self.env.sim.model.site_rgba
+                return np.zeros(1)
+
+            self.env.add_observable(Observable("moment", moment, sampling_rate=self.env.control_freq))
+
+    def reset(self, state: int) -> None:
+        self._draw_placements()
+        self._control.set_init_state(self._states[state])
+        for _ in range(self._options.settle_steps):
+            self.env.step(np.array(NO_OP))
+
+    def _draw_placements(self) -> None:
+        """The library's reset, with placements that initial states then replace, but for those of fixtures."""
+        from robosuite.utils.errors import RandomizationError
+
+        np.random.seed(FIXTURE_SEED)
+        for attempt in range(_TRIES):
+            try:
+                self.env.reset()
+                return
+            except RandomizationError:  # the library's wrapper tries for ever, whatever was raised
+                if attempt == _TRIES - 1:
+                    raise
+
+    def step(self, action: NDArray[np.float64]) -> bool:
+        return bool(self.env.step(action)[2])
+
+    def state(self) -> NDArray[np.float32]:
+        """Where the hand is (3), its orientation as axis and angle (3), the fingers' positions (2)."""
+        from robosuite.utils.transform_utils import quat2axisangle
+
+        seen = {name: self.env._observables[f"robot0_{name}"].obs for name in ("eef_pos", "eef_quat", "gripper_qpos")}
+        turned = quat2axisangle(np.array(seen["eef_quat"]))
+        return np.concatenate([seen["eef_pos"], turned, seen["gripper_qpos"]]).astype(np.float32)
+
+    def pictures(self) -> dict[str, NDArray[np.uint8]]:
+        """Turned by 180 degrees, as policies are trained: the library's own are in OpenGL's order of rows."""
+        if self._painter is None:
+            return {}
+        model = self.env.sim.model._model
+        now = model.site_rgba.copy()
+        model.site_rgba[:] = self._shown_rgba  # a burner's glow is switched at the end of a step
+        images = {camera: self._painter.paint(model, self._shown, camera) for camera in self._options.cameras}
+        model.site_rgba[:] = now
+        return {camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in images.items()}
+
+    def close(self) -> None:
+        if self._painter is not None:
+            self._painter.close()
+        self._control.close()
+
+    def _keep_model(self, built: Mapping[str, NDArray[np.float64]]) -> None:
+        """From here on a reset restores what the library's first one would build anew, number by number. `built` is
+        what resets and steps change of a model, as it was before them."""
+        env = self.env
+        model = env.sim.model
+        # a reset adds those of the task to those that are there, and then draws a number for each: the first one has
+        # them twice, later ones more often, so that where fixtures stand would depend on the past
+        initialisers = 2 * env.object_property_initializers
+
+        def restore() -> None:
+            for name, values in built.items():
+                getattr(model, name)[:] = values
+            env.object_property_initializers[:] = initialisers
+            for robot in env.robots:
+                robot.gripper.current_action = np.zeros(robot.gripper.dof)
+            env.sim.reset()
+            env.sim.forward()
+            env.initialize_time(env.control_freq)
+
+        env._destroy_sim = env._load_model = lambda: None
+        env._initialize_sim = restore
+
+    def _check_states(self) -> None:
+        """The library takes states of any length, and then plays something else."""
+        model = self.env.sim.model
+        numbers = 1 + model.nq + model.nv
+        if self._states.shape[1] != numbers:
+            raise InitialStateError(
+                f"the published initial states of {self.task} have {self._states.shape[1]} numbers, its simulation "
+                f"1 + {model.nq} + {model.nv} = {numbers}: the assets are of another version of LIBERO. Name others "
+                "with env.options.assets"
+            )

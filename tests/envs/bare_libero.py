@@ -1,0 +1,53 @@
+"""The library by itself, as OpenVLA evaluates with it.
+
+`python tests/envs/bare_libero.py assets task state size in out`: `in` holds actions [T, 7], `out` what was seen after
+each of them. Of rlinf_lite it has nothing but the config.yaml without which the library asks on the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def main(assets: str, task: str, state: int, size: int, given: str, out: str) -> None:
+    from rlinf_lite.envs.libero.library import write_config
+
+    os.environ["LIBERO_CONFIG_PATH"] = str(write_config(Path(assets)))
+    import libero.libero
+
+    libero.libero._assets_path_cache = assets
+    from libero.libero import benchmark, get_libero_path
+    from libero.libero.envs import OffScreenRenderEnv
+    from robosuite.utils.transform_utils import quat2axisangle
+
+    suites = [benchmark.get_benchmark(name)() for name in ("libero_spatial", "libero_goal")]
+    suite, number = next(
+        (suite, suite.get_task_names().index(task)) for suite in suites if task in suite.get_task_names()
+    )
+    found = suite.get_task(number)
+    bddl = os.path.join(get_libero_path("bddl_files"), found.problem_folder, found.bddl_file)
+    env = OffScreenRenderEnv(bddl_file_name=bddl, camera_heights=size, camera_widths=size)
+    env.seed(0)
+    env.reset()
+    env.set_init_state(suite.get_task_init_states(number)[state])
+    for _ in range(10):
+        env.step([0, 0, 0, 0, 0, 0, -1])
+    seen: dict[str, list[object]] = {name: [] for name in ("simulation", "state", "agentview", "wrist", "success")}
+    for action in np.load(given)["actions"]:
+        obs, _, done, _ = env.step(action.astype(np.float64).tolist())
+        turned = quat2axisangle(obs["robot0_eef_quat"])
+        seen["simulation"].append(env.get_sim_state())
+        seen["state"].append(np.concatenate([obs["robot0_eef_pos"], turned, obs["robot0_gripper_qpos"]]))
+        seen["agentview"].append(obs["agentview_image"])
+        seen["wrist"].append(obs["robot0_eye_in_hand_image"])
+        seen["success"].append(bool(done))
+    np.savez(out, **{name: np.array(values) for name, values in seen.items()})
+
+
+if __name__ == "__main__":
+    _, assets, task, state, size, given, out = sys.argv
+    main(assets, task, int(state), int(size), given, out)
