@@ -339,7 +339,8 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
         raise UnsupportedFlowError(f"{directory}: the tensors of {WEIGHTS} are not those of pi0, pi05 or smolvla")
     if config.get("type", family) != family:
         raise UnsupportedFlowError(f"{directory}: config.json says {config['type']}, and the tensors are {family}'s")
-    layout: Layout = "lerobot" if any(name.startswith("model.") for name in shapes) else "openpi"
+    published = ("model.paligemma_with_expert.", "model.vlm_with_expert.")
+    layout: Layout = "lerobot" if any(name.startswith(published) for name in shapes) else "openpi"
     plain = {name.removeprefix("model."): shape for name, shape in shapes.items()}
     cfg = FlowConfig(**{**_PUBLISHED[family], "family": family, "layout": layout})
     sizes = _smolvla_sizes if family == "smolvla" else _pi_sizes

@@ -185,8 +185,8 @@ class PromptEncoder:
         tokenizer.no_truncation()
         self._tokenizer, self._cfg, self._pad_id = tokenizer, cfg, pad_id
         self._encode = lru_cache(maxsize=4096)(self._encode_one)
-        first = self.ids("move", "")
-        if cfg.family != "smolvla" and len(first) != len(tokenizer.encode("move", add_special_tokens=False).ids) + 1:
+        plain: list[int] = tokenizer.encode("move", add_special_tokens=False).ids
+        if cfg.family != "smolvla" and self.ids("move", "")[1 : 1 + len(plain)] != plain:
             raise TokenizerError("the tokenizer puts no first token (BOS) before a prompt, which the policy needs")
 
     @classmethod
