@@ -42,6 +42,8 @@ def policy_of(name: str) -> FlowPolicy:
     names = [one for one in names if one != "resized"]
     if policy.cfg.layout == "openpi":  # which calls them by where they are
         policy.cfg = replace(policy.cfg, cameras=dict(zip(policy.cfg.slots, names, strict=False)))
+    assert policy.prompts is not None
+    policy.prompts._cfg = replace(policy.cfg, long_prompts="cut")  # as the published code does
     return policy.eval()
 
 

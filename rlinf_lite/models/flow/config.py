@@ -489,8 +489,8 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     if (alpha := config.get("time_sampling_beta_alpha", 1.5)) != 1.5 or config.get("time_sampling_beta_beta", 1.0) != 1:
         raise UnsupportedFlowError(f"{directory}: times of Beta({alpha}, ...) are not supported; Beta(1.5, 1) is")
     inputs, outputs = config["input_features"], config["output_features"]
-    prefix = "observation.images."
-    slots = [name.removeprefix(prefix) for name, feature in inputs.items() if feature["type"] == "VISUAL"]
+    pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
+    slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
     norms = {name: _LEROBOT_NORMS.get(kind) for name, kind in config["normalization_mapping"].items()}
     if None in (norms["STATE"], norms["ACTION"]):
         raise UnsupportedFlowError(f"{directory}: normalization_mapping has kinds other than {_known(_LEROBOT_NORMS)}")

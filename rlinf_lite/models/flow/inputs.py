@@ -166,14 +166,12 @@ def prompt_text(instruction: str, state: np.ndarray, cfg: FlowConfig) -> tuple[s
     `state` [state_dim], normalised and not padded, is read where `state_in_prompt`: 256 bins on [-1, 1], whose numbers
     are -1 below and 255 above.
     """
-    if cfg.family == "smolvla":
+    if cfg.layout == "lerobot" and not cfg.state_in_prompt:  # pi0's and SmolVLA's
         return instruction if instruction.endswith("\n") else f"{instruction}\n", ""
     cleaned = instruction.strip().replace("_", " ").replace("\n", " ")
     if cfg.state_in_prompt:
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: ", ""
-    if cfg.layout == "lerobot":
-        return f"{instruction}\n", ""
     return cleaned, "\n"
 
 

@@ -7,7 +7,6 @@ values by layer, nor takes those of another model, nor norms that a condition sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,9 +22,12 @@ Memory = tuple[Tensor, Tensor]
 _ROPE_BASE = 10_000.0  # SmolVLA's too, although its language model's config says 100,000
 
 
-def exact(x: Tensor) -> AbstractContextManager[object]:
-    """Float32 within, whatever the run's precision: heads and likelihoods need it."""
-    return torch.autocast(x.device.type, enabled=False)
+class ExactLinear(nn.Linear):
+    """Computes in float32, whatever the run's precision: what is near actions and likelihoods needs it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 def rotation(positions: Tensor, head_dim: int) -> Rotation:
@@ -48,7 +50,7 @@ class AdaptiveNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps, self.width = eps, width
-        self.dense = nn.Linear(width, 3 * width)
+        self.dense = ExactLinear(width, 3 * width)
 
     def init_weights(self) -> None:
         """Neither scale nor shift, and open gates: with the published zeros nothing but the gates would learn first."""
@@ -58,10 +60,9 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """Of `x` [B, L, width] under `condition` [B, width]: the norm and the gate [B, 1, width]."""
-        with exact(x):
-            normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
-            scale, shift, gate = self.dense(condition.float())[:, None].chunk(3, dim=-1)
-            return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+        normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
 
 def _norm(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -194,6 +195,6 @@ def _sizes(size: Transformer, cfg: FlowConfig, vocab_size: int | None) -> dict[s
         "vocab_size": vocab_size or 1,
         "rms_norm_eps": cfg.rms_eps,
         "initializer_range": cfg.initializer_range,
-        "pad_token_id": None,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
         "tie_word_embeddings": False,
     }

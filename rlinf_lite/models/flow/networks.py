@@ -18,7 +18,7 @@ from transformers import SiglipVisionConfig, SiglipVisionModel, SmolVLMConfig
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.layers import AdaptiveNorm, Memory, Stack, exact, gemma, llama
+from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, llama
 
 
 @dataclass
@@ -49,8 +49,8 @@ class FlowNetwork(nn.Module):
         self.cfg = cfg
         width = cfg.expert.width
         self.action_in_proj, self.action_out_proj = (
-            _linear(cfg.max_action_dim, width),
-            _linear(width, cfg.max_action_dim),
+            ExactLinear(cfg.max_action_dim, width),
+            ExactLinear(width, cfg.max_action_dim),
         )
 
     def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
@@ -87,16 +87,15 @@ class FlowNetwork(nn.Module):
         positions = prefix.mask.sum(1, keepdim=True) + torch.arange(length, device=suffix.device)
         states, _ = self.expert(suffix, positions, mask, prefix.memory, condition)
         states = states[:, -self.cfg.horizon :].float()
-        with exact(states):
-            return self.action_out_proj(states), states
+        return self.action_out_proj(states), states
 
     def _mixed(self, x: Tensor, t: Tensor) -> Tensor:
         """Action tokens that know the time, where the norms do not (pi0, SmolVLA)."""
-        with exact(x):
-            actions = self.action_in_proj(x)
-            time = self._time(t)[:, None].expand_as(actions)
-            mixed: Tensor = self.action_time_mlp_in(torch.cat([actions, time], dim=-1))
-            return self.action_time_mlp_out(F.silu(mixed))
+        actions = self.action_in_proj(x)
+        time = self._time(t)[:, None].expand_as(actions)
+        mixed = F.silu(self.action_time_mlp_in(torch.cat([actions, time], dim=-1)))
+        out: Tensor = self.action_time_mlp_out(mixed)
+        return out
 
     def _time(self, t: Tensor) -> Tensor:
         """Sines, then cosines of `t` [B] at geometric periods, float32 [B, width of the expert]."""
@@ -104,7 +103,7 @@ class FlowNetwork(nn.Module):
 
     def _add_mixing(self) -> None:
         width = self.cfg.expert.width
-        self.action_time_mlp_in, self.action_time_mlp_out = _linear(2 * width, width), _linear(width, width)
+        self.action_time_mlp_in, self.action_time_mlp_out = ExactLinear(2 * width, width), ExactLinear(width, width)
 
 
 def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
@@ -127,9 +126,9 @@ class PiNetwork(FlowNetwork):
         self.language = gemma(cfg.text, cfg, cfg.vocab_size)
         self.expert = gemma(cfg.expert, cfg, adaptive=self.adaptive)
         if self.adaptive:
-            self.time_mlp_in, self.time_mlp_out = _linear(width, width), _linear(width, width)
+            self.time_mlp_in, self.time_mlp_out = ExactLinear(width, width), ExactLinear(width, width)
         else:
-            self.state_proj = _linear(cfg.max_state_dim, width)
+            self.state_proj = ExactLinear(cfg.max_state_dim, width)
             self._add_mixing()
 
     def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
@@ -141,13 +140,9 @@ class PiNetwork(FlowNetwork):
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if self.adaptive:
-            with exact(x):
-                suffix, condition = self.action_in_proj(x), F.silu(self.time_mlp_in(self._time(t)))
-                condition = F.silu(self.time_mlp_out(condition))
-            return self._act(prefix, suffix, _all(x.shape[1], x), condition)
-        with exact(x):
-            own = self.state_proj(state)[:, None]
-        suffix = torch.cat([own, self._mixed(x, t)], dim=1)
+            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(self._time(t)))))
+            return self._act(prefix, self.action_in_proj(x), _all(x.shape[1], x), condition)
+        suffix = torch.cat([self.state_proj(state)[:, None], self._mixed(x, t)], dim=1)
         blocks = _all(suffix.shape[1], x)
         blocks[0, 1:] = False  # the state sees no action
         return self._act(prefix, suffix, blocks)
@@ -176,15 +171,13 @@ class SmolVLANetwork(FlowNetwork):
         self.connector = SmolVLMConnector(both)
         self.language = llama(cfg.text, cfg, cfg.vocab_size)
         self.expert = llama(cfg.expert, cfg, memory=cfg.text)
-        self.state_proj = _linear(cfg.max_state_dim, cfg.text.width)
+        self.state_proj = ExactLinear(cfg.max_state_dim, cfg.text.width)
         self._add_mixing()
 
     def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
         seen, seen_mask = self._seen(images, image_mask)
         words = self.language.embed_tokens(tokens)
-        with exact(state):
-            own = self.state_proj(state)[:, None]
-        scale = math.sqrt(self.cfg.text.width)
+        own, scale = self.state_proj(state)[:, None], math.sqrt(self.cfg.text.width)
         x = torch.cat([seen * scale, (words * scale).to(seen.dtype), own.to(seen.dtype)], dim=1)
         mask = torch.cat([seen_mask, token_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
         length = mask.shape[1]
@@ -223,10 +216,6 @@ def init_weights(network: FlowNetwork) -> None:
 def _all(length: int, like: Tensor) -> Tensor:
     """Everybody sees everybody, bool [L, L]."""
     return torch.ones(length, length, dtype=torch.bool, device=like.device)
-
-
-def _linear(num_in: int, num_out: int) -> nn.Linear:
-    return nn.Linear(num_in, num_out)
 
 
 def _tower(cfg: FlowConfig) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from rlinf_lite.models.flow.inputs import (
     read_state,
     stored_images,
 )
-from rlinf_lite.models.flow.layers import exact
+from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
 from rlinf_lite.models.sampling import uniform_noise
@@ -69,8 +69,8 @@ class ValueHead(nn.Module):
         num_values = 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise([num_in, *cfg.value_hidden_sizes]):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear([num_in, *cfg.value_hidden_sizes][-1], num_values))
+            layers += [ExactLinear(before, after), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers, ExactLinear([num_in, *cfg.value_hidden_sizes][-1], num_values))
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -92,7 +92,7 @@ class NoiseHead(nn.Module):
         super().__init__()
         self.range = cfg.noise_range
         sizes = itertools.pairwise([cfg.expert.width, *cfg.noise_hidden_sizes, cfg.max_action_dim])
-        layers = [nn.ModuleDict({"linear_1": nn.Linear(before, after)}) for before, after in sizes]
+        layers = [nn.ModuleDict({"linear_1": ExactLinear(before, after)}) for before, after in sizes]
         self.mlp_logvar = nn.ModuleDict({"moduleList": nn.ModuleList(layers)})
 
     def init_weights(self) -> None:
@@ -206,15 +206,12 @@ class FlowPolicy(Policy):
     def _velocity(self, prefix: Prefix, state: Tensor) -> Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
             v, states = self.network.velocity(prefix, state, x, t)
-            with exact(states):
-                return v, None if self.noise_head is None else self.noise_head(states)
+            return v, None if self.noise_head is None else self.noise_head(states)
 
         return velocity
 
     def _values(self, prefix: Prefix) -> Tensor:
-        mean = prefix.mean()
-        with exact(mean):
-            values: Tensor = self.value_head(mean)
+        values: Tensor = self.value_head(prefix.mean())
         return values
 
     # training
