@@ -62,8 +62,10 @@ def padded_state(policy: FlowPolicy, name: str) -> Tensor:
 
 def golden_prefix(policy: FlowPolicy, name: str) -> Prefix:
     """Of the inputs that the published code computed."""
-    inputs = [tensor(name, key) for key in ("pixel_values", "image_masks", "tokens", "token_mask")]
-    return policy.network.prefix(*inputs, padded_state(policy, name))
+    pixels, image_mask, tokens, token_mask = (
+        tensor(name, key) for key in ("pixel_values", "image_masks", "tokens", "token_mask")
+    )
+    return policy.network.prefix(pixels, image_mask, tokens, token_mask, padded_state(policy, name))
 
 
 def sampler_at(policy: FlowPolicy, num_steps: int) -> Sampler:

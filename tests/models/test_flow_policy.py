@@ -51,7 +51,7 @@ def test_the_contract_with_two_cameras_no_state_and_a_value_per_action(cls: type
 
 def exploring(name: str, method: str, joint: str = "sum") -> FlowPolicy:
     policy = policy_of(name)
-    policy.cfg = replace(policy.cfg, method=method, num_steps=NUM_STEPS, joint=joint)  # type: ignore[arg-type]
+    policy.cfg = replace(policy.cfg, method=method, num_steps=NUM_STEPS, joint=joint)
     policy.sampler = Sampler.of(policy.cfg)
     if method == "flow_noise":
         torch.manual_seed(0)

@@ -82,8 +82,8 @@ class FlowConfig:
     pixel_shuffle: int = 1
     """Patches of that many rows and columns become one token (SmolVLA)."""
     cross_every: int = 0
-    """SmolVLA: layers whose number this divides attend to themselves too, all others to the prefix alone; 0: all do
-    both."""
+    """SmolVLA: in layers whose number this divides, actions attend to actions too, in others to the prefix alone; 0: in
+    none."""
     max_action_dim: int = 32
     max_state_dim: int = 32
     min_period: float = 4e-3
@@ -152,7 +152,7 @@ class FlowConfig:
 
 # from random weights
 
-_TINY = {
+_TINY: dict[str, Any] = {
     "vision": Tower(96, 3, 192, 4, 64, 16),
     "text": Transformer(96, 3, 192, 4, 1, 24),
     "expert": Transformer(96, 3, 192, 4, 1, 24),
@@ -164,7 +164,7 @@ _TINY = {
     "noise_hidden_sizes": (64, 32),
     "num_steps": 4,
 }
-_SMOLVLM = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA keeps half the layers
+_SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA keeps half the layers
     "vision": Tower(768, 12, 3072, 12, 512, 16),
     "text": Transformer(960, 16, 2560, 15, 5, 64),
     "expert": Transformer(720, 16, 2048, 15, 5, 64),
@@ -353,7 +353,8 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     said = _lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
     heads = {"value_hidden_sizes": "value_head.mlp.", "noise_hidden_sizes": "noise_head.mlp_logvar.moduleList."}
     found = {name: _hidden_sizes(plain, prefix) for name, prefix in heads.items()}
-    return replace(cfg, **said, **{name: sizes for name, sizes in found.items() if sizes})
+    said |= {name: hidden for name, hidden in found.items() if hidden}
+    return replace(cfg, **said)
 
 
 class StatisticsError(ValueError):
@@ -364,7 +365,7 @@ def _pi_sizes(directory: Path, config: Mapping[str, Any], shapes: Mapping[str, t
     vlm, tiny = "paligemma_with_expert.paligemma", config.get("tiny", {})
 
     def transformer(prefix: str, variant: str) -> Transformer:
-        name = config.get(variant)
+        name = str(config.get(variant))
         said = tiny.get("text" if variant.startswith("pali") else "expert")
         if said is None and name not in _VARIANTS:
             raise UnsupportedFlowError(

@@ -100,8 +100,8 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
     """
-    origin, tensors = Origin.of(directory), {}
-    files = weight_files(directory)
+    origin, files = Origin.of(directory), weight_files(directory)
+    tensors: dict[str, Tensor] = {}
     if not files:
         raise CheckpointFormatError(f"{directory} has no {WEIGHTS}. Download it again")
     for file in files:

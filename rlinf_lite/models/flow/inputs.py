@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -109,28 +109,30 @@ class Normalizer:
         """`x` [..., num_dims], in the type of the statistics."""
         if self.kind == "identity":
             return x
-        x, one, other = self._alike(x)
+        given, one, other = self._alike(x)
         if self.kind == "mean_std":
-            return (x - one) / (other + (1e-6 if self._openpi else 1e-8))
-        return (
-            (x - one) / self._range(one, other) * 2 - 1 if self._openpi else 2 * (x - one) / self._range(one, other) - 1
-        )
+            found = (given - one) / (other + (1e-6 if self._openpi else 1e-8))
+        elif self._openpi:
+            found = (given - one) / self._range(one, other) * 2 - 1
+        else:
+            found = 2 * (given - one) / self._range(one, other) - 1
+        return cast(Numbers, found)
 
     def unnormalize(self, x: Numbers) -> Numbers:
         """The inverse, of [..., num_dims]."""
         if self.kind == "identity":
             return x
-        x, one, other = self._alike(x)
+        given, one, other = self._alike(x)
         if self.kind == "mean_std":
-            return x * (other + 1e-6 * self._openpi) + one
-        return (x + 1) / 2 * self._range(one, other) + one
+            return cast(Numbers, given * (other + 1e-6 * self._openpi) + one)
+        return cast(Numbers, (given + 1) / 2 * self._range(one, other) + one)
 
     def _alike(self, x: Any) -> tuple[Any, Any, Any]:
         """`x` in the type of the statistics, which are arrays or tensors as it is."""
         one, other = self._statistics
         if isinstance(x, Tensor):
-            one, other = (torch.from_numpy(part).to(x.device) for part in (one, other))
-            return x.to(one.dtype), one, other
+            first, second = torch.from_numpy(one).to(x.device), torch.from_numpy(other).to(x.device)
+            return x.to(first.dtype), first, second
         return np.asarray(x, dtype=one.dtype), one, other
 
     def _range(self, low: Any, high: Any) -> Any:
@@ -256,8 +258,9 @@ def from_sentencepiece(file: Path) -> Tokenizer:
 
     Raises TokenizerError for other kinds.
     """
-    from transformers.utils import sentencepiece_model_pb2_new as messages  # needs protobuf, which ray brings
+    from transformers.utils import sentencepiece_model_pb2_new  # needs protobuf, which ray brings
 
+    messages: Any = sentencepiece_model_pb2_new
     model = messages.ModelProto()
     model.ParseFromString(file.read_bytes())
     trainer, normalizer = model.trainer_spec, model.normalizer_spec

@@ -7,7 +7,7 @@ values by layer, nor takes those of another model, nor norms that a condition sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,14 +122,14 @@ def _joined(before: Memory, own: Memory) -> Memory:
 class Stack(nn.Module):
     """The blocks of a transformer, and its final norm."""
 
-    def __init__(self, model: GemmaModel | LlamaModel, crossing: Iterable[int] = (), embeds: bool = True) -> None:
+    def __init__(self, model: Any, crossing: Iterable[int] = (), embeds: bool = True) -> None:
         super().__init__()
         crossing = set(crossing)
         self.layers = nn.ModuleList(Block(layer, number in crossing) for number, layer in enumerate(model.layers))
         self.norm: nn.Module = model.norm
         if embeds:
             self.embed_tokens = model.embed_tokens
-        self.head_dim: int = model.layers[0].self_attn.head_dim
+        self.head_dim = cast(Block, self.layers[0]).head_dim
 
     def forward(
         self,
@@ -158,7 +158,7 @@ class Stack(nn.Module):
 
 def gemma(size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, adaptive: bool = False) -> Stack:
     """A Gemma; without `vocab_size` one that has no embedding. `adaptive`: with norms under a condition."""
-    model = GemmaModel(GemmaConfig(**_sizes(size, cfg, vocab_size)))
+    model: Any = GemmaModel(GemmaConfig(**_sizes(size, cfg, vocab_size)))
     if adaptive:
         for layer in model.layers:
             layer.input_layernorm = AdaptiveNorm(size.width, cfg.rms_eps)
@@ -171,9 +171,9 @@ def llama(
     size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, memory: Transformer | None = None
 ) -> Stack:
     """A Llama, as `gemma`; with `memory`, that of a language model whose keys and values some layers read alone."""
-    model = LlamaModel(LlamaConfig(**_sizes(size, cfg, vocab_size)))
-    crossing = range(size.depth) if memory is not None and cfg.cross_every != 1 else ()
-    crossing = [number for number in crossing if cfg.cross_every == 0 or number % cfg.cross_every]
+    model: Any = LlamaModel(LlamaConfig(**_sizes(size, cfg, vocab_size)))
+    layers = range(size.depth) if memory is not None and cfg.cross_every != 1 else ()
+    crossing = [number for number in layers if cfg.cross_every == 0 or number % cfg.cross_every]
     for number in crossing:
         assert memory is not None
         read, attention = memory.num_kv_heads * memory.head_dim, model.layers[number].self_attn

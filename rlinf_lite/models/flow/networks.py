@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -204,7 +204,7 @@ def init_weights(network: FlowNetwork) -> None:
     for module in network.modules():
         if isinstance(module, AdaptiveNorm):
             module.init_weights()
-    positions = network.vision.embeddings.position_embedding.weight
+    positions = cast(Any, network.vision).embeddings.position_embedding.weight
     side, width = network.cfg.vision.image_size // network.cfg.vision.patch_size, network.cfg.vision.width
     frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * frequencies
