@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import NOISE_KEY
-from rlinf_lite.models.flow.config import StatisticsError, UnsupportedFlowError, published_family, read_config
+from rlinf_lite.models.flow.config import StatisticsError
 from rlinf_lite.models.flow.inputs import ObservationError, PromptEncoder, PromptTooLongError, TokenizerError
+from rlinf_lite.models.flow.policy import FlowPolicy
+from rlinf_lite.models.flow.published import UnsupportedFlowError, published_family, read_config
 from tests.models.flow_checkpoints import FOLDER, NAMES, golden, observation, policy_of
 
 FAMILY = {"tiny-pi0": "pi0", "tiny-pi05": "pi05", "tiny-pi05-lerobot": "pi05", "tiny-smolvla": "smolvla"}
@@ -153,7 +155,7 @@ def test_tied_embeddings_have_either_name_or_both(copied: Callable[[str], Path],
     policy.save_pretrained(tmp_path / "out")
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[head], tensors[head] + 1)
     save_file({key: x for key, x in tensors.items() if key not in (head, embedding)}, file)
-    with pytest.raises(UnsupportedFlowError, match="embed_tokens"):
+    with pytest.raises(UnsupportedFlowError, match="lm_head"):
         load_policy(directory)
 
 
@@ -169,11 +171,14 @@ def test_heads_of_rlinf_are_read(copied: Callable[[str], Path]) -> None:
     assert all(torch.equal(policy.state_dict()[name], x) for name, x in heads.items())
 
 
-def test_statistics(copied: Callable[[str], Path]) -> None:
+def test_statistics(copied: Callable[[str], Path], tmp_path: Path) -> None:
     directory = copied("tiny-pi0")
     (file,) = directory.rglob("norm_stats.json")
     with pytest.raises(StatisticsError, match=r"no statistics of 'droid'.*It has physical-intelligence/libero"):
         load_policy(directory, model("tiny-pi0", asset_id="droid"))
+    load_policy(directory).save_pretrained(tmp_path / "ours")
+    with pytest.raises(StatisticsError, match="no statistics of 'droid', but of 'physical-intelligence/libero'"):
+        load_policy(tmp_path / "ours", model("tiny-pi0", asset_id="droid"))
     statistics = json.loads(file.read_text())
     shorter = {name: {key: x[:5] for key, x in entry.items()} for name, entry in statistics["norm_stats"].items()}
     file.write_text(json.dumps({"norm_stats": shorter}))
@@ -235,7 +240,7 @@ def test_long_prompts(copied: Callable[[str], Path]) -> None:
     assert inputs["token_mask"].all()
 
 
-def test_observations_that_do_not_fit() -> None:
+def test_observations_that_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     policy, obs = policy_of("tiny-pi0"), observation("tiny-pi0")
     obs[NOISE_KEY] = np.arange(2, dtype=np.uint64)
     with pytest.raises(ObservationError, match=r"reads 8 state numbers, and the observation has 6"):
@@ -253,5 +258,11 @@ def test_observations_that_do_not_fit() -> None:
     assert policy.predict_action_batch(obs).actions.shape == (2, 6, 7)
     with pytest.raises(ValueError, match=r"knows no camera nose. It knows base_0_rgb"):
         load_policy(FOLDER / "tiny-pi0", model("tiny-pi0", cameras={"nose": "base"}))
+    with caplog.at_level("INFO"):
+        policy = load_policy(FOLDER / "tiny-pi0", model("tiny-pi0", num_steps=4, noise_level=0.3))
+    assert "model.options.num_steps: 4, where the policy was 10" in caplog.text
+    assert "model.options.noise_level: 0.3, where the policy was 0.5" in caplog.text
+    assert isinstance(policy, FlowPolicy)
+    assert (policy.sampler.num_steps, policy.sampler.level) == (4, 0.3)
     with pytest.raises(ValueError, match=r"is 7, and the policy thinks of 6 \(its horizon\)"):
         load_policy(FOLDER / "tiny-pi0", model("tiny-pi0", num_action_chunks=7))

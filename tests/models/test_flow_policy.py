@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributions import Normal
 
 from rlinf_lite.cards import Observed
@@ -175,6 +177,46 @@ def test_the_expert_alone(cls: type[FlowPolicy]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("trainable", ["all", "expert"])
+def test_adapters(cls: type[FlowPolicy], trainable: str, tmp_path: Path) -> None:
+    """They start as nothing; saved apart from the published layout, loaded, and merged, they act alike."""
+    torch.manual_seed(0)
+    plain, obs = cls.from_config(settings(cls), SPEC), random_obs(SPEC)
+    plain.save_pretrained(tmp_path / "base")
+    given = settings(cls, trainable=trainable, lora={"rank": 2, "also_train": ["network.expert.norm"]})
+    policy = cls.from_pretrained(tmp_path / "base", given)
+    acted = policy.predict_action_batch(obs)
+    assert torch.equal(acted.actions, plain.predict_action_batch(obs).actions)
+    output = policy.train()(acted.forward_inputs)
+    (output.logprobs.sum() + output.values.sum()).backward()
+    trained = {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert any("network.language" in name for name in trained) == (trainable == "all")
+    layers = ("network.vision", "network.language", "network.expert.layers")
+    inside = [name for name in trained if name.startswith(layers)]
+    assert inside
+    assert all(".lora_" in name for name in inside)
+    assert {"value_head.mlp.0.weight", "network.action_out_proj.bias"} < trained
+
+    with torch.no_grad():
+        for name in inside:
+            policy.get_parameter(name).add_(0.1)
+    policy.save_pretrained(tmp_path / "out")
+    base, out = (load_file(tmp_path / where / "model.safetensors") for where in ("base", "out"))
+    assert all(torch.equal(base[name], out[name]) for name in base)
+    again = cls.from_pretrained(tmp_path / "out")
+    expected = policy.predict_action_batch(obs).actions
+    assert largest(expected, acted.actions) > 1e-3
+    assert torch.equal(again.predict_action_batch(obs).actions, expected)
+    with pytest.raises(ValueError, match="the checkpoint has adapters of"):
+        cls.from_pretrained(tmp_path / "out", settings(cls, trainable=trainable, lora={"rank": 3}))
+    again.merge_adapters()
+    assert largest(again.predict_action_batch(obs).actions, expected) < 1e-4
+    again.save_pretrained(tmp_path / "merged")
+    assert load_file(tmp_path / "merged" / "model.safetensors").keys() == base.keys()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
 def test_recomputing_layers_changes_no_gradient(cls: type[FlowPolicy]) -> None:
     found = []
     for checkpointing in (False, True):
@@ -246,5 +288,6 @@ def test_published_sizes(family: str, published: int, unused: int) -> None:
     with torch.device("meta"):
         network = build_network(cfg)
     assert sum(parameter.numel() for parameter in network.parameters()) == published - unused
-    frozen = sum(p.numel() for module in network.vision_language() for p in module.parameters())
+    vision_language = [network.get_submodule(name) for name in ("vision", "connector", "language")]
+    frozen = sum(p.numel() for module in vision_language for p in module.parameters())
     assert published - unused - frozen == TRAINED[family]

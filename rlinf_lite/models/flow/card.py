@@ -19,6 +19,7 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
+from rlinf_lite.models.lora import LoraOptions
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -64,6 +65,9 @@ class FlowOptions(Section):
     """What becomes of a longer one. cut: its end is lost in silence, as in the published code."""
     trainable: Literal["all", "expert"] = "all"
     """expert: the vision-language model keeps its weights."""
+    lora: LoraOptions = LoraOptions()
+    """Adapters in what trains, instead of its weights; the projections of states, actions and times, and the heads,
+    train in full."""
     value_hidden_sizes: list[PositiveInt] | None = None
     """Widths of the value head's hidden layers. null: the checkpoint's; [512, 256, 128]."""
     gradient_checkpointing: bool = False
@@ -77,7 +81,7 @@ class Flow(PolicyCard):
     free_options = ("gradient_checkpointing", "long_prompts")
 
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
-        from rlinf_lite.models.flow.config import published_family
+        from rlinf_lite.models.flow.published import published_family
 
         return published_family(directory) == self.name
 
@@ -97,7 +101,7 @@ class Flow(PolicyCard):
         if not seen.cameras:
             yield Problem("model.id", f"{model.id} looks at images, and {config.env.task} shows none")
             return
-        from rlinf_lite.models.flow.config import flow_config
+        from rlinf_lite.models.flow.published import flow_config
 
         try:
             flow_config(config, seen)

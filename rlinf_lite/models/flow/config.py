@@ -1,45 +1,30 @@
-"""What a flow policy is made of and how it behaves: read from a published directory, a run's options, or both.
-
-JSON, and importable without torch. Sizes come from the shapes of a checkpoint's tensors; what shapes do not say,
-numbers of heads and of a patch's place, from `config.json` or the variant that it names.
-"""
+"""What a flow policy is made of and how it behaves; JSON, and importable without torch."""
 
 from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from pydantic import TypeAdapter
+
 from rlinf_lite.cards import Observed, Problem, ProblemError
-from rlinf_lite.config.resources import start_dir
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import Config, ModelConfig
+    from rlinf_lite.config.schema import ModelConfig
 
 log = logging.getLogger(__name__)
 
 Family = Literal["pi0", "pi05", "smolvla"]
 Layout = Literal["openpi", "lerobot"]
 Norm = Literal["mean_std", "quantiles", "min_max", "identity"]
-WEIGHTS = "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-_OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
-_LEROBOT_NORMS: dict[str, Norm] = {
-    "MEAN_STD": "mean_std",
-    "QUANTILES": "quantiles",
-    "MIN_MAX": "min_max",
-    "IDENTITY": "identity",
-}
 
 
-class UnsupportedFlowError(ValueError):
-    """A published directory with a part that is not built here, or that says too little of itself."""
+class StatisticsError(ValueError):
+    """The statistics that normalise states and actions are missing, or of another robot."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +78,8 @@ class FlowConfig:
     value_hidden_sizes: tuple[int, ...] = (512, 256, 128)
     noise_hidden_sizes: tuple[int, ...] = (128, 64)
     value_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Adapters within the policy: `model.options.lora`; empty: none."""
 
     # observations and actions
     action_dim: int = 7
@@ -136,18 +123,9 @@ class FlowConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Raises TypeError for a key that is none of this class's."""
-        given = dict(config)
-        for name, kind in (("vision", Tower), ("text", Transformer), ("expert", Transformer)):
-            if isinstance(given.get(name), dict):
-                given[name] = kind(**given[name])
-        for name in [one.name for one in fields(cls) if str(one.type).startswith("tuple")]:
-            if given.get(name) is not None:
-                given[name] = tuple(given[name])
-        if given.get("action_bounds") is not None:
-            low, high = given["action_bounds"]
-            given["action_bounds"] = (tuple(low), tuple(high))
-        return cls(**given)
+        """Raises ValueError for a value that does not fit."""
+        found: Self = TypeAdapter(cls).validate_python(dict(config))
+        return found
 
 
 # from random weights
@@ -175,18 +153,16 @@ _SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA k
     "resize_to": (512, 512),
     "layout": "lerobot",
 }
-_PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "pi0": {},
     "pi05": {"max_prompt_length": 200, "state_in_prompt": True, "state_norm": "quantiles", "action_norm": "quantiles"},
     "smolvla": _SMOLVLM,
 }
-_VARIANTS = {"gemma_2b": FlowConfig.text, "gemma_300m": FlowConfig.expert}  # of openpi's and LeRobot's config.json
-_SMOLVLM_NAMES = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
 
 
 def fresh_config(family: str, model: ModelConfig, seen: Observed) -> FlowConfig:
     """Of random weights, at `model.options.size`, for what an environment shows. Raises ProblemError."""
-    base = FlowConfig(**{**_PUBLISHED[family], "family": family})
+    base = FlowConfig(**{**PUBLISHED[family], "family": family})
     if model.options.size == "tiny":
         # the expert is as wide as the language model, so that its keys and values are those of a published one's
         base = replace(base, **{"pixel_shuffle": 2 if family == "smolvla" else 1, **_TINY})
@@ -211,7 +187,7 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         ProblemError: where the weights of `cfg` cannot serve what the run wants.
     """
     options = model.options
-    names = [name for name in type(options).model_fields if name in {one.name for one in fields(cfg)}]
+    names = [name for name in type(options).model_fields if name in {one.name for one in fields(cfg)} - {"lora"}]
     changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     for name in ("noise_range", "value_hidden_sizes"):
         if name in changes:
@@ -233,28 +209,6 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     return replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
 
 
-def flow_config(config: Config, seen: Observed) -> FlowConfig:
-    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it.
-
-    Raises:
-        ProblemError: where the checkpoint cannot serve what the run wants.
-    """
-    model, directory = config.model, start_dir(config)
-    if directory is None or not (directory / "config.json").is_file():
-        cfg = fresh_config(model.id, model, seen)
-    else:
-        try:
-            cfg = with_run_settings(read_config(directory, model.options.asset_id), model)
-        except (ValueError, OSError) as error:
-            if isinstance(error, ProblemError):
-                raise
-            raise ProblemError(Problem("rollout.model_dir", str(error))) from error
-    problem = unseen_cameras(cfg, seen.cameras)
-    if problem:
-        raise ProblemError(Problem("model.options.cameras", problem))
-    return cfg
-
-
 def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:
     """The environment's camera of every slot that has one."""
     if cfg.cameras is not None:
@@ -274,269 +228,3 @@ def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
             f"{{{cfg.slots[0]}: {next(iter(cameras), '...')}}}"
         )
     return None
-
-
-# published directories
-
-
-def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Of the weights in a directory, from the files' headers alone; empty where there are none."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(directory):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """`model.safetensors`, or the shards that its index names; those that are there."""
-    index = directory / INDEX
-    names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {WEIGHTS}
-    return [directory / name for name in sorted(names) if (directory / name).is_file()]
-
-
-def published_family(directory: Path) -> Family | None:
-    """Whose weights are in a directory, by the names of its tensors; None: of no flow policy."""
-    try:
-        names = tensor_shapes(directory)
-    except (OSError, ValueError, struct.error):
-        return None
-    return _family(names)
-
-
-def _family(names: Mapping[str, Any]) -> Family | None:
-    plain = {name.removeprefix("model.") for name in names}
-    if any(name.startswith("vlm_with_expert.") for name in plain):
-        return "smolvla"
-    if any(name.startswith("paligemma_with_expert.") for name in plain):
-        return "pi05" if "time_mlp_in.weight" in plain else "pi0"
-    return None
-
-
-def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
-    """The settings of the policy in `directory`, ours or a published one; `asset_id` as in the options.
-
-    Raises:
-        UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
-        StatisticsError: where there are no statistics, or those that are named are not there.
-    """
-    config = json.loads((directory / "config.json").read_text())
-    if "rlinf_lite" in config:
-        return FlowConfig.from_dict(config["rlinf_lite"]["settings"])
-    try:
-        return _published_config(directory, config, asset_id)
-    except KeyError as missing:
-        text = f"{directory}: neither config.json nor the tensors of {WEIGHTS} have {missing}"
-        raise UnsupportedFlowError(text) from missing
-
-
-def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str | None) -> FlowConfig:
-    shapes = tensor_shapes(directory)
-    family = _family(shapes)
-    if family is None:
-        raise UnsupportedFlowError(f"{directory}: the tensors of {WEIGHTS} are not those of pi0, pi05 or smolvla")
-    if config.get("type", family) != family:
-        raise UnsupportedFlowError(f"{directory}: config.json says {config['type']}, and the tensors are {family}'s")
-    published = ("model.paligemma_with_expert.", "model.vlm_with_expert.")
-    layout: Layout = "lerobot" if any(name.startswith(published) for name in shapes) else "openpi"
-    plain = {name.removeprefix("model."): shape for name, shape in shapes.items()}
-    cfg = FlowConfig(**{**_PUBLISHED[family], "family": family, "layout": layout})
-    sizes = _smolvla_sizes if family == "smolvla" else _pi_sizes
-    cfg = replace(cfg, **sizes(directory, config, plain))
-    if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
-        raise UnsupportedFlowError(
-            f"{directory}: the expert has {cfg.expert.depth} layers with heads of {cfg.expert.head_dim}, and the "
-            f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be alike"
-        )
-    said = _lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
-    heads = {"value_hidden_sizes": "value_head.mlp.", "noise_hidden_sizes": "noise_head.mlp_logvar.moduleList."}
-    found = {name: _hidden_sizes(plain, prefix) for name, prefix in heads.items()}
-    said |= {name: hidden for name, hidden in found.items() if hidden}
-    return replace(cfg, **said)
-
-
-class StatisticsError(ValueError):
-    """The statistics that normalise states and actions are missing, or of another robot."""
-
-
-def _pi_sizes(directory: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    vlm, tiny = "paligemma_with_expert.paligemma", config.get("tiny", {})
-
-    def transformer(prefix: str, variant: str) -> Transformer:
-        name = str(config.get(variant))
-        said = tiny.get("text" if variant.startswith("pali") else "expert")
-        if said is None and name not in _VARIANTS:
-            raise UnsupportedFlowError(
-                f"{directory}: config.json names the {variant} {name!r}. Known: {_known(_VARIANTS)}"
-            )
-        heads = said["num_heads"] if said else _VARIANTS[name].num_heads
-        return _transformer(prefix, shapes, heads)
-
-    vision = f"{vlm}.model.vision_tower.vision_model"
-    image_heads = tiny["vision"]["num_attention_heads"] if tiny else FlowConfig.vision.num_heads
-    tower = _tower(vision, shapes, image_heads)
-    state = shapes.get("state_proj.weight")
-    max_action_dim = shapes["action_in_proj.weight"][1]
-    embedding = shapes.get(f"{vlm}.lm_head.weight") or shapes[f"{vlm}.model.language_model.embed_tokens.weight"]
-    return {
-        "vision": tower,
-        "text": transformer(f"{vlm}.model.language_model", "paligemma_variant"),
-        "expert": transformer("paligemma_with_expert.gemma_expert.model", "action_expert_variant"),
-        "vocab_size": embedding[0],
-        "max_action_dim": max_action_dim,
-        "max_state_dim": state[1] if state else max_action_dim,
-        "resize_to": (tower.image_size, tower.image_size),
-    }
-
-
-def _smolvla_sizes(directory: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    named = config["vlm_model_name"]
-    file = directory / named / "config.json"
-    vlm = json.loads(file.read_text()) if file.is_file() else None
-    if vlm is None and named not in _SMOLVLM_NAMES:
-        raise UnsupportedFlowError(
-            f"{directory}: vlm_model_name is {named!r}, whose sizes are not known. Put its config.json into "
-            f"{directory / 'vlm'} and set vlm_model_name to ./vlm"
-        )
-    text = vlm["text_config"] if vlm else {}
-    heads = text.get("num_attention_heads", 15)
-    found = {
-        "vision": _tower(
-            "vlm_with_expert.vlm.model.vision_model", shapes, vlm["vision_config"]["num_attention_heads"] if vlm else 12
-        ),
-        "text": _transformer("vlm_with_expert.vlm.model.text_model", shapes, heads),
-        "expert": _transformer("vlm_with_expert.lm_expert", shapes, heads),
-        "vocab_size": shapes["vlm_with_expert.vlm.model.text_model.embed_tokens.weight"][0],
-        "rms_eps": text.get("rms_norm_eps", 1e-5),
-        "pixel_shuffle": vlm.get("scale_factor", 4) if vlm else 4,
-        "max_action_dim": shapes["action_in_proj.weight"][1],
-        "max_state_dim": shapes["state_proj.weight"][1],
-        "resize_to": tuple(config["resize_imgs_with_padding"]),
-    }
-    cross = config.get("attention_mode", "cross_attn") == "cross_attn"
-    found["cross_every"] = max(config.get("self_attn_every_n_layers", 2), 0) if cross else 1
-    if config.get("add_image_special_tokens"):
-        raise UnsupportedFlowError(f"{directory}: add_image_special_tokens is true, which is not supported")
-    if config.get("adapt_to_pi_aloha"):
-        raise UnsupportedFlowError(f"{directory}: adapt_to_pi_aloha is true, which is not supported")
-    return found
-
-
-def _transformer(prefix: str, shapes: Mapping[str, tuple[int, ...]], num_heads: int) -> Transformer:
-    depth = _count(f"{prefix}.layers.", shapes)
-    first = f"{prefix}.layers.0"
-    queries, width = shapes[f"{first}.self_attn.q_proj.weight"]
-    head_dim = queries // num_heads
-    kv_heads = shapes[f"{first}.self_attn.k_proj.weight"][0] // head_dim
-    return Transformer(width, depth, shapes[f"{first}.mlp.gate_proj.weight"][0], num_heads, kv_heads, head_dim)
-
-
-def _tower(prefix: str, shapes: Mapping[str, tuple[int, ...]], num_heads: int) -> Tower:
-    width, _, patch, _ = shapes[f"{prefix}.embeddings.patch_embedding.weight"]
-    side = isqrt(shapes[f"{prefix}.embeddings.position_embedding.weight"][0])
-    mlp = shapes[f"{prefix}.encoder.layers.0.mlp.fc1.weight"][0]
-    return Tower(width, _count(f"{prefix}.encoder.layers.", shapes), mlp, num_heads, side * patch, patch)
-
-
-def _count(prefix: str, shapes: Mapping[str, Any]) -> int:
-    return len({name[len(prefix) :].partition(".")[0] for name in shapes if name.startswith(prefix)})
-
-
-def _hidden_sizes(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> tuple[int, ...]:
-    """Of an MLP whose layers are `<prefix><number>...weight`; empty where there is none."""
-    layers = {
-        int(name[len(prefix) :].partition(".")[0]): shape[0]
-        for name, shape in shapes.items()
-        if name.startswith(prefix) and name.endswith(".weight")
-    }
-    return tuple(layers[number] for number in sorted(layers)[:-1])
-
-
-def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_id: str | None) -> dict[str, Any]:
-    """What openpi's config.json says, which is little, and its statistics."""
-    tiny = config.get("tiny", {})
-    files = {}
-    for file in sorted(directory.glob("**/norm_stats.json")):
-        files[file.parent.relative_to(directory).as_posix().removeprefix("assets/")] = file
-    named = asset_id or tiny.get("asset_id") or (next(iter(files)) if len(files) == 1 else None)
-    if named not in files:
-        wanted = f"no statistics of {named!r}" if named else "no one set of statistics"
-        raise StatisticsError(
-            f"{directory}: there are {wanted} (assets/<id>/norm_stats.json). It has {', '.join(files) or 'none'}. Set "
-            "model.options.asset_id"
-        )
-    statistics = json.loads(files[named].read_text())["norm_stats"]
-    action_dim, state_dim = (tiny.get(name) for name in ("action_env_dim", "state_dim"))
-    found = {
-        "statistics": statistics,
-        "asset_id": named,
-        "action_dim": min(action_dim or len(statistics["actions"]["mean"]), cfg.max_action_dim),
-        "state_dim": min(state_dim or len(statistics["state"]["mean"]), cfg.max_state_dim),
-        "horizon": config["action_horizon"],
-        "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
-        "max_prompt_length": config.get("max_token_len", cfg.max_prompt_length),
-        "state_in_prompt": config.get("discrete_state_input", cfg.state_in_prompt) and cfg.family == "pi05",
-        "delta_dims": _OPENPI_DELTA_DIMS if tiny.get("extra_delta_transform") else 0,
-    }
-    return {**found, "num_action_chunks": found["horizon"]}
-
-
-def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dict[str, Any]:
-    """What LeRobot's config.json and its processors say."""
-    if config.get("use_relative_actions") or config.get("use_delta_joint_actions_aloha"):
-        raise UnsupportedFlowError(f"{directory}: relative actions of LeRobot are not supported")
-    if (alpha := config.get("time_sampling_beta_alpha", 1.5)) != 1.5 or config.get("time_sampling_beta_beta", 1.0) != 1:
-        raise UnsupportedFlowError(f"{directory}: times of Beta({alpha}, ...) are not supported; Beta(1.5, 1) is")
-    inputs, outputs = config["input_features"], config["output_features"]
-    pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
-    slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
-    norms = {name: _LEROBOT_NORMS.get(kind) for name, kind in config["normalization_mapping"].items()}
-    if None in (norms["STATE"], norms["ACTION"]):
-        raise UnsupportedFlowError(f"{directory}: normalization_mapping has kinds other than {_known(_LEROBOT_NORMS)}")
-    found = {
-        "statistics": _lerobot_statistics(directory),
-        "action_dim": outputs["action"]["shape"][0],
-        "state_dim": inputs["observation.state"]["shape"][0] if "observation.state" in inputs else 0,
-        "state_norm": norms["STATE"],
-        "action_norm": norms["ACTION"],
-        "horizon": config["chunk_size"],
-        "slots": tuple(name for name in slots if not name.startswith("empty_camera_")),
-        "max_prompt_length": config.get("tokenizer_max_length", cfg.max_prompt_length),
-        "num_steps": config.get("num_inference_steps", config.get("num_steps", cfg.num_steps)),
-        "min_period": config.get("min_period", cfg.min_period),
-        "max_period": config.get("max_period", cfg.max_period),
-    }
-    if "image_resolution" in config:
-        found["resize_to"] = tuple(reversed(config["image_resolution"]))  # height and width
-    return {**found, "num_action_chunks": min(config.get("n_action_steps", found["horizon"]), found["horizon"])}
-
-
-def _lerobot_statistics(directory: Path) -> dict[str, dict[str, list[float]]]:
-    """Of the normaliser's file, wherever the preprocessor's steps say that it is."""
-    file = directory / "policy_preprocessor.json"
-    steps = json.loads(file.read_text())["steps"] if file.is_file() else []
-    named = [
-        step["state_file"] for step in steps if "normalizer" in step.get("registry_name", "") and "state_file" in step
-    ]
-    if not named or not (directory / named[0]).is_file():
-        raise StatisticsError(
-            f"{directory}: there are no statistics: policy_preprocessor.json names "
-            f"{named[0] + ', which is not there' if named else 'no file of a normalizer_processor'}"
-        )
-    with (directory / named[0]).open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header, content = json.loads(stream.read(length)), stream.read()
-    found: dict[str, dict[str, list[float]]] = {"state": {}, "actions": {}}
-    for name, entry in header.items():
-        feature, _, statistic = name.rpartition(".")
-        kind = {"observation.state": "state", "action": "actions"}.get(feature)
-        if kind is not None and entry["dtype"] == "F32":
-            first, last = entry["data_offsets"]
-            found[kind][statistic] = list(struct.unpack(f"<{(last - first) // 4}f", content[first:last]))
-    return found
-
-
-def _known(names: Mapping[str, Any]) -> str:
-    return ", ".join(names)

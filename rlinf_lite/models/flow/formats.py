@@ -2,7 +2,7 @@
 
     config.json            as published, and in it `policy_id` and `rlinf_lite`: this policy's settings
     model.safetensors      as published: same names, same types, what no forward pass reads as it was
-    rlinf_lite.safetensors value and noise head
+    rlinf_lite.safetensors value and noise head, adapters
     assets/, tokenizer files, processors and what else came with the weights
 
 Published loaders read what is missing as random numbers and drop what they do not know, in silence. Here every tensor
@@ -25,32 +25,13 @@ from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
-from rlinf_lite.models.flow.config import INDEX, WEIGHTS, FlowConfig, weight_files
+from rlinf_lite.models.flow.config import FlowConfig
+from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, weight_files
 
 log = logging.getLogger(__name__)
 
 ADDITIONS = "rlinf_lite.safetensors"
 _HEADS = ("value_head", "noise_head")
-_PI = "paligemma_with_expert."
-_SMOLVLA = "vlm_with_expert."
-# of modules of ours, the published beginning of their tensors' names; the first that fits
-_PI_NAMES = {
-    "vision.": f"{_PI}paligemma.model.vision_tower.vision_model.",
-    "connector.": f"{_PI}paligemma.model.multi_modal_projector.linear.",
-    "language.embed_tokens.": f"{_PI}paligemma.lm_head.",
-    "language.": f"{_PI}paligemma.model.language_model.",
-    "expert.": f"{_PI}gemma_expert.model.",
-}
-_SMOLVLA_NAMES = {
-    "vision.": f"{_SMOLVLA}vlm.model.vision_model.",
-    "connector.": f"{_SMOLVLA}vlm.model.connector.",
-    "language.": f"{_SMOLVLA}vlm.model.text_model.",
-    "expert.": f"{_SMOLVLA}lm_expert.",
-}
-_TIED = {f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight"}
-"""Another name of the same tensor: files have one of the two, or both."""
-_UNREAD = {f"{_PI}gemma_expert.lm_head.weight", f"{_SMOLVLA}vlm.lm_head.weight"}
-"""What no forward pass reads."""
 _CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "policy_*processor*.safetensors")
 _OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
 
@@ -84,13 +65,18 @@ class Origin:
 
 
 def published_name(name: str, cfg: FlowConfig) -> str:
-    """Of a tensor of a policy's state dict that is no head's."""
-    name = name.removeprefix("network.")
-    for ours, published in (_SMOLVLA_NAMES if cfg.family == "smolvla" else _PI_NAMES).items():
+    """Of a tensor of a policy's state dict that is no addition."""
+    name = name.removeprefix("network.").replace(".base_layer.", ".")
+    for ours, published in NAMES[cfg.family].items():
         if name.startswith(ours):
             name = published + name.removeprefix(ours)
             break
     return f"model.{name}" if cfg.layout == "lerobot" else name
+
+
+def _is_added(name: str) -> bool:
+    """Whether a tensor has no place in the published layout."""
+    return name.startswith(_HEADS) or ".lora_" in name
 
 
 def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
@@ -110,10 +96,10 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     begin = "model." if cfg.layout == "lerobot" else ""
-    for name in _UNREAD:
+    for name in UNREAD:
         if begin + name in tensors:
             origin.unread[begin + name] = tensors.pop(begin + name)
-    for name, tied in _TIED.items():
+    for name, tied in TIED.items():
         first, second = tensors.pop(begin + name, None), tensors.pop(begin + tied, None)
         if first is not None and second is not None and not torch.equal(first, second):
             origin.unread[begin + tied] = second  # then it is no input embedding, and nothing reads it
@@ -121,11 +107,15 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         if chosen is not None:
             tensors[begin + tied] = chosen
 
-    names = {name: published_name(name, cfg) for name in own if not name.startswith(_HEADS)}
+    names = {name: published_name(name, cfg) for name in own if not _is_added(name)}
     heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS)}  # RLinf's
     check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
+    adapters = {name: x for name, x in own.items() if ".lora_" in name}
+    if adapters:
+        check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
+        state |= {name: ours[name] for name in adapters}
     for head in _HEADS:
         state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
         taken = _head(f"{head}.", own, heads, str(directory), must_fit=False)
@@ -160,9 +150,9 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     (directory / "config.json").write_text(json.dumps({**(origin.config or _config(cfg)), **own}, indent=2) + "\n")
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
-    tensors = {published_name(name, cfg): x for name, x in state.items() if not name.startswith(_HEADS)}
+    tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
     begin = "model." if cfg.layout == "lerobot" else ""
-    for name, tied in _TIED.items():
+    for name, tied in TIED.items():
         if begin + name in origin.dtypes:
             tensors[begin + name] = tensors[begin + tied].clone()  # a file has no two names of one memory
             if begin + tied not in origin.dtypes:
@@ -171,10 +161,10 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
         tensors[name] = (narrow if fits else tensor).contiguous()
-    heads = {name: tensor.contiguous() for name, tensor in state.items() if name.startswith(_HEADS)}
+    added = {name: tensor.contiguous() for name, tensor in state.items() if _is_added(name)}
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
     save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
-    save_file(heads, directory / ADDITIONS, metadata={"format": "pt"})
+    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
     follow_umask([directory / WEIGHTS, directory / ADDITIONS])
 
 

@@ -63,10 +63,6 @@ class FlowNetwork(nn.Module):
         [B, H, width]; both float32."""
         raise NotImplementedError
 
-    def vision_language(self) -> list[nn.Module]:
-        """All that is not trained where the expert alone is."""
-        return [module for name, module in self.named_children() if name in ("vision", "connector", "language")]
-
     def _pictures(self, images: Tensor) -> Tensor:
         """Tokens of one picture each, [N, P, width of the language model]."""
         raise NotImplementedError

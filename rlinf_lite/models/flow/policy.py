@@ -35,7 +35,6 @@ from rlinf_lite.models.flow.config import (
     FlowConfig,
     fresh_config,
     present_slots,
-    read_config,
     unseen_cameras,
     with_run_settings,
 )
@@ -52,7 +51,9 @@ from rlinf_lite.models.flow.inputs import (
 )
 from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
+from rlinf_lite.models.flow.published import read_config
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
+from rlinf_lite.models.lora import add_adapters, merge_adapters
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.shipped import shipped
 
@@ -126,6 +127,8 @@ class FlowPolicy(Policy):
         self.value_head = ValueHead(cfg.text.width, cfg)
         self.noise_head = NoiseHead(cfg) if cfg.method == "flow_noise" else None
         self._prefix_is_fixed = False
+        if cfg.lora:
+            self._add_adapters(cfg.lora)
 
     def train(self, mode: bool = True) -> Self:
         """Dropout, of which transformers' layers may have some, stays off: what trains is the policy that acts."""
@@ -297,13 +300,36 @@ class FlowPolicy(Policy):
     def prepare(self, cfg: ModelConfig) -> Self:
         """Apply what a run says besides the policy's config: what trains, and checkpointing."""
         frozen = cfg.options.trainable == "expert"
-        for module in self.network.vision_language():
-            module.requires_grad_(not frozen)
+        lora = {**cfg.options.lora.model_dump(), "trainable": cfg.options.trainable}
+        if self.cfg.lora and lora["rank"] and self.cfg.lora != lora:
+            raise ValueError(
+                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
+                "merge them before (FlowPolicy.merge_adapters, then save_pretrained)"
+            )
+        if lora["rank"] and not self.cfg.lora:
+            self._add_adapters(lora)
+        for name in ("vision", "connector", "language") if frozen else ():
+            self.network.get_submodule(name).requires_grad_(False)
         # SmolVLA's prefix ends in the state, whose projection trains
         self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
         if cfg.options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
         return self
+
+    def _add_adapters(self, lora: Mapping[str, Any]) -> None:
+        """Into the vision-language model and the expert, or the expert alone; what is small beside them trains."""
+        large = ["network.vision", "network.connector", "network.language", "network.expert"]
+        small = [f"network.{name}" for name, _ in self.network.named_children() if f"network.{name}" not in large]
+        heads = [name for name in ("value_head", "noise_head") if getattr(self, name) is not None]
+        add_adapters(
+            self, lora, [*small, *heads, *lora["also_train"]], large[:3] if lora["trainable"] == "expert" else ()
+        )
+        self.cfg = replace(self.cfg, lora=dict(lora))
+
+    def merge_adapters(self) -> None:
+        """Make the weights what they are with their adapters, and leave the policy without any."""
+        merge_adapters(self)
+        self.cfg = replace(self.cfg, lora={})
 
     # files
 
