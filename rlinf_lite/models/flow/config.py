@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import TypeAdapter
@@ -14,8 +13,6 @@ from rlinf_lite.cards import Observed, Problem, ProblemError
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
-
-log = logging.getLogger(__name__)
 
 Family = Literal["pi0", "pi05", "smolvla"]
 Layout = Literal["openpi", "lerobot"]
@@ -187,13 +184,25 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         ProblemError: where the weights of `cfg` cannot serve what the run wants.
     """
     options = model.options
-    names = [name for name in type(options).model_fields if name in {one.name for one in fields(cfg)} - {"lora"}]
-    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    for name in ("noise_range", "value_hidden_sizes"):
-        if name in changes:
-            changes[name] = tuple(changes[name])
-    if model.num_action_chunks > changes.get("horizon", cfg.horizon):
-        horizon = changes.get("horizon", cfg.horizon)
+    given = {
+        "num_steps": options.num_steps,
+        "method": options.method,
+        "noise_level": options.noise_level,
+        "noise_range": options.noise_range,
+        "ignore_last": options.ignore_last,
+        "joint": options.joint,
+        "horizon": options.horizon,
+        "cameras": options.cameras,
+        "asset_id": options.asset_id,
+        "delta_dims": options.delta_dims,
+        "state_in_prompt": options.state_in_prompt,
+        "max_prompt_length": options.max_prompt_length,
+        "long_prompts": options.long_prompts,
+        "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    horizon = options.horizon or cfg.horizon
+    if model.num_action_chunks > horizon:
         text = f"is {model.num_action_chunks}, and the policy thinks of {horizon} (its horizon). Set it to {horizon}"
         raise ProblemError(Problem("model.num_action_chunks", f"{text} or less"))
     if options.state_in_prompt and cfg.family != "pi05":
@@ -203,9 +212,6 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     if unknown:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
         raise ProblemError(Problem("model.options.cameras", text))
-    for name in ("num_steps", "method", "noise_level", "noise_range"):
-        if name in changes and changes[name] != getattr(cfg, name):
-            log.info("model.options.%s: %s, where the policy was %s", name, changes[name], getattr(cfg, name))
     return replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
 
 

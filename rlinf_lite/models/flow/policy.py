@@ -7,6 +7,7 @@ actions that are executed and the dimensions that the robot has: `logprobs` [B, 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -60,6 +61,8 @@ from rlinf_lite.shipped import shipped
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 class ValueHead(nn.Module):
@@ -364,7 +367,12 @@ class FlowPolicy(Policy):
             raise CheckpointFormatError(
                 f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
             )
-        cfg = cfg if model is None else with_run_settings(cfg, model)
+        before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
+        for name in ("num_steps", "method", "noise_level", "noise_range"):
+            if getattr(cfg, name) != getattr(before, name):
+                log.info(
+                    "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)
+                )
         with no_init_weights():
             policy = cls(cfg, PromptEncoder.from_directory(directory, cfg))
         policy.value_head.init_weights()
