@@ -42,8 +42,11 @@ def reference() -> str:
     parts = [HEAD]
     for name, field in Config.model_fields.items():
         parts += [f"## {name}", _table(list(_rows(_section(field), f"{name}.")))]
+        described: dict[Any, str] = {}
         for card in built_in_cards().get(f"{name}.options", ()):
-            parts += list(_part(card, f"{name}.options"))
+            parts += list(_part(card, f"{name}.options", described.get(card.Options)))
+            if card.Options is not None:
+                described.setdefault(card.Options, card.name)
     parts.append("# Of reasoning runs\n\nSections that are not listed here are as above.")
     cards = built_in_cards(ReasoningConfig)
     for name, field in ReasoningConfig.model_fields.items():
@@ -55,11 +58,13 @@ def reference() -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _part(card: Card, key: str) -> Iterator[str]:
-    """What the card of an environment or policy says."""
+def _part(card: Card, key: str, like: str | None) -> Iterator[str]:
+    """What the card of an environment or policy says. `like`: one whose options are the same."""
     yield f"### {key} of `{card.name}`"
     yield inspect.cleandoc(type(card).__doc__ or "")
-    if card.Options is not None:
+    if like is not None:
+        yield f"Its options are those of `{like}`."
+    elif card.Options is not None:
         yield _table(list(_rows(card.Options, f"{key}.")))
     else:
         yield "Its options are names to any value."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -211,6 +212,11 @@ class PolicyCard(Card):
     """Import path, `pkg.module:Class`, of the subclass of `rlinf_lite.models.Policy`."""
     reads_state: bool = False
     """The state is all that the policy sees."""
+
+    def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
+        """Whether a directory that `save_pretrained` has not written is a published checkpoint of this policy, whose
+        config.json is `config`."""
+        return config.get("model_type") == self.name
 
     def problems(self, config: Any, seen: Observed | None) -> Iterator[Problem]:
         """All that is wrong with a run's config (a Config) for this policy; `seen` is what the environment shows."""

@@ -201,7 +201,13 @@ POLICIES = Registry(
     "model.id",
     "pkg.module:Class, or a card",
     UnknownPolicyError,
-    {"mlp_gaussian": "rlinf_lite.models.mlp.card:MLP", "openvla": "rlinf_lite.models.vla.card:OpenVLA"},
+    {
+        "mlp_gaussian": "rlinf_lite.models.mlp.card:MLP",
+        "openvla": "rlinf_lite.models.vla.card:OpenVLA",
+        "pi0": "rlinf_lite.models.flow.card:Pi0",
+        "pi05": "rlinf_lite.models.flow.card:Pi05",
+        "smolvla": "rlinf_lite.models.flow.card:SmolVLA",
+    },
 )
 _GROUPS = EstimatorNeeds(groups=True, whole_episodes=True)
 ESTIMATORS = Registry(

@@ -96,8 +96,9 @@ class Policy(nn.Module, ABC):
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         """What `sft_loss` reads of `obs` (see `envs.Obs`): tensors on the CPU, batch first, images as uint8.
 
-        Called once per micro-batch on rows of demonstrations; weights are not read. Raises ValueError where `obs` does
-        not fit, for example an instruction longer than the context.
+        Called once per micro-batch on rows of demonstrations; weights are not read. What is random in the loss takes
+        its noise from `obs["noise_key"]`. Raises ValueError where `obs` does not fit, for example an instruction longer
+        than the context.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_inputs")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
@@ -63,14 +63,21 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
 
 
 def load_policy(directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True) -> Policy:
-    """The policy in `directory`: one that `save_pretrained` wrote, or a published one of a registered `model_type`.
+    """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows.
 
     `model`, a run's section, replaces settings that the weights leave open. `read_weights`: as in `build_policy`.
     """
     config = read_policy_config(Path(directory))
-    policy_id = config.get("policy_id") or config.get("model_type")
+    policy_id = config.get("policy_id") or _recognised(Path(directory), config) or config.get("model_type")
     if policy_id is None:
-        raise CheckpointFormatError(f"{directory}: config.json has neither policy_id nor model_type")
+        raise CheckpointFormatError(
+            f"{directory}: config.json has neither policy_id nor model_type, and no registered policy knows the tensors"
+        )
     if read_weights:
         return policy_class(policy_id).from_pretrained(directory, model)
     return policy_class(policy_id).from_pretrained(directory, model, read_weights=False)
+
+
+def _recognised(directory: Path, config: dict[str, Any]) -> str | None:
+    """The registered policy whose published checkpoint this is; None: nobody's."""
+    return next((name for name in POLICIES.names() if policy_card(name).recognises(directory, config)), None)

@@ -28,7 +28,8 @@ from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices, stride_of
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import Policy, build_policy
+from rlinf_lite.models import NOISE_KEY, Policy, build_policy
+from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
@@ -206,7 +207,8 @@ class EmbodiedFSDPActor(Worker):
             """Its part of the mean over all ranks' actions."""
             obs, actions = demonstrations.read(part)
             mask = torch.from_numpy(demonstrations.mask(part))
-            inputs = {**self.policy.sft_inputs(obs), "actions": actions, "mask": mask}
+            keys = noise_keys(cfg.runner.seed, part, step)  # of a chunk and a step, whichever rank has it
+            inputs = {**self.policy.sft_inputs({**obs, NOISE_KEY: keys}), "actions": actions, "mask": mask}
             with self.learner.autocast():
                 loss = self.policy.sft_loss({name: x.to(self.device) for name, x in inputs.items()})
             weight = float(mask.sum())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import (
     NonNegativeFloat,
-    NonNegativeInt,
     Observed,
     PolicyCard,
     PositiveInt,
@@ -15,24 +14,14 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
+from rlinf_lite.models.lora import LoraOptions
 from rlinf_lite.models.text.card import AttnImplementation, attention_problems
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
 
 
-class LoraOptions(Section):
-    rank: NonNegativeInt = 0
-    """Rank of the adapters; 0: train all weights."""
-    alpha: PositiveInt | None = None
-    """Adapters are scaled by alpha / rank; null: rank."""
-    targets: list[str] = [
-        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
-        *("fc1", "fc2", "fc3", "lm_head"),
-    ]
-    """Names of the linear layers that get an adapter."""
-    also_train: list[str] = []
-    """Modules that train in full besides the value head, for example proprio_projector."""
+class OpenVLALoraOptions(LoraOptions):
     save_base: bool = True
     """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
 
@@ -64,7 +53,7 @@ class OpenVLAOptions(Section):
     """torch.compile every layer."""
     sft_label_sigma: NonNegativeFloat = 0.0
     """Labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
-    lora: LoraOptions = LoraOptions()
+    lora: OpenVLALoraOptions = OpenVLALoraOptions()
 
 
 class OpenVLA(PolicyCard):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ from transformers.initialization import no_init_weights
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, recompute_in_backward, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
+from rlinf_lite.models.lora import add_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
-from rlinf_lite.models.vla.card import LoraOptions, OpenVLA
+from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
 from rlinf_lite.models.vla.inputs import PromptEncoder, TokenizerError, normalize_images, resize_images
@@ -326,41 +326,16 @@ class OpenVLAPolicy(Policy):
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:
         """They, the value head and the modules of `also_train` are all that trains then."""
-        import peft
-
         trained = ["value_head", *lora["also_train"]]
         unknown = [name for name in trained if not isinstance(getattr(self, name, None), nn.Module | nn.Parameter)]
         if unknown:
             known = ", ".join(name for name, _ in self.named_children())
             raise ValueError(f"model.options.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
-        linears = {name.rpartition(".")[2] for name, module in self.named_modules() if isinstance(module, nn.Linear)}
-        usual = LoraOptions().targets  # of which a policy has those that its architecture has
-        unknown = [name for name in lora["targets"] if name not in linears and name not in usual]
-        if unknown:
-            known = ", ".join(sorted(linears))
-            raise ValueError(
-                f"model.options.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}"
-            )
-        config = peft.LoraConfig(
-            r=lora["rank"],
-            lora_alpha=lora["alpha"] or lora["rank"],
-            target_modules=lora["targets"],
-            exclude_modules=rf"({'|'.join(map(re.escape, trained))})\..*",
-            init_lora_weights="gaussian",
-        )
-        peft.inject_adapter_in_model(config, self)
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_("lora_" in name or name.split(".")[0] in trained)
+        add_adapters(self, lora, trained)
 
     def merge_adapters(self) -> None:
         """Make the weights what they are with their adapters, and leave the policy without any."""
-        from peft.tuners.lora import LoraLayer
-
-        for name, layer in list(self.named_modules()):
-            if isinstance(layer, LoraLayer):
-                layer.merge()
-                self.set_submodule(name, layer.get_base_layer())
-        self.requires_grad_(True)
+        merge_adapters(self)
         self.cfg = replace(self.cfg, lora={})
 
     # files

@@ -1,0 +1,127 @@
+"""The cards of pi0, pi0.5 and SmolVLA: options, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlinf_lite.cards import (
+    Float,
+    NonNegativeInt,
+    Observed,
+    PolicyCard,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    ProblemError,
+    Section,
+)
+from rlinf_lite.models.lora import LoraOptions
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config
+
+Method = Literal["flow_sde", "flow_noise", "flow_cps"]
+Joint = Literal["sum", "mean"]
+
+
+class FlowOptions(Section):
+    size: Literal["tiny", "published"] = "tiny"
+    """From random weights: about 0.8 M parameters, or as published. A checkpoint brings its own."""
+    num_steps: PositiveInt | None = None
+    """K: steps from noise to actions. null: the checkpoint's; 4. What was trained at one K is evaluated at it."""
+    method: Method | None = None
+    """How training explores. flow_sde: one step of each decision, drawn at random, is a sample around where the ODE
+    goes; flow_noise: all are, with standard deviations that are learned; flow_cps: one, by another formula. Evaluations
+    follow the ODE. null: the checkpoint's; flow_sde."""
+    noise_level: Annotated[Float, Field(gt=0, le=1)] | None = None
+    """a: how far flow_sde and flow_cps explore. null: the checkpoint's; 0.5."""
+    noise_range: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Smallest and largest standard deviation of flow_noise. null: the checkpoint's; [0.08, 0.16]."""
+    ignore_last: bool | None = None
+    """The last step is never the one that flow_sde and flow_cps draw. null: the checkpoint's; false."""
+    joint: Joint | None = None
+    """The K log-probabilities of flow_noise are summed; or averaged, with that of the first noise as one more, as RLinf
+    does: log-ratios are then K + 1 times smaller, so that clip range and KL are that much wider. null: the
+    checkpoint's; sum."""
+    horizon: PositiveInt | None = None
+    """H: actions that the policy thinks of, of which num_action_chunks are executed. null: the checkpoint's, or
+    num_action_chunks."""
+    cameras: dict[str, str] | None = None
+    """The environment's camera for each that the policy knows; one without is masked. null: those of the same name."""
+    asset_id: str | None = None
+    """Whose statistics normalise states and actions. null: the checkpoint's, where it has just one."""
+    delta_dims: NonNegativeInt | None = None
+    """This many action dimensions are relative to the state at the beginning of the chunk; checkpoints do not say so.
+    null: 0."""
+    state_in_prompt: bool | None = None
+    """pi05: the state is part of the prompt, in 256 bins; false: it is not read. null: the checkpoint's; true."""
+    max_prompt_length: PositiveInt | None = None
+    """Tokens that every prompt is padded to. null: the checkpoint's."""
+    long_prompts: Literal["error", "cut"] = "error"
+    """What becomes of a longer one. cut: its end is lost in silence, as in the published code."""
+    trainable: Literal["all", "expert"] = "all"
+    """expert: the vision-language model keeps its weights."""
+    lora: LoraOptions = LoraOptions()
+    """Adapters in what trains, instead of its weights; the projections of states, actions and times, and the heads,
+    train in full."""
+    value_hidden_sizes: list[PositiveInt] | None = None
+    """Widths of the value head's hidden layers. null: the checkpoint's; [512, 256, 128]."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+
+
+class Flow(PolicyCard):
+    """What the three have in common."""
+
+    Options = FlowOptions
+    free_options = ("gradient_checkpointing", "long_prompts")
+
+    def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
+        from rlinf_lite.models.flow.published import published_family
+
+        return published_family(directory) == self.name
+
+    def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
+        model = config.model
+        if model.temperature != 1:
+            yield Problem(
+                "model.temperature",
+                f"is {model.temperature}, and flows have none. Set it to 1; model.options.noise_level or noise_range "
+                "is how far they explore",
+            )
+        low, high = model.options.noise_range or (0.0, 1.0)
+        if low >= high:
+            yield Problem("model.options.noise_range", f"from {low} to {high} is no range. Put the smaller one first")
+        if seen is None:
+            return
+        if not seen.cameras:
+            yield Problem("model.id", f"{model.id} looks at images, and {config.env.task} shows none")
+            return
+        from rlinf_lite.models.flow.published import flow_config
+
+        try:
+            flow_config(config, seen)
+        except ProblemError as error:
+            yield error.problem
+
+
+class Pi0(Flow):
+    """pi0: PaliGemma, and an expert that reads the state as a token of its own."""
+
+    policy = "rlinf_lite.models.flow.policy:Pi0Policy"
+
+
+class Pi05(Flow):
+    """pi0.5: PaliGemma with the state in the prompt; time enters the expert through its norms."""
+
+    policy = "rlinf_lite.models.flow.policy:Pi05Policy"
+
+
+class SmolVLA(Flow):
+    """SmolVLA: half of SmolVLM2, and an expert that looks at it in every other layer."""
+
+    policy = "rlinf_lite.models.flow.policy:SmolVLAPolicy"

@@ -1,0 +1,236 @@
+"""What a flow policy is made of and how it behaves; JSON, and importable without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import TypeAdapter
+
+from rlinf_lite.cards import Observed, Problem, ProblemError
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+
+Family = Literal["pi0", "pi05", "smolvla"]
+Layout = Literal["openpi", "lerobot"]
+Norm = Literal["mean_std", "quantiles", "min_max", "identity"]
+OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+
+class StatisticsError(ValueError):
+    """The statistics that normalise states and actions are missing, or of another robot."""
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A SigLIP vision transformer over square images."""
+
+    width: int
+    depth: int
+    mlp_size: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A Gemma (pi0, pi0.5) or Llama (SmolVLA), the language model or the expert."""
+
+    width: int
+    depth: int
+    mlp_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """Architecture, behaviour and statistics of one policy. Defaults are those of the published pi0."""
+
+    family: Family = "pi0"
+    layout: Layout = "openpi"
+
+    # architecture
+    vision: Tower = Tower(1152, 27, 4304, 16, 224, 14)
+    text: Transformer = Transformer(2048, 18, 16384, 8, 1, 256)
+    expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
+    vocab_size: int = 257_152
+    rms_eps: float = 1e-6
+    pixel_shuffle: int = 1
+    """Patches of that many rows and columns become one token (SmolVLA)."""
+    cross_every: int = 0
+    """SmolVLA: in layers whose number this divides, actions attend to actions too, in others to the prefix alone; 0: in
+    none."""
+    max_action_dim: int = 32
+    max_state_dim: int = 32
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    initializer_range: float = 0.02
+    """Of random weights."""
+    value_hidden_sizes: tuple[int, ...] = (512, 256, 128)
+    noise_hidden_sizes: tuple[int, ...] = (128, 64)
+    value_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Adapters within the policy: `model.options.lora`; empty: none."""
+
+    # observations and actions
+    action_dim: int = 7
+    state_dim: int = 8
+    horizon: int = 50
+    num_action_chunks: int = 50
+    slots: tuple[str, ...] = OPENPI_CAMERAS
+    """Cameras that the policy knows, in order."""
+    cameras: dict[str, str] | None = None
+    """The environment's camera by slot; None: that of the same name."""
+    resize_to: tuple[int, int] = (224, 224)
+    """Width and height."""
+    delta_dims: int = 0
+    action_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """Actions are clipped to these; None: what acts clips."""
+
+    # prompt
+    max_prompt_length: int = 48
+    state_in_prompt: bool = False
+    long_prompts: Literal["error", "cut"] = "error"
+
+    # statistics
+    state_norm: Norm = "mean_std"
+    action_norm: Norm = "mean_std"
+    asset_id: str | None = None
+    statistics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Of `state` and `actions`, each `mean`, `std`, `q01`, `q99`, `min`, `max`, or some of them."""
+
+    # flow
+    num_steps: int = 10
+    method: Literal["flow_sde", "flow_noise", "flow_cps"] = "flow_sde"
+    noise_level: float = 0.5
+    noise_range: tuple[float, float] = (0.08, 0.16)
+    ignore_last: bool = False
+    joint: Literal["sum", "mean"] = "sum"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; `from_dict` gives an equal config."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
+        """Raises ValueError for a value that does not fit."""
+        found: Self = TypeAdapter(cls).validate_python(dict(config))
+        return found
+
+
+# from random weights
+
+_TINY: dict[str, Any] = {
+    "vision": Tower(96, 3, 192, 4, 64, 16),
+    "text": Transformer(96, 3, 192, 4, 1, 24),
+    "expert": Transformer(96, 3, 192, 4, 1, 24),
+    "vocab_size": 512,
+    "resize_to": (64, 64),
+    "max_prompt_length": 16,
+    "initializer_range": 0.08,
+    "value_hidden_sizes": (96, 48),
+    "noise_hidden_sizes": (64, 32),
+    "num_steps": 4,
+}
+_SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA keeps half the layers
+    "vision": Tower(768, 12, 3072, 12, 512, 16),
+    "text": Transformer(960, 16, 2560, 15, 5, 64),
+    "expert": Transformer(720, 16, 2048, 15, 5, 64),
+    "vocab_size": 49_280,
+    "rms_eps": 1e-5,
+    "pixel_shuffle": 4,
+    "cross_every": 2,
+    "resize_to": (512, 512),
+    "layout": "lerobot",
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "pi0": {},
+    "pi05": {"max_prompt_length": 200, "state_in_prompt": True, "state_norm": "quantiles", "action_norm": "quantiles"},
+    "smolvla": _SMOLVLM,
+}
+
+
+def fresh_config(family: str, model: ModelConfig, seen: Observed) -> FlowConfig:
+    """Of random weights, at `model.options.size`, for what an environment shows. Raises ProblemError."""
+    base = FlowConfig(**{**PUBLISHED[family], "family": family})
+    if model.options.size == "tiny":
+        # the expert is as wide as the language model, so that its keys and values are those of a published one's
+        base = replace(base, **{"pixel_shuffle": 2 if family == "smolvla" else 1, **_TINY})
+        base = replace(base, max_prompt_length=48 if base.state_in_prompt else base.max_prompt_length)
+    cfg = replace(
+        base,
+        action_dim=seen.action_dim,
+        state_dim=seen.state_dim,
+        max_action_dim=max(seen.action_dim, 32 if model.options.size == "published" else 1),
+        max_state_dim=max(seen.state_dim, 32 if model.options.size == "published" else 1),
+        horizon=model.options.horizon or model.num_action_chunks,
+        num_steps=4,
+        slots=tuple(seen.cameras),
+    )
+    return with_run_settings(cfg, model)
+
+
+def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
+    """`cfg` with what a run's `model` section says of it; null there keeps what is here.
+
+    Raises:
+        ProblemError: where the weights of `cfg` cannot serve what the run wants.
+    """
+    options = model.options
+    given = {
+        "num_steps": options.num_steps,
+        "method": options.method,
+        "noise_level": options.noise_level,
+        "noise_range": options.noise_range,
+        "ignore_last": options.ignore_last,
+        "joint": options.joint,
+        "horizon": options.horizon,
+        "cameras": options.cameras,
+        "asset_id": options.asset_id,
+        "delta_dims": options.delta_dims,
+        "state_in_prompt": options.state_in_prompt,
+        "max_prompt_length": options.max_prompt_length,
+        "long_prompts": options.long_prompts,
+        "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    horizon = options.horizon or cfg.horizon
+    if model.num_action_chunks > horizon:
+        text = f"is {model.num_action_chunks}, and the policy thinks of {horizon} (its horizon). Set it to {horizon}"
+        raise ProblemError(Problem("model.num_action_chunks", f"{text} or less"))
+    if options.state_in_prompt and cfg.family != "pi05":
+        text = f"is true, and {cfg.family} has no state in its prompt. Set it to null"
+        raise ProblemError(Problem("model.options.state_in_prompt", text))
+    unknown = [name for name in options.cameras or {} if name not in cfg.slots]
+    if unknown:
+        text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
+        raise ProblemError(Problem("model.options.cameras", text))
+    return replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+
+
+def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:
+    """The environment's camera of every slot that has one."""
+    if cfg.cameras is not None:
+        return {slot: cfg.cameras[slot] for slot in cfg.slots if slot in cfg.cameras}
+    return {slot: slot for slot in cfg.slots if slot in cameras}
+
+
+def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
+    """What is wrong with an environment's cameras; None: nothing."""
+    has, present = ", ".join(cameras) or "none", present_slots(cfg, cameras)
+    unknown = [name for name in present.values() if name not in cameras]
+    if unknown:
+        return f"there is no {', '.join(unknown)}; the environment has {has}"
+    if not present:
+        return (
+            f"the policy knows {', '.join(cfg.slots)}, and the environment has {has}. Say which is which, "
+            f"{{{cfg.slots[0]}: {next(iter(cameras), '...')}}}"
+        )
+    return None

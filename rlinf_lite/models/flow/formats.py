@@ -1,0 +1,191 @@
+"""Flow policies as directories: openpi's PyTorch layout and LeRobot's, and our additions in files of their own.
+
+    config.json            as published, and in it `policy_id` and `rlinf_lite`: this policy's settings
+    model.safetensors      as published: same names, same types, what no forward pass reads as it was
+    rlinf_lite.safetensors value and noise head, adapters
+    assets/, tokenizer files, processors and what else came with the weights
+
+Published loaders read what is missing as random numbers and drop what they do not know, in silence. Here every tensor
+that is missing, unexpected or of another shape is named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors
+from rlinf_lite.models.flow.config import FlowConfig
+from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, weight_files
+
+log = logging.getLogger(__name__)
+
+ADDITIONS = "rlinf_lite.safetensors"
+_HEADS = ("value_head", "noise_head")
+_CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "policy_*processor*.safetensors")
+_OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
+
+
+@dataclass
+class Origin:
+    """What came with a policy's weights, is no part of it, and goes out with them again."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    """Published `config.json`."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Tokenizer, statistics, processors; by path within the directory."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Of the weights' file."""
+    unread: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no forward pass reads."""
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """Types of the tensors in the file, by published name; a tied one has both of its names where the file has."""
+
+    @classmethod
+    def of(cls, directory: Path) -> Origin:
+        """Of a directory, without the tensors."""
+        found = sorted({file for pattern in _CARRIED for file in directory.rglob(pattern)})
+        left_out = {directory / name for name in ("config.json", INDEX)}
+        file = directory / "config.json"
+        config = json.loads(file.read_text()) if file.is_file() else {}
+        return cls(
+            config={name: value for name, value in config.items() if name not in _OWN_KEYS},
+            files={one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out},
+        )
+
+
+def published_name(name: str, cfg: FlowConfig) -> str:
+    """Of a tensor of a policy's state dict that is no addition."""
+    name = name.removeprefix("network.").replace(".base_layer.", ".")
+    for ours, published in NAMES[cfg.family].items():
+        if name.startswith(ours):
+            name = published + name.removeprefix(ours)
+            break
+    return f"model.{name}" if cfg.layout == "lerobot" else name
+
+
+def _is_added(name: str) -> bool:
+    """Whether a tensor has no place in the published layout."""
+    return name.startswith(_HEADS) or ".lora_" in name
+
+
+def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
+    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that the
+    directory does not have is not in it.
+
+    Raises:
+        CheckpointFormatError: listing missing, foreign and misshapen tensors.
+    """
+    origin, files = Origin.of(directory), weight_files(directory)
+    tensors: dict[str, Tensor] = {}
+    if not files:
+        raise CheckpointFormatError(f"{directory} has no {WEIGHTS}. Download it again")
+    for file in files:
+        found, metadata = _read(file)
+        tensors |= found
+        origin.metadata |= metadata
+    origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    begin = "model." if cfg.layout == "lerobot" else ""
+    for name in UNREAD:
+        if begin + name in tensors:
+            origin.unread[begin + name] = tensors.pop(begin + name)
+    for name, tied in TIED.items():
+        first, second = tensors.pop(begin + name, None), tensors.pop(begin + tied, None)
+        if first is not None and second is not None and not torch.equal(first, second):
+            origin.unread[begin + tied] = second  # then it is no input embedding, and nothing reads it
+        chosen = second if first is None else first
+        if chosen is not None:
+            tensors[begin + tied] = chosen
+
+    names = {name: published_name(name, cfg) for name in own if not _is_added(name)}
+    heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS)}  # RLinf's
+    check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
+    state = {name: tensors[published] for name, published in names.items()}
+    ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
+    adapters = {name: x for name, x in own.items() if ".lora_" in name}
+    if adapters:
+        check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
+        state |= {name: ours[name] for name in adapters}
+    for head in _HEADS:
+        state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
+        taken = _head(f"{head}.", own, heads, str(directory), must_fit=False)
+        state |= taken
+        origin.unread |= {name: x for name, x in heads.items() if name.startswith(head) and name not in taken}
+    return state, origin
+
+
+def _head(
+    prefix: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, must_fit: bool
+) -> dict[str, Tensor]:
+    """The tensors of a head that the policy has; of nothing where the file has none, or where it `must_fit` not."""
+    wanted = {name: x for name, x in own.items() if name.startswith(prefix)}
+    given = {name: x for name, x in found.items() if name.startswith(prefix)}
+    if not wanted or not given:
+        return {}
+    if must_fit:
+        check_tensors(wanted, given, source)
+    if all(name in given and given[name].shape == x.shape for name, x in wanted.items()):
+        return {name: given[name] for name in wanted}
+    log.warning("%s: %s* is that of another architecture; ours starts from random weights", source, prefix)
+    return {}
+
+
+def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, Tensor], origin: Origin) -> None:
+    """Write the policy whose state dict is `state`, in the layout that it came in."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in origin.files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+    own = {"policy_id": policy_id, "rlinf_lite": {"settings": cfg.to_dict()}}
+    (directory / "config.json").write_text(json.dumps({**(origin.config or _config(cfg)), **own}, indent=2) + "\n")
+
+    state = {name: tensor.detach().cpu() for name, tensor in state.items()}
+    tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
+    begin = "model." if cfg.layout == "lerobot" else ""
+    for name, tied in TIED.items():
+        if begin + name in origin.dtypes:
+            tensors[begin + name] = tensors[begin + tied].clone()  # a file has no two names of one memory
+            if begin + tied not in origin.dtypes:
+                del tensors[begin + tied]
+    for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
+        narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
+        fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
+        tensors[name] = (narrow if fits else tensor).contiguous()
+    added = {name: tensor.contiguous() for name, tensor in state.items() if _is_added(name)}
+    # RLinf's heads are saved with ours, and those that do not fit stay where they were
+    save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
+    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    follow_umask([directory / WEIGHTS, directory / ADDITIONS])
+
+
+def _config(cfg: FlowConfig) -> dict[str, Any]:
+    """A config.json as published, of a policy that started from random weights."""
+    if cfg.layout == "lerobot":
+        return {"type": cfg.family, "chunk_size": cfg.horizon, "n_action_steps": cfg.num_action_chunks}
+    return {
+        "action_dim": cfg.max_action_dim,
+        "action_horizon": cfg.horizon,
+        "paligemma_variant": "gemma_2b" if cfg.text == FlowConfig.text else "tiny",
+        "action_expert_variant": "gemma_300m" if cfg.expert == FlowConfig.expert else "tiny",
+        "precision": "float32",
+    }
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a file, with an error that names it."""
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata() or {}
+        return load_file(file), metadata
+    except (OSError, SafetensorError) as error:
+        raise CheckpointFormatError(f"{file} cannot be read: {error}") from error

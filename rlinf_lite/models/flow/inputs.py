@@ -1,0 +1,294 @@
+"""What a flow policy reads: pictures resized as where it was trained, prompts as they were written there, states and
+actions in the units of its statistics.
+
+openpi resizes whole grey levels with PIL, LeRobot fractions with torch and without antialiasing; the same picture
+differs by up to 0.3 of its range between the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlinf_lite.models.flow.config import FlowConfig, Norm, StatisticsError
+
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
+_STATISTICS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
+
+
+class ObservationError(ValueError):
+    """An observation that this policy cannot read."""
+
+
+class TokenizerError(ValueError):
+    """There is no tokenizer, or none that can be read."""
+
+
+class PromptTooLongError(ValueError):
+    """A prompt longer than `model.options.max_prompt_length`."""
+
+
+# pictures
+
+
+def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
+    """What is kept of pictures uint8 [B, H, W, 3]: resized where that ends in whole grey levels, else as they are."""
+    if images.dtype != np.uint8:
+        raise ObservationError(f"images are {images.dtype}; uint8 from 0 to 255 is needed")
+    width, height = cfg.resize_to
+    if cfg.layout == "lerobot" or images.shape[1:3] == (height, width):
+        return torch.tensor(images)  # a copy: messages are read-only
+    new_width, new_height = _fitting(images.shape[2], images.shape[1], cfg)
+    left, top = (width - new_width) // 2, (height - new_height) // 2
+    out = np.zeros((len(images), height, width, 3), np.uint8)
+    for row, image in enumerate(images):
+        resized = Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR)
+        out[row, top : top + new_height, left : left + new_width] = np.asarray(resized)
+    return torch.from_numpy(out)
+
+
+def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
+    """Float32 [B, 3, H, W] in [-1, 1] of what `stored_images` kept; padding is black."""
+    pixels = images.permute(0, 3, 1, 2).float() / 255.0
+    width, height = cfg.resize_to
+    if pixels.shape[2:] != (height, width):
+        new_width, new_height = _fitting(pixels.shape[3], pixels.shape[2], cfg)
+        pixels = F.interpolate(pixels, (new_height, new_width), mode="bilinear", align_corners=False)
+        across, down = width - new_width, height - new_height
+        if cfg.family == "smolvla":
+            pixels = F.pad(pixels, (across, 0, down, 0))  # all of it on the left and the top
+        else:
+            pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+    return pixels * 2.0 - 1.0
+
+
+def _fitting(width: int, height: int, cfg: FlowConfig) -> tuple[int, int]:
+    """The largest size of that shape within the policy's."""
+    ratio = max(width / cfg.resize_to[0], height / cfg.resize_to[1])
+    return int(width / ratio), int(height / ratio)
+
+
+# states and actions
+
+
+class Normalizer:
+    """Between the units of a robot and those of the network, as the statistics of `state` or `actions` say.
+
+    openpi computes in float64 and adds 1e-6 to each range on both ways; LeRobot in float32, 1e-8 and on one way only.
+    """
+
+    def __init__(self, cfg: FlowConfig, name: str, num_dims: int) -> None:
+        """Raises StatisticsError where the statistics do not fit."""
+        self.kind: Norm = cfg.state_norm if name == "state" else cfg.action_norm
+        self.num_dims, self._openpi = num_dims, cfg.layout == "openpi"
+        found, entry = [], cfg.statistics.get(name, {})
+        for key in _STATISTICS[self.kind]:
+            if key not in entry:
+                raise StatisticsError(
+                    f"{self.kind} needs {key} of {name}, and the statistics have {', '.join(entry) or 'none'}"
+                )
+            if len(entry[key]) < num_dims:  # longer ones are cut, as where they are published
+                raise StatisticsError(
+                    f"the statistics{f' of {cfg.asset_id}' if cfg.asset_id else ''} describe {len(entry[key])} numbers "
+                    f"of {name}, and there are {num_dims}: they are of another robot"
+                )
+            found.append(np.array(entry[key][:num_dims], dtype=np.float64 if self._openpi else np.float32))
+        self._statistics = tuple(found)
+
+    def normalize(self, x: Numbers) -> Numbers:
+        """`x` [..., num_dims], in the type of the statistics."""
+        if self.kind == "identity":
+            return x
+        given, one, other = self._alike(x)
+        if self.kind == "mean_std":
+            found = (given - one) / (other + (1e-6 if self._openpi else 1e-8))
+        elif self._openpi:
+            found = (given - one) / self._range(one, other) * 2 - 1
+        else:
+            found = 2 * (given - one) / self._range(one, other) - 1
+        return cast(Numbers, found)
+
+    def unnormalize(self, x: Numbers) -> Numbers:
+        """The inverse, of [..., num_dims]."""
+        if self.kind == "identity":
+            return x
+        given, one, other = self._alike(x)
+        if self.kind == "mean_std":
+            return cast(Numbers, given * (other + 1e-6 * self._openpi) + one)
+        return cast(Numbers, (given + 1) / 2 * self._range(one, other) + one)
+
+    def _alike(self, x: Any) -> tuple[Any, Any, Any]:
+        """`x` in the type of the statistics, which are arrays or tensors as it is."""
+        one, other = self._statistics
+        if isinstance(x, Tensor):
+            first, second = torch.from_numpy(one).to(x.device), torch.from_numpy(other).to(x.device)
+            return x.to(first.dtype), first, second
+        return np.asarray(x, dtype=one.dtype), one, other
+
+    def _range(self, low: Any, high: Any) -> Any:
+        return high - low + (1e-6 if self._openpi else 1e-8 * (high == low))
+
+
+def padded(x: Tensor, num_dims: int) -> Tensor:
+    """Zeros behind `x` [..., n], float32 [..., num_dims]."""
+    return F.pad(x.float(), (0, num_dims - x.shape[-1]))
+
+
+def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.ndarray:
+    """Of an observation, [B, state_dim]; zeros where the policy knows none. Raises ObservationError."""
+    if cfg.state_dim == 0:
+        return np.zeros((num_rows, 0), np.float32)
+    if "state" not in obs:
+        raise ObservationError(f"the policy reads {cfg.state_dim} state numbers, and the observation has none")
+    state = np.asarray(obs["state"])
+    if state.shape[-1] != cfg.state_dim:
+        raise ObservationError(
+            f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[-1]}: it is of "
+            "another robot"
+        )
+    return state
+
+
+# prompts
+
+
+def prompt_text(instruction: str, state: np.ndarray, cfg: FlowConfig) -> tuple[str, str]:
+    """What is tokenised behind the first token of a prompt, and what is tokenised by itself after that.
+
+    `state` [state_dim], normalised and not padded, is read where `state_in_prompt`: 256 bins on [-1, 1], whose numbers
+    are -1 below and 255 above.
+    """
+    if cfg.layout == "lerobot" and not cfg.state_in_prompt:  # pi0's and SmolVLA's
+        return instruction if instruction.endswith("\n") else f"{instruction}\n", ""
+    cleaned = instruction.strip().replace("_", " ").replace("\n", " ")
+    if cfg.state_in_prompt:
+        bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
+        return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: ", ""
+    return cleaned, "\n"
+
+
+class PromptEncoder:
+    """Prompts as token ids, padded on the right."""
+
+    def __init__(self, tokenizer: Tokenizer, cfg: FlowConfig, pad_id: int = 0) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer, self._cfg, self._pad_id = tokenizer, cfg, pad_id
+        self._encode = lru_cache(maxsize=4096)(self._encode_one)
+        plain: list[int] = tokenizer.encode("move", add_special_tokens=False).ids
+        if cfg.family != "smolvla" and self.ids("move", "")[1 : 1 + len(plain)] != plain:
+            raise TokenizerError("the tokenizer puts no first token (BOS) before a prompt, which the policy needs")
+
+    @classmethod
+    def from_directory(cls, directory: Path, cfg: FlowConfig) -> PromptEncoder:
+        """With the `tokenizer.json` of a policy's directory or of its `tokenizer/`, or the SentencePiece
+        `tokenizer.model` there. Raises TokenizerError where there is none."""
+        for folder in (directory, directory / "tokenizer", directory / "vlm"):
+            if (folder / "tokenizer.json").is_file():
+                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+                return cls(tokenizer, cfg, _padding_id(tokenizer, folder))
+            for name in ("tokenizer.model", "paligemma_tokenizer.model"):
+                if (folder / name).is_file():
+                    return cls(from_sentencepiece(folder / name), cfg)
+        raise TokenizerError(f"{directory} has no tokenizer. {_how_to_get(cfg)}")
+
+    def ids(self, text: str, last: str) -> list[int]:
+        """Of the two texts that `prompt_text` gives, without padding."""
+        tokens: list[int] = self._tokenizer.encode(text).ids
+        return tokens + (self._tokenizer.encode(last, add_special_tokens=False).ids if last else [])
+
+    def encode(self, instructions: Sequence[str], states: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Ids int64 [B, L] and mask bool [B, L], on the CPU; L is `max_prompt_length`. `states` as in `prompt_text`.
+
+        Raises:
+            PromptTooLongError: where a prompt has more than L tokens.
+        """
+        texts = [prompt_text(one, state, self._cfg) for one, state in zip(instructions, states, strict=True)]
+        rows = [self._encode(*text) for text in texts]
+        return torch.stack([ids for ids, _ in rows]), torch.stack([mask for _, mask in rows])
+
+    def _encode_one(self, text: str, last: str) -> tuple[Tensor, Tensor]:
+        ids, length = self.ids(text, last), self._cfg.max_prompt_length
+        if len(ids) > length and self._cfg.long_prompts == "error":
+            raise PromptTooLongError(
+                f"the prompt {text!r} has {len(ids)} tokens, and model.options.max_prompt_length is {length}. Raise it "
+                f"to {len(ids)} or more, or set model.options.long_prompts to cut, and the end is lost"
+            )
+        ids = ids[:length]
+        padding = length - len(ids)
+        mask = torch.tensor([True] * len(ids) + [False] * padding)
+        return torch.tensor([*ids, *[self._pad_id] * padding]), mask
+
+
+def _padding_id(tokenizer: Tokenizer, folder: Path) -> int:
+    """What `tokenizer_config.json` calls the padding token; 0."""
+    file = folder / "tokenizer_config.json"
+    name = json.loads(file.read_text()).get("pad_token") if file.is_file() else None
+    found = tokenizer.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
+    return found or 0
+
+
+def _how_to_get(cfg: FlowConfig) -> str:
+    if cfg.family == "smolvla":
+        return (
+            "Put the tokenizer.json and tokenizer_config.json of HuggingFaceTB/SmolVLM2-500M-Video-Instruct into "
+            "it: hf download HuggingFaceTB/SmolVLM2-500M-Video-Instruct tokenizer.json tokenizer_config.json "
+            "--local-dir DIR"
+        )
+    return (
+        "Put PaliGemma's tokenizer.model or tokenizer.json into it. It is behind a licence: accept it at "
+        "https://huggingface.co/google/paligemma-3b-pt-224, then: hf auth login; hf download "
+        "google/paligemma-3b-pt-224 tokenizer.json --local-dir DIR. Without an account: "
+        "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model is the same, saved as DIR/tokenizer.model"
+    )
+
+
+def from_sentencepiece(file: Path) -> Tokenizer:
+    """The tokenizer of a SentencePiece model of PaliGemma's kind: BPE, bytes for what it does not know, no dummy space.
+
+    Raises TokenizerError for other kinds.
+    """
+    from transformers.utils import sentencepiece_model_pb2_new  # needs protobuf, which ray brings
+
+    messages: Any = sentencepiece_model_pb2_new
+    model = messages.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    if trainer.model_type != trainer.BPE or normalizer.add_dummy_prefix or normalizer.precompiled_charsmap:
+        raise TokenizerError(f"{file} is no SentencePiece model of PaliGemma's kind. Put its tokenizer.json beside it")
+    vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    scores = {piece.piece: piece.score for piece in model.pieces}
+    normal = messages.ModelProto.SentencePiece.NORMAL
+    # a merge is every way to put a piece together; the better its score, the earlier
+    merges = [
+        (-piece.score, cut, (piece.piece[:cut], piece.piece[cut:]))
+        for piece in model.pieces
+        if piece.type == normal
+        for cut in range(1, len(piece.piece))
+        if piece.piece[:cut] in scores and piece.piece[cut:] in scores
+    ]
+    pairs = [pair for _, _, pair in sorted(merges)]
+    unknown = model.pieces[trainer.unk_id].piece
+    tokenizer = Tokenizer(
+        models.BPE(vocab, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=trainer.byte_fallback)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    control, user = messages.ModelProto.SentencePiece.CONTROL, messages.ModelProto.SentencePiece.USER_DEFINED
+    # control pieces stand for themselves and are never found in a text, so they are not added
+    tokenizer.add_tokens([AddedToken(piece.piece, normalized=True) for piece in model.pieces if piece.type == user])
+    first = model.pieces[trainer.bos_id]
+    if first.type == control:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first.piece} $A", special_tokens=[(first.piece, trainer.bos_id)]
+        )
+    return tokenizer

@@ -1,0 +1,225 @@
+"""The networks: a prefix of pictures, words and (SmolVLA) the state, and the velocity of noisy actions behind it.
+
+Time runs from 1, noise, to 0, actions: x_t = t e + (1 - t) a, and the velocity is e - a. A prefix is computed once per
+observation and never changed, for acting and training alike. Positions count what is valid, so that padding and cameras
+that are not there take none and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import SiglipVisionConfig, SiglipVisionModel, SmolVLMConfig
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+
+from rlinf_lite.models.flow.config import FlowConfig
+from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, llama
+
+
+@dataclass
+class Prefix:
+    """What velocities need to know of an observation; P positions, of which some are padding."""
+
+    states: Tensor  # [B, P, width], after the final norm
+    mask: Tensor  # bool [B, P]
+    memory: list[Memory]  # by layer
+    embedded: Tensor  # [B, P, width], what the language model read
+
+    def mean(self) -> Tensor:
+        """Of the valid states, float32 [B, width]."""
+        weights = self.mask[..., None].float()
+        total: Tensor = (self.states.float() * weights).sum(1)
+        return total / weights.sum(1).clamp(min=1)
+
+
+class FlowNetwork(nn.Module):
+    """What the families share. A subclass has `vision`, `language` and `expert`, and says how they are put together."""
+
+    vision: nn.Module
+    language: Stack
+    expert: Stack
+
+    def __init__(self, cfg: FlowConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        width = cfg.expert.width
+        self.action_in_proj, self.action_out_proj = (
+            ExactLinear(cfg.max_action_dim, width),
+            ExactLinear(width, cfg.max_action_dim),
+        )
+
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+        """Of images float [B, N, 3, H, W] in [-1, 1], tokens [B, L] and padded states [B, max_state_dim]; masks are
+        bool [B, N] and [B, L]."""
+        raise NotImplementedError
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """At noisy actions `x` [B, H, max_action_dim] and times `t` [B]: the velocity, and the expert's last states
+        [B, H, width]; both float32."""
+        raise NotImplementedError
+
+    def _pictures(self, images: Tensor) -> Tensor:
+        """Tokens of one picture each, [N, P, width of the language model]."""
+        raise NotImplementedError
+
+    def _seen(self, images: Tensor, image_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens of all pictures in order, and their mask."""
+        found = self._pictures(images.flatten(0, 1))
+        found = found.unflatten(0, images.shape[:2])  # [B, N, P, width]
+        return found.flatten(1, 2), image_mask.repeat_interleave(found.shape[2], dim=1)
+
+    def _act(
+        self, prefix: Prefix, suffix: Tensor, blocks: Tensor, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the expert over `suffix` [B, L, width], whose last H are actions. `blocks` bool [L, L]: who sees whom."""
+        batch, length = suffix.shape[:2]
+        seen = prefix.mask[:, None].expand(-1, length, -1)
+        mask = torch.cat([seen, blocks.expand(batch, -1, -1)], dim=2)[:, None]
+        positions = prefix.mask.sum(1, keepdim=True) + torch.arange(length, device=suffix.device)
+        states, _ = self.expert(suffix, positions, mask, prefix.memory, condition)
+        states = states[:, -self.cfg.horizon :].float()
+        return self.action_out_proj(states), states
+
+    def _mixed(self, x: Tensor, t: Tensor) -> Tensor:
+        """Action tokens that know the time, where the norms do not (pi0, SmolVLA)."""
+        actions = self.action_in_proj(x)
+        time = self._time(t)[:, None].expand_as(actions)
+        mixed = F.silu(self.action_time_mlp_in(torch.cat([actions, time], dim=-1)))
+        out: Tensor = self.action_time_mlp_out(mixed)
+        return out
+
+    def _time(self, t: Tensor) -> Tensor:
+        """Sines, then cosines of `t` [B] at geometric periods, float32 [B, width of the expert]."""
+        return time_embedding(t, self.cfg.expert.width, self.cfg.min_period, self.cfg.max_period).float()
+
+    def _add_mixing(self) -> None:
+        width = self.cfg.expert.width
+        self.action_time_mlp_in, self.action_time_mlp_out = ExactLinear(2 * width, width), ExactLinear(width, width)
+
+
+def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
+    """float64 [B, width] of times [B]."""
+    fractions = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
+    periods = min_period * (max_period / min_period) ** fractions
+    angles = 2 * math.pi * t.double()[:, None] / periods
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class PiNetwork(FlowNetwork):
+    """pi0 and pi0.5: SigLIP and Gemma see the prefix, every part of it all others; a small Gemma acts."""
+
+    def __init__(self, cfg: FlowConfig) -> None:
+        super().__init__(cfg)
+        width, self.adaptive = cfg.expert.width, cfg.family == "pi05"
+        siglip = SiglipVisionConfig(**_tower(cfg), layer_norm_eps=1e-6, vision_use_head=False)
+        self.vision = SiglipVisionModel._from_config(siglip, attn_implementation="sdpa")
+        self.connector = nn.Linear(cfg.vision.width, cfg.text.width)
+        self.language = gemma(cfg.text, cfg, cfg.vocab_size)
+        self.expert = gemma(cfg.expert, cfg, adaptive=self.adaptive)
+        if self.adaptive:
+            self.time_mlp_in, self.time_mlp_out = ExactLinear(width, width), ExactLinear(width, width)
+        else:
+            self.state_proj = ExactLinear(cfg.max_state_dim, width)
+            self._add_mixing()
+
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+        seen, seen_mask = self._seen(images, image_mask)
+        words = self.language.embed_tokens(tokens)  # times sqrt(width): Gemma's embedding does that
+        x, mask = torch.cat([seen, words.to(seen.dtype)], dim=1), torch.cat([seen_mask, token_mask], dim=1)
+        states, memory = self.language(x, mask.cumsum(1) - 1, mask[:, None, None])
+        return Prefix(states, mask, memory, x)
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        if self.adaptive:
+            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(self._time(t)))))
+            return self._act(prefix, self.action_in_proj(x), _all(x.shape[1], x), condition)
+        suffix = torch.cat([self.state_proj(state)[:, None], self._mixed(x, t)], dim=1)
+        blocks = _all(suffix.shape[1], x)
+        blocks[0, 1:] = False  # the state sees no action
+        return self._act(prefix, suffix, blocks)
+
+    def _pictures(self, images: Tensor) -> Tensor:
+        found: Tensor = self.connector(self.vision(images).last_hidden_state)
+        return found
+
+
+class SmolVLANetwork(FlowNetwork):
+    """SmolVLA: the state ends the prefix, actions see earlier ones only, and every other layer the prefix only."""
+
+    def __init__(self, cfg: FlowConfig) -> None:
+        super().__init__(cfg)
+        both = SmolVLMConfig(
+            vision_config={**_tower(cfg), "layer_norm_eps": 1e-6},
+            text_config={
+                "model_type": "llama",
+                "hidden_size": cfg.text.width,
+                "num_attention_heads": cfg.text.num_heads,
+                "num_key_value_heads": cfg.text.num_kv_heads,
+            },
+            scale_factor=cfg.pixel_shuffle,
+        )
+        self.vision = SmolVLMVisionTransformer._from_config(both.vision_config, attn_implementation="sdpa")
+        self.connector = SmolVLMConnector(both)
+        self.language = llama(cfg.text, cfg, cfg.vocab_size)
+        self.expert = llama(cfg.expert, cfg, memory=cfg.text)
+        self.state_proj = ExactLinear(cfg.max_state_dim, cfg.text.width)
+        self._add_mixing()
+
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+        seen, seen_mask = self._seen(images, image_mask)
+        words = self.language.embed_tokens(tokens)
+        own, scale = self.state_proj(state)[:, None], math.sqrt(self.cfg.text.width)
+        x = torch.cat([seen * scale, (words * scale).to(seen.dtype), own.to(seen.dtype)], dim=1)
+        mask = torch.cat([seen_mask, token_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
+        length = mask.shape[1]
+        sees_state = torch.arange(length, device=mask.device) == length - 1  # only itself does
+        sees = mask[:, None] & (sees_state[:, None] | ~sees_state)
+        states, memory = self.language(x, mask.cumsum(1) - 1, sees[:, None])
+        return Prefix(states, mask, memory, x)
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        causal = _all(x.shape[1], x).tril()
+        return self._act(prefix, self._mixed(x, t), causal)
+
+    def _pictures(self, images: Tensor) -> Tensor:
+        found: Tensor = self.connector(self.vision(images).last_hidden_state)
+        return found
+
+
+def build_network(cfg: FlowConfig) -> FlowNetwork:
+    return SmolVLANetwork(cfg) if cfg.family == "smolvla" else PiNetwork(cfg)
+
+
+def init_weights(network: FlowNetwork) -> None:
+    """What transformers does not, of random weights: the parts of our own, and positions that are places."""
+    for module in network.modules():
+        if isinstance(module, AdaptiveNorm):
+            module.init_weights()
+    positions = cast(Any, network.vision).embeddings.position_embedding.weight
+    side, width = network.cfg.vision.image_size // network.cfg.vision.patch_size, network.cfg.vision.width
+    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
+    positions.data[:, : 4 * (width // 4)] = torch.cat([rows, columns], dim=2).reshape(side * side, -1)
+
+
+def _all(length: int, like: Tensor) -> Tensor:
+    """Everybody sees everybody, bool [L, L]."""
+    return torch.ones(length, length, dtype=torch.bool, device=like.device)
+
+
+def _tower(cfg: FlowConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": cfg.vision.width,
+        "num_hidden_layers": cfg.vision.depth,
+        "intermediate_size": cfg.vision.mlp_size,
+        "num_attention_heads": cfg.vision.num_heads,
+        "image_size": cfg.vision.image_size,
+        "patch_size": cfg.vision.patch_size,
+    }

@@ -1,0 +1,402 @@
+"""pi0, pi0.5 and SmolVLA as policies: acting by the ODE, exploring around it, and how likely what was explored is.
+
+The Gaussian of a step lives on normalised actions of the policy's horizon and padded width. What is scored are the
+actions that are executed and the dimensions that the robot has: `logprobs` [B, num_action_chunks, action_dim].
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.initialization import no_init_weights
+
+from rlinf_lite.cards import Observed
+from rlinf_lite.models.base import (
+    ActionOutput,
+    CheckpointFormatError,
+    Mode,
+    Policy,
+    PolicyOutput,
+    read_policy_config,
+    recompute_in_backward,
+    row_noise_keys,
+)
+from rlinf_lite.models.flow import formats
+from rlinf_lite.models.flow.card import Pi0, Pi05, SmolVLA
+from rlinf_lite.models.flow.config import (
+    FlowConfig,
+    fresh_config,
+    present_slots,
+    unseen_cameras,
+    with_run_settings,
+)
+from rlinf_lite.models.flow.formats import Origin
+from rlinf_lite.models.flow.inputs import (
+    Normalizer,
+    ObservationError,
+    PromptEncoder,
+    TokenizerError,
+    padded,
+    pixel_values,
+    read_state,
+    stored_images,
+)
+from rlinf_lite.models.flow.layers import ExactLinear
+from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
+from rlinf_lite.models.flow.published import read_config
+from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
+from rlinf_lite.models.lora import add_adapters, merge_adapters
+from rlinf_lite.models.sampling import uniform_noise
+from rlinf_lite.shipped import shipped
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.envs import EnvSpec
+
+log = logging.getLogger(__name__)
+
+
+class ValueHead(nn.Module):
+    """An MLP whose outputs start near 0; tensors are named as in RLinf's checkpoints."""
+
+    def __init__(self, num_in: int, cfg: FlowConfig) -> None:
+        super().__init__()
+        num_values = 1 if cfg.value_type == "chunk_level" else cfg.num_action_chunks
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise([num_in, *cfg.value_hidden_sizes]):
+            layers += [ExactLinear(before, after), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers, ExactLinear([num_in, *cfg.value_hidden_sizes][-1], num_values))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+        nn.init.normal_(cast(nn.Linear, self.mlp[-1]).weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mlp(x)
+        return out
+
+
+class NoiseHead(nn.Module):
+    """Standard deviations of flow_noise from the expert's states; tensors are named as in RLinf's checkpoints."""
+
+    def __init__(self, cfg: FlowConfig) -> None:
+        super().__init__()
+        self.range = cfg.noise_range
+        sizes = itertools.pairwise([cfg.expert.width, *cfg.noise_hidden_sizes, cfg.max_action_dim])
+        layers = [nn.ModuleDict({"linear_1": ExactLinear(before, after)}) for before, after in sizes]
+        self.mlp_logvar = nn.ModuleDict({"moduleList": nn.ModuleList(layers)})
+
+    def init_weights(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., max_action_dim]."""
+        layers = cast(nn.ModuleList, self.mlp_logvar["moduleList"])
+        for number, layer in enumerate(layers, 1):
+            x = cast(nn.ModuleDict, layer)["linear_1"](x)
+            x = torch.tanh(x) if number < len(layers) else x
+        return head_std(x, *self.range)
+
+
+class FlowPolicy(Policy):
+    """All three families. `cfg.family` says which, and each has a class, so that `model.id` can name it."""
+
+    family: str
+
+    def __init__(self, cfg: FlowConfig, prompts: PromptEncoder | None = None) -> None:
+        """Without `prompts` the policy cannot act, but be loaded, inspected and saved."""
+        super().__init__()
+        self.cfg, self.prompts, self.origin = cfg, prompts, Origin()
+        self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
+        self.sampler = Sampler.of(cfg)
+        self.states = Normalizer(cfg, "state", cfg.state_dim)
+        self.actions = Normalizer(cfg, "actions", cfg.action_dim)
+        self.network = build_network(cfg)
+        self.value_head = ValueHead(cfg.text.width, cfg)
+        self.noise_head = NoiseHead(cfg) if cfg.method == "flow_noise" else None
+        self._prefix_is_fixed = False
+        if cfg.lora:
+            self._add_adapters(cfg.lora)
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropout, of which transformers' layers may have some, stays off: what trains is the policy that acts."""
+        super().train(mode)
+        self.network.eval()
+        return self
+
+    # acting
+
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        """train explores; sampled follows the ODE from random noise, as published; greedy from its mean, 0."""
+        inputs = self._inputs(obs)
+        num_rows, device = len(inputs["state"]), inputs["state"].device
+        keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
+        prefix = self._prefix(inputs)
+        velocity = self._velocity(prefix, inputs["state"])
+        if mode != "train":
+            noise = torch.zeros(num_rows, *shape) if mode == "greedy" else self.sampler.draw_noise(keys, shape)[:, 0]
+            actions = self._executed(self.sampler.ode(velocity, noise.to(device)))
+            nothing = torch.zeros_like(actions)
+            return ActionOutput(self._to_env(actions, obs), nothing, nothing[:, :1, 0], {})
+        noise, steps = self.sampler.draw_noise(keys, shape), self.sampler.draw_steps(keys)
+        chain = self.sampler.explore(velocity, noise.to(device), steps.to(device))
+        kept = {**inputs, "visited": chain.visited, "step": chain.step}
+        actions = self._to_env(self._executed(chain.actions), obs)
+        return ActionOutput(actions, self._executed(chain.logprobs), self._values(prefix), kept)
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        return self._values(self._prefix(self._inputs(obs)))
+
+    def _inputs(self, obs: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Tensor]:
+        """Pictures uint8 by slot, padded prompts, and the padded state in the network's units."""
+        cfg, given = self.cfg, obs.get("images", {})
+        device = device or self.network.action_in_proj.weight.device
+        problem = unseen_cameras(cfg, given)
+        if problem:
+            raise ObservationError(f"model.options.cameras: {problem}")
+        if self.prompts is None:
+            raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
+        inputs = {
+            f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
+            for slot, camera in present_slots(cfg, given).items()
+        }
+        instructions = obs["instruction"]
+        state = self.states.normalize(read_state(obs, cfg, len(instructions)))
+        inputs["tokens"], inputs["token_mask"] = self.prompts.encode(instructions, state)
+        inputs["state"] = padded(torch.tensor(state), cfg.max_state_dim)
+        return {name: x.to(device) for name, x in inputs.items()}
+
+    def _to_env(self, actions: Tensor, obs: Mapping[str, Any]) -> Tensor:
+        """Normalised `actions` [B, C, D] in the environment's units, on the CPU."""
+        found = self.actions.unnormalize(actions.cpu())
+        if self.cfg.delta_dims:
+            found = found + self._offsets(obs).to(found.dtype)
+        if self.cfg.action_bounds is not None:
+            low, high = (torch.tensor(bound, dtype=found.dtype) for bound in self.cfg.action_bounds)
+            found = found.clamp(low, high)
+        return found.float()
+
+    def _offsets(self, obs: Mapping[str, Any]) -> Tensor:
+        """What relative dimensions are relative to, [B, 1, D]."""
+        state = np.asarray(obs["state"])[:, None, : self.cfg.delta_dims]
+        return torch.nn.functional.pad(torch.tensor(state), (0, self.cfg.action_dim - state.shape[-1]))
+
+    def _executed(self, x: Tensor) -> Tensor:
+        """[B, H, max_action_dim] to [B, C, D]."""
+        return x[:, : self.num_action_chunks, : self.action_dim]
+
+    # the network
+
+    def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
+        slots = [name for slot in self.cfg.slots if (name := f"image_{slot}") in inputs]
+        images = torch.stack([pixel_values(inputs[name], self.cfg) for name in slots], dim=1)
+        mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
+        with torch.no_grad() if self._prefix_is_fixed else nullcontext():
+            return self.network.prefix(images, mask, inputs["tokens"], inputs["token_mask"], inputs["state"])
+
+    def _velocity(self, prefix: Prefix, state: Tensor) -> Velocity:
+        def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            v, states = self.network.velocity(prefix, state, x, t)
+            return v, None if self.noise_head is None else self.noise_head(states)
+
+        return velocity
+
+    def _values(self, prefix: Prefix) -> Tensor:
+        values: Tensor = self.value_head(prefix.mean())
+        return values
+
+    # training
+
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        prefix = self._prefix(forward_inputs)
+        velocity = self._velocity(prefix, forward_inputs["state"])
+        logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
+        return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
+
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """As `predict_action_batch` reads them, with each row's noise [B, H, max_action_dim] and time [B] of
+        0.999 Beta(1.5, 1) + 0.001; what actions are relative to, where they are."""
+        inputs = self._inputs(obs, torch.device("cpu"))
+        keys = row_noise_keys(obs, len(inputs["state"]))
+        inputs["noise"] = self.sampler.draw_noise(keys, (self.cfg.horizon, self.cfg.max_action_dim))[:, 0]
+        inputs["time"] = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
+        if self.cfg.delta_dims:
+            inputs["offsets"] = self._offsets(obs)
+        return inputs
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Squared error of the velocity. openpi's mean is over padded dimensions too, LeRobot's over the robot's."""
+        actions = batch["actions"]
+        if "offsets" in batch:
+            actions = actions - batch["offsets"]
+        rest = self.cfg.horizon - actions.shape[1]  # of which demonstrations say nothing: they do not count
+        actions = torch.cat([actions, actions[:, -1:].expand(-1, rest, -1)], dim=1)
+        error = self.flow_error(batch, padded(self.actions.normalize(actions), self.cfg.max_action_dim))
+        error = error[:, : self.num_action_chunks]
+        if self.cfg.layout == "lerobot":
+            error = error[..., : self.action_dim]
+        mask = batch["mask"]
+        return (error.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+
+    def flow_error(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """(v - (noise - actions))^2 per element, of normalised, padded `actions` [B, H, max_action_dim] and the `noise`
+        and `time` of `inputs`."""
+        noise, time = inputs["noise"], inputs["time"]
+        t = time[:, None, None]
+        prefix = self._prefix(inputs)
+        v, _ = self.network.velocity(prefix, inputs["state"], t * noise + (1 - t) * actions, time)
+        return (v - (noise - actions)).square()
+
+    # what the framework asks
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.value_head.parameters())
+
+    def fsdp_units(self) -> list[nn.Module]:
+        network = cast(Any, self.network)
+        return [*network.vision.encoder.layers, *network.language.layers, *network.expert.layers]
+
+    def check_env_spec(self, spec: EnvSpec) -> None:
+        problem = unseen_cameras(self.cfg, spec.cameras)
+        if problem:
+            raise ValueError(f"model.options.cameras: {problem}")
+        if self.cfg.state_dim and (spec.state_dim or 0) != self.cfg.state_dim:
+            raise ValueError(
+                f"the policy reads {self.cfg.state_dim} state numbers, the environment gives {spec.state_dim or 'none'}"
+            )
+
+    @classmethod
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
+        config = fresh_config(cls.family, cfg, Observed(spec.action_dim, spec.state_dim or 0, spec.cameras))
+        low, high = np.array(spec.action_low), np.array(spec.action_high)
+        zeros, ones = [0.0] * config.state_dim, [1.0] * config.state_dim
+        middle, half = ((high + low) / 2).tolist(), ((high - low) / 2).tolist()
+        actions = {"mean": middle, "std": half, "q01": low.tolist(), "q99": high.tolist()}
+        state = {"mean": zeros, "std": ones, "q01": [-1.0] * config.state_dim, "q99": ones}
+        config = replace(
+            config,
+            statistics={"state": state, "actions": actions},
+            action_bounds=(tuple(low.tolist()), tuple(high.tolist())),
+        )
+        directory = shipped("assets") / "tiny_tokenizer"
+        policy = cls(config, PromptEncoder.from_directory(directory, config))
+        init_weights(policy.network)
+        policy.origin = Origin.of(directory)
+        policy.check_env_spec(spec)
+        return policy.prepare(cfg)
+
+    def prepare(self, cfg: ModelConfig) -> Self:
+        """Apply what a run says besides the policy's config: what trains, and checkpointing."""
+        frozen = cfg.options.trainable == "expert"
+        lora = {**cfg.options.lora.model_dump(), "trainable": cfg.options.trainable}
+        if self.cfg.lora and lora["rank"] and self.cfg.lora != lora:
+            raise ValueError(
+                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
+                "merge them before (FlowPolicy.merge_adapters, then save_pretrained)"
+            )
+        if lora["rank"] and not self.cfg.lora:
+            self._add_adapters(lora)
+        for name in ("vision", "connector", "language") if frozen else ():
+            self.network.get_submodule(name).requires_grad_(False)
+        # SmolVLA's prefix ends in the state, whose projection trains
+        self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
+        if cfg.options.gradient_checkpointing:
+            recompute_in_backward(self.fsdp_units())
+        return self
+
+    def _add_adapters(self, lora: Mapping[str, Any]) -> None:
+        """Into the vision-language model and the expert, or the expert alone; what is small beside them trains."""
+        large = ["network.vision", "network.connector", "network.language", "network.expert"]
+        small = [f"network.{name}" for name, _ in self.network.named_children() if f"network.{name}" not in large]
+        heads = [name for name in ("value_head", "noise_head") if getattr(self, name) is not None]
+        add_adapters(
+            self, lora, [*small, *heads, *lora["also_train"]], large[:3] if lora["trainable"] == "expert" else ()
+        )
+        self.cfg = replace(self.cfg, lora=dict(lora))
+
+    def merge_adapters(self) -> None:
+        """Make the weights what they are with their adapters, and leave the policy without any."""
+        merge_adapters(self)
+        self.cfg = replace(self.cfg, lora={})
+
+    # files
+
+    def config_dict(self) -> dict[str, Any]:
+        return self.cfg.to_dict()
+
+    @classmethod
+    def from_config_dict(cls, config: dict[str, Any]) -> Self:
+        return cls(FlowConfig.from_dict(config))
+
+    def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the published layout that the policy came in, and beside it what that has no place for."""
+        state = self.state_dict() if state_dict is None else state_dict
+        formats.write(Path(directory), self.policy_id, self.cfg, state, self.origin)
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+    ) -> Self:
+        """Read what `save_pretrained` wrote, or a published directory. Heads that it does not have are random.
+
+        Raises:
+            CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
+            StatisticsError: where there are no statistics, or those that `model.options.asset_id` names are not there.
+            TokenizerError: where there is no tokenizer, with how to get it.
+        """
+        directory = Path(directory)
+        read_policy_config(directory)
+        cfg = read_config(directory, None if model is None else model.options.asset_id)
+        if cfg.family != cls.family or (model is not None and model.id in FAMILIES and model.id != cls.family):
+            wanted = cls.family if model is None else model.id
+            raise CheckpointFormatError(
+                f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
+            )
+        before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
+        for name in ("num_steps", "method", "noise_level", "noise_range"):
+            if getattr(cfg, name) != getattr(before, name):
+                log.info(
+                    "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)
+                )
+        with no_init_weights():
+            policy = cls(cfg, PromptEncoder.from_directory(directory, cfg))
+        policy.value_head.init_weights()
+        if policy.noise_head is not None:
+            policy.noise_head.init_weights()
+        if read_weights:
+            state, policy.origin = formats.read_state(directory, cfg, policy.state_dict())
+            policy.load_state_dict(state, strict=False)  # a published one has no heads
+        return policy if model is None else policy.prepare(model)
+
+    def read_state(self, directory: str | Path) -> dict[str, Tensor]:
+        return formats.read_state(Path(directory), self.cfg, self.state_dict())[0]
+
+
+class Pi0Policy(FlowPolicy):
+    family, policy_id, card = "pi0", "pi0", Pi0
+
+
+class Pi05Policy(FlowPolicy):
+    family, policy_id, card = "pi05", "pi05", Pi05
+
+
+class SmolVLAPolicy(FlowPolicy):
+    family, policy_id, card = "smolvla", "smolvla", SmolVLA
+
+
+FAMILIES = ("pi0", "pi05", "smolvla")

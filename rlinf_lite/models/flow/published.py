@@ -1,0 +1,359 @@
+"""What a directory says of the flow policy in it, ours or published; importable without torch.
+
+Sizes come from the shapes of the tensors. What shapes do not say, numbers of heads, comes from `config.json`, from the
+variant that it names, or from the `config.json` of the vision-language model.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from rlinf_lite.cards import Observed, Problem, ProblemError
+from rlinf_lite.config.resources import start_dir
+from rlinf_lite.models.flow.config import (
+    OPENPI_CAMERAS,
+    PUBLISHED,
+    Family,
+    FlowConfig,
+    Layout,
+    Norm,
+    StatisticsError,
+    Tower,
+    Transformer,
+    fresh_config,
+    unseen_cameras,
+    with_run_settings,
+)
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import Config
+
+Shapes = Mapping[str, tuple[int, ...]]
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+_PI, _SMOLVLA = "paligemma_with_expert.", "vlm_with_expert."
+_PI_NAMES = {
+    "vision.": f"{_PI}paligemma.model.vision_tower.vision_model.",
+    "connector.": f"{_PI}paligemma.model.multi_modal_projector.linear.",
+    "language.embed_tokens.": f"{_PI}paligemma.lm_head.",
+    "language.": f"{_PI}paligemma.model.language_model.",
+    "expert.": f"{_PI}gemma_expert.model.",
+}
+_SMOLVLA_NAMES = {
+    "vision.": f"{_SMOLVLA}vlm.model.vision_model.",
+    "connector.": f"{_SMOLVLA}vlm.model.connector.",
+    "language.": f"{_SMOLVLA}vlm.model.text_model.",
+    "expert.": f"{_SMOLVLA}lm_expert.",
+}
+NAMES: dict[Family, dict[str, str]] = {"pi0": _PI_NAMES, "pi05": _PI_NAMES, "smolvla": _SMOLVLA_NAMES}
+"""Of modules of ours, the published beginning of their tensors' names; the first that fits."""
+TIED = {f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight"}
+"""Another name of the same tensor: files have one of the two, or both."""
+UNREAD = {f"{_PI}gemma_expert.lm_head.weight", f"{_SMOLVLA}vlm.lm_head.weight"}
+"""What no forward pass reads."""
+_VARIANTS = {"gemma_2b": FlowConfig.text.num_heads, "gemma_300m": FlowConfig.expert.num_heads}
+_SMOLVLM = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
+_OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
+_NORMS: dict[str, Norm] = {
+    "MEAN_STD": "mean_std",
+    "QUANTILES": "quantiles",
+    "MIN_MAX": "min_max",
+    "IDENTITY": "identity",
+}
+
+
+class UnsupportedFlowError(ValueError):
+    """A published directory with a part that is not built here, or that says too little of itself."""
+
+
+def flow_config(config: Config, seen: Observed) -> FlowConfig:
+    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it.
+
+    Raises:
+        ProblemError: where the checkpoint cannot serve what the run wants.
+    """
+    model, directory = config.model, start_dir(config)
+    if directory is None or not (directory / "config.json").is_file():
+        cfg = fresh_config(model.id, model, seen)
+    else:
+        try:
+            cfg = with_run_settings(read_config(directory, model.options.asset_id), model)
+        except (UnsupportedFlowError, StatisticsError) as error:
+            raise ProblemError(Problem("rollout.model_dir", str(error))) from error
+        if cfg.family != model.id:
+            text = f"is {model.id}, and {directory} holds {cfg.family}. Set it to that"
+            raise ProblemError(Problem("model.id", text))
+    problem = unseen_cameras(cfg, seen.cameras)
+    if problem:
+        raise ProblemError(Problem("model.options.cameras", problem))
+    for what, own, shown in (("actions", cfg.action_dim, seen.action_dim), ("state", cfg.state_dim, seen.state_dim)):
+        if own not in (shown, 0):
+            text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot"
+            raise ProblemError(Problem("rollout.model_dir", text))
+    return cfg
+
+
+def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
+    """The settings of the policy in `directory`; `asset_id` as in the options.
+
+    Raises:
+        UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
+        StatisticsError: where there are no statistics, or those that are named are not there.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    if "rlinf_lite" in config:
+        cfg = FlowConfig.from_dict(config["rlinf_lite"]["settings"])
+        if asset_id not in (None, cfg.asset_id):
+            raise StatisticsError(f"{directory}: there are no statistics of {asset_id!r}, but of {cfg.asset_id!r}")
+        return cfg
+    try:
+        return _published_config(directory, config, asset_id)
+    except KeyError as missing:
+        text = f"{directory}: neither config.json nor the tensors of {WEIGHTS} have {missing}"
+        raise UnsupportedFlowError(text) from missing
+
+
+def published_family(directory: Path) -> Family | None:
+    """Whose weights are in a directory, by the names of its tensors; None: of no flow policy."""
+    try:
+        return _family(_shapes(directory))
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """`model.safetensors`, or the shards that its index names; those that are there."""
+    index = directory / INDEX
+    names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {WEIGHTS}
+    return [directory / name for name in sorted(names) if (directory / name).is_file()]
+
+
+def _family(shapes: Shapes) -> Family | None:
+    plain = {name.removeprefix("model.") for name in shapes}
+    if any(name.startswith(_SMOLVLA) for name in plain):
+        return "smolvla"
+    if any(name.startswith(_PI) for name in plain):
+        return "pi05" if "time_mlp_in.weight" in plain else "pi0"
+    return None
+
+
+def _header(stream: BinaryIO) -> dict[str, Any]:
+    """What the beginning of a safetensors file says of each tensor; their bytes follow."""
+    (length,) = struct.unpack("<Q", stream.read(8))
+    header: dict[str, Any] = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Of the weights in a directory, from the files' headers alone; empty where there are none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(directory):
+        with file.open("rb") as stream:
+            shapes |= {name: tuple(entry["shape"]) for name, entry in _header(stream).items()}
+    return shapes
+
+
+def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str | None) -> FlowConfig:
+    shapes = _shapes(directory)
+    family = _family(shapes)
+    if family is None:
+        raise UnsupportedFlowError(f"{directory}: the tensors of {WEIGHTS} are not those of pi0, pi05 or smolvla")
+    if config.get("type", family) != family:
+        raise UnsupportedFlowError(f"{directory}: config.json says {config['type']}, and the tensors are {family}'s")
+    layout: Layout = (
+        "lerobot" if any(name.startswith((f"model.{_PI}", f"model.{_SMOLVLA}")) for name in shapes) else "openpi"
+    )
+    shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    cfg = FlowConfig(**{**PUBLISHED[family], "family": family, "layout": layout})
+    said = _smolvla(directory, config) if family == "smolvla" else _pi(directory, config)
+    cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], said.pop("heads")), **said})
+    if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
+        raise UnsupportedFlowError(
+            f"{directory}: the expert has {cfg.expert.depth} layers with heads of {cfg.expert.head_dim}, and the "
+            f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be alike"
+        )
+    return replace(
+        cfg, **_lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
+    )
+
+
+# sizes
+
+
+def _sizes(shapes: Shapes, names: Mapping[str, str], heads: tuple[int, int, int]) -> dict[str, Any]:
+    """What the shapes of the tensors say, given the numbers of heads of the vision tower and both transformers."""
+    vision, language = names["vision."], names["language."]
+    width, _, patch, _ = shapes[f"{vision}embeddings.patch_embedding.weight"]
+    side = isqrt(shapes[f"{vision}embeddings.position_embedding.weight"][0])
+    mlp, depth = shapes[f"{vision}encoder.layers.0.mlp.fc1.weight"][0], _count(f"{vision}encoder.layers.", shapes)
+    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[f"{_PI}paligemma.lm_head.weight"]
+    max_action_dim = shapes["action_in_proj.weight"][1]
+    found = {
+        "vision": Tower(width, depth, mlp, heads[0], side * patch, patch),
+        "text": _transformer(language, shapes, heads[1]),
+        "expert": _transformer(names["expert."], shapes, heads[2]),
+        "vocab_size": embedding[0],
+        "max_action_dim": max_action_dim,
+        "max_state_dim": shapes.get("state_proj.weight", (0, max_action_dim))[1],
+        "resize_to": (side * patch, side * patch),
+        "value_hidden_sizes": _hidden_sizes(shapes, "value_head.mlp."),
+        "noise_hidden_sizes": _hidden_sizes(shapes, "noise_head.mlp_logvar.moduleList."),
+    }
+    return {name: size for name, size in found.items() if size != ()}
+
+
+def _transformer(prefix: str, shapes: Shapes, num_heads: int) -> Transformer:
+    depth, first = _count(f"{prefix}layers.", shapes), f"{prefix}layers.0"
+    queries, width = shapes[f"{first}.self_attn.q_proj.weight"]
+    head_dim = queries // num_heads
+    kv_heads = shapes[f"{first}.self_attn.k_proj.weight"][0] // head_dim
+    return Transformer(width, depth, shapes[f"{first}.mlp.gate_proj.weight"][0], num_heads, kv_heads, head_dim)
+
+
+def _count(prefix: str, shapes: Shapes) -> int:
+    return len({name[len(prefix) :].partition(".")[0] for name in shapes if name.startswith(prefix)})
+
+
+def _hidden_sizes(shapes: Shapes, prefix: str) -> tuple[int, ...]:
+    """Of an MLP (RLinf's heads) whose layers are `<prefix><number>...weight`; empty where there is none."""
+    names = [name for name in shapes if name.startswith(prefix) and name.endswith(".weight")]
+    layers = {int(name[len(prefix) :].partition(".")[0]): shapes[name][0] for name in names}
+    return tuple(layers[number] for number in sorted(layers)[:-1])
+
+
+def _pi(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of heads, by the names of the variants; `tiny` is in checkpoints that no variant names."""
+    tiny, heads = config.get("tiny", {}), [FlowConfig.vision.num_heads]
+    if tiny:
+        heads = [tiny["vision"]["num_attention_heads"], tiny["text"]["num_heads"], tiny["expert"]["num_heads"]]
+        return {"heads": tuple(heads)}
+    for key in ("paligemma_variant", "action_expert_variant"):
+        if config.get(key) not in _VARIANTS:
+            text = f"config.json names the {key} {config.get(key)!r}. Known: {', '.join(_VARIANTS)}"
+            raise UnsupportedFlowError(f"{directory}: {text}")
+        heads.append(_VARIANTS[config[key]])
+    return {"heads": tuple(heads)}
+
+
+def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the vision-language model's own config.json says, where its name is not known."""
+    named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
+    for key in ("add_image_special_tokens", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
+        if config.get(key):
+            raise UnsupportedFlowError(f"{directory}: {key} is true, which is not supported")
+    crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
+    found = {
+        "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
+        "resize_to": tuple(config["resize_imgs_with_padding"]),
+        "heads": (published["vision"].num_heads, *(published[name].num_heads for name in ("text", "expert"))),
+    }
+    file = directory / named / "config.json"
+    if not file.is_file():
+        if named in _SMOLVLM:
+            return found
+        raise UnsupportedFlowError(
+            f"{directory}: vlm_model_name is {named!r}, whose sizes are not known. Put its config.json into "
+            f"{directory / 'vlm'} and set vlm_model_name to ./vlm"
+        )
+    vlm = json.loads(file.read_text())
+    heads = vlm["text_config"]["num_attention_heads"]
+    return {
+        **found,
+        "heads": (vlm["vision_config"]["num_attention_heads"], heads, heads),
+        "rms_eps": vlm["text_config"].get("rms_norm_eps", published["rms_eps"]),
+        "pixel_shuffle": vlm["scale_factor"],
+    }
+
+
+# behaviour and statistics
+
+
+def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_id: str | None) -> dict[str, Any]:
+    """What openpi's config.json says, which is little, and its statistics."""
+    tiny = config.get("tiny", {})
+    files = {
+        file.parent.relative_to(directory).as_posix().removeprefix("assets/"): file
+        for file in sorted(directory.glob("**/norm_stats.json"))
+    }
+    named = asset_id or tiny.get("asset_id") or (next(iter(files)) if len(files) == 1 else None)
+    if named not in files:
+        wanted = f"no statistics of {named!r}" if named else "no one set of statistics"
+        raise StatisticsError(
+            f"{directory}: there are {wanted} (assets/<id>/norm_stats.json). It has {', '.join(files) or 'none'}. Set "
+            "model.options.asset_id"
+        )
+    statistics = json.loads(files[named].read_text())["norm_stats"]
+    action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
+    state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
+    return {
+        "statistics": statistics,
+        "asset_id": named,
+        "action_dim": min(action_dim, cfg.max_action_dim),
+        "state_dim": min(state_dim, cfg.max_state_dim),
+        "horizon": config["action_horizon"],
+        "num_action_chunks": config["action_horizon"],
+        "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
+        "max_prompt_length": config.get("max_token_len", cfg.max_prompt_length),
+        "state_in_prompt": config.get("discrete_state_input", cfg.state_in_prompt) and cfg.family == "pi05",
+        "delta_dims": _OPENPI_DELTA_DIMS if tiny.get("extra_delta_transform") else 0,
+    }
+
+
+def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dict[str, Any]:
+    """What LeRobot's config.json and its processors say."""
+    beta = tuple(config.get(f"time_sampling_beta_{name}", usual) for name, usual in (("alpha", 1.5), ("beta", 1.0)))
+    if config.get("use_relative_actions") or beta != (1.5, 1.0):
+        raise UnsupportedFlowError(
+            f"{directory}: relative actions, or times of another Beta than (1.5, 1), are not supported"
+        )
+    norms = {name: _NORMS.get(kind) for name, kind in config["normalization_mapping"].items()}
+    if None in (norms["STATE"], norms["ACTION"]):
+        raise UnsupportedFlowError(f"{directory}: normalization_mapping has kinds other than {', '.join(_NORMS)}")
+    inputs, horizon = config["input_features"], config["chunk_size"]
+    pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
+    slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
+    height_width = config.get("image_resolution", (cfg.resize_to[1], cfg.resize_to[0]))
+    return {
+        "statistics": _lerobot_statistics(directory),
+        "action_dim": config["output_features"]["action"]["shape"][0],
+        "state_dim": inputs["observation.state"]["shape"][0] if "observation.state" in inputs else 0,
+        "state_norm": norms["STATE"],
+        "action_norm": norms["ACTION"],
+        "horizon": horizon,
+        "num_action_chunks": min(config.get("n_action_steps", horizon), horizon),
+        "slots": tuple(name for name in slots if not name.startswith("empty_camera_")),
+        "resize_to": (height_width[1], height_width[0]),
+        "max_prompt_length": config.get("tokenizer_max_length", cfg.max_prompt_length),
+        "num_steps": config.get("num_inference_steps", config.get("num_steps", cfg.num_steps)),
+        "min_period": config.get("min_period", cfg.min_period),
+        "max_period": config.get("max_period", cfg.max_period),
+    }
+
+
+def _lerobot_statistics(directory: Path) -> dict[str, dict[str, list[float]]]:
+    """Of the normaliser's file, wherever the preprocessor's steps say that it is."""
+    file = directory / "policy_preprocessor.json"
+    steps = json.loads(file.read_text())["steps"] if file.is_file() else []
+    named = [step["state_file"] for step in steps if "normalizer" in step["registry_name"] and "state_file" in step]
+    if not named or not (directory / named[0]).is_file():
+        raise StatisticsError(
+            f"{directory}: there are no statistics: policy_preprocessor.json names "
+            f"{named[0] + ', which is not there' if named else 'no file of a normalizer_processor'}"
+        )
+    with (directory / named[0]).open("rb") as stream:
+        header, content = _header(stream), stream.read()
+    found: dict[str, dict[str, list[float]]] = {"state": {}, "actions": {}}
+    for name, entry in header.items():
+        feature, _, statistic = name.rpartition(".")
+        kind = {"observation.state": "state", "action": "actions"}.get(feature)
+        if kind is not None and entry["dtype"] == "F32":
+            first, last = entry["data_offsets"]
+            found[kind][statistic] = list(struct.unpack(f"<{(last - first) // 4}f", content[first:last]))
+    return found

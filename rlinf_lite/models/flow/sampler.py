@@ -1,0 +1,189 @@
+"""From noise to actions in K steps, and how likely each step was: one formula for the ODE and what explores around it.
+
+At time t the network says x0 = x - t v, where the actions are, and x1 = x + (1 - t) v, where the noise was. A step to
+the earlier time s is a Gaussian whose mean is on the way between the two:
+
+    ODE          mean = (1 - s) x0 + s x1 = x - (t - s) v                              std = 0
+    flow_sde     mean = (1 - s) x0 + (s - sigma^2 (t - s) / 2t) x1                     std = sigma sqrt(t - s)
+                 sigma = a sqrt(t / (1 - t)): keeps the ODE's marginals as K grows     (1 - t is 1 - t_1 where t = 1)
+    flow_cps     mean = (1 - s) x0 + s cos(pi a / 2) x1                                std = s sin(pi a / 2)
+    flow_noise   mean as of the ODE                                                    std is the network's
+
+Sources: piRL (arXiv 2510.25889) and ReinFlow (arXiv 2505.22094). Everything is float32: late steps' noise is too small
+beside x for bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.models.flow.config import FlowConfig
+from rlinf_lite.models.sampling import normal_noise, uniform_noise
+
+Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""x [B, H, D] and t [B] to the velocity, and the standard deviations that the noise head says (None without one)."""
+
+
+def times(num_steps: int, clock: Literal["openpi", "lerobot"]) -> Tensor:
+    """Float32 [K + 1] from 1 to 0. openpi adds -1/K again and again; its rounding is felt through periods of 0.004."""
+    if clock == "lerobot":
+        return torch.tensor([1.0 - k / num_steps for k in range(num_steps + 1)], dtype=torch.float32)
+    step, found = np.float32(-1.0 / num_steps), [np.float32(1.0)]
+    for _ in range(num_steps - 1):
+        found.append(np.float32(found[-1] + step))
+    return torch.tensor(np.array([*found, 0.0], dtype=np.float32))
+
+
+def step_moments(
+    method: str, x: Tensor, v: Tensor, t: Tensor, s: Tensor, level: Tensor, second: Tensor, std: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, both [B, H, D], of the step of `x` [B, H, D] from `t` [B] to `s` [B].
+
+    `level` [B] is a; where it is 0, the step is the ODE's. `second` is t_1. `std` is the network's, for flow_noise.
+    """
+    t, s, level = (part[:, None, None] for part in (t, s, level))
+    step = t - s
+    if method == "flow_noise":
+        assert std is not None
+        return x - step * v, std * (level > 0)
+    if method == "flow_cps":
+        angle = 0.5 * math.pi * level
+        return (1 - s) * (x - t * v) + s * angle.cos() * (x + (1 - t) * v), (s * angle.sin()).expand_as(x)
+    assert method == "flow_sde", method
+    variance = level.square() * t / (1 - torch.where(t == 1, second, t))  # sigma squared
+    mean = x - step * v - variance * step / (2 * t) * (x + (1 - t) * v)
+    return mean, (variance * step).sqrt().expand_as(x)
+
+
+def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Of each element; 0, with gradients 0, where `std` is 0."""
+    certain = std == 0
+    safe = torch.where(certain, 1.0, std)
+    density = -0.5 * ((x - mean) / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(certain, 0.0, density)
+
+
+def entropy_of(std: Tensor) -> Tensor:
+    """Of each element; 0 where `std` is 0."""
+    certain = std == 0
+    return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
+
+
+def head_std(raw: Tensor, low: float, high: float) -> Tensor:
+    """Standard deviations from the noise head's output: its tanh lies between the logarithms of the variances."""
+    bounds = 2 * math.log(low), 2 * math.log(high)
+    logvar = bounds[0] + (bounds[1] - bounds[0]) * (torch.tanh(raw) + 1) / 2
+    return torch.exp(0.5 * logvar)
+
+
+@dataclass
+class Chain:
+    """What acting leaves for training, batch first."""
+
+    actions: Tensor  # [B, H, D]: x at t = 0
+    visited: Tensor  # [B, 2, H, D]: x_k and what followed it; flow_noise: [B, K + 1, H, D], all
+    step: Tensor  # int64 [B]: k; flow_noise: 0
+    logprobs: Tensor  # [B, H, D]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The steps of one policy. `clock` and K are those that its velocities are evaluated at."""
+
+    num_steps: int
+    clock: Literal["openpi", "lerobot"]
+    method: Literal["flow_sde", "flow_noise", "flow_cps"]
+    level: float
+    ignore_last: bool
+    joint: Literal["sum", "mean"]
+
+    @classmethod
+    def of(cls, cfg: FlowConfig) -> Sampler:
+        return cls(cfg.num_steps, cfg.layout, cfg.method, cfg.noise_level, cfg.ignore_last, cfg.joint)
+
+    @torch.no_grad()
+    def ode(self, velocity: Velocity, x: Tensor) -> Tensor:
+        """Actions [B, H, D] of noise `x` [B, H, D]."""
+        t = times(self.num_steps, self.clock).to(x.device)
+        step = 1.0 / self.num_steps
+        for k in range(self.num_steps):
+            x = x - step * velocity(x, t[k].expand(len(x)))[0]
+        return x
+
+    def draw_steps(self, keys: np.ndarray) -> Tensor:
+        """Which step each row samples, int64 [B], uniformly and by its own key."""
+        count = self.num_steps - (self.ignore_last and self.num_steps > 1)
+        return torch.from_numpy(np.minimum((uniform_noise(keys, 1)[:, 0] * count).astype(np.int64), count - 1))
+
+    def draw_noise(self, keys: np.ndarray, shape: tuple[int, int]) -> Tensor:
+        """Where rows start, then what is added to the step that is drawn, float32 [B, 2, H, D]; with flow_noise to all,
+        [B, K + 1, H, D]. A row's own key is all that matters."""
+        count = self.num_steps + 1 if self.method == "flow_noise" else 2
+        with np.errstate(over="ignore"):
+            noise = normal_noise(keys + np.uint64(1), count * shape[0] * shape[1])
+        return torch.from_numpy(noise).view(len(keys), count, *shape)
+
+    @torch.no_grad()
+    def explore(self, velocity: Velocity, noise: Tensor, chosen: Tensor) -> Chain:
+        """Follow what `draw_noise` gave. A row is drawn at step `chosen` [B] and follows the ODE at the others; with
+        flow_noise it is drawn at all."""
+        joint, x, chain, logprobs = self.method == "flow_noise", noise[:, 0], [noise[:, 0]], []
+        for k in range(self.num_steps):
+            steps = torch.full_like(chosen, k)
+            sampled = torch.ones_like(chosen, dtype=torch.bool) if joint else chosen == k
+            mean, std = self._moments(velocity, x, steps, sampled)
+            x = mean + std * noise[:, k + 1 if joint else 1]
+            chain.append(x)
+            logprobs.append(log_density(x, mean, std))
+        visited, each = torch.stack(chain, dim=1), torch.stack(logprobs, dim=1)
+        if joint:
+            return Chain(x, visited, torch.zeros_like(chosen), self._joined(noise[:, 0], each))
+        rows = torch.arange(len(x), device=x.device)
+        return Chain(
+            x, torch.stack([visited[rows, chosen], visited[rows, chosen + 1]], dim=1), chosen, each[rows, chosen]
+        )
+
+    def score(self, velocity: Velocity, visited: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [B, H, D] of a `Chain`, with gradients: one pass, with flow_noise K.
+
+        flow_sde and flow_cps have no entropy to raise: their noise is not the network's, and 0 is what is reported.
+        """
+        if self.method != "flow_noise":
+            mean, std = self._moments(velocity, visited[:, 0], step, torch.ones_like(step, dtype=torch.bool))
+            return log_density(visited[:, 1], mean, std), torch.zeros_like(mean)
+        logprobs, entropies = [], []
+        for k in range(self.num_steps):
+            every = torch.full_like(step, k)
+            mean, std = self._moments(velocity, visited[:, k], every, torch.ones_like(step, dtype=torch.bool))
+            logprobs.append(log_density(visited[:, k + 1], mean, std))
+            entropies.append(entropy_of(std))
+        first = visited[:, 0]
+        own = self._joined(first, torch.stack(logprobs, dim=1))
+        every_entropy = torch.stack(entropies, dim=1).sum(1)
+        if self.joint == "mean":
+            every_entropy = (every_entropy + entropy_of(torch.ones_like(first))) / (self.num_steps + 1)
+        return own, every_entropy
+
+    def _moments(self, velocity: Velocity, x: Tensor, k: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
+        """Of step `k` [B] of each row; of the ODE's in rows that are not `sampled` [B]."""
+        at = times(self.num_steps, self.clock).to(x.device)
+        t, s = at[k], at[k + 1]
+        v, std = velocity(x, t)
+        level = torch.where(sampled, self.level, 0.0)
+        return step_moments(self.method, x, v, t, s, level, at[1], std)
+
+    def _joined(self, first: Tensor, logprobs: Tensor) -> Tensor:
+        """Of the K steps' [B, K, H, D]; the density of the first noise cancels in ratios, and is only counted where
+        RLinf does."""
+        total = logprobs.sum(1)
+        if self.joint == "sum":
+            return total
+        zero, one = torch.zeros_like(first), torch.ones_like(first)
+        return (total + log_density(first, zero, one)) / (self.num_steps + 1)

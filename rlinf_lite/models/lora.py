@@ -1,0 +1,69 @@
+"""Low-rank adapters (peft's) within a policy: their options, importable without torch, adding and merging them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite.cards import NonNegativeInt, PositiveInt, Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class LoraOptions(Section):
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: train all weights."""
+    alpha: PositiveInt | None = None
+    """Adapters are scaled by alpha / rank; null: rank."""
+    targets: list[str] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
+        *("fc1", "fc2", "fc3", "lm_head"),
+    ]
+    """Names of the linear layers that get an adapter."""
+    also_train: list[str] = []
+    """Modules that train in full besides the heads, for example proprio_projector."""
+
+
+def add_adapters(
+    policy: nn.Module, lora: Mapping[str, Any], trained: Collection[str], without: Collection[str] = ()
+) -> None:
+    """Put adapters into `policy`. They and its modules `trained`, which get none, are all that trains then; modules
+    `without` get none and do not train.
+
+    Raises ValueError for targets that no linear layer is called.
+    """
+    import peft
+    from torch import nn
+
+    linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
+    usual = LoraOptions().targets  # of which a policy has those that its architecture has
+    unknown = [name for name in lora["targets"] if name not in linears and name not in usual]
+    if unknown:
+        known = ", ".join(sorted(linears))
+        raise ValueError(
+            f"model.options.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}"
+        )
+    config = peft.LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"] or lora["rank"],
+        target_modules=lora["targets"],
+        exclude_modules=rf"({'|'.join(map(re.escape, [*trained, *without]))})\..*",
+        init_lora_weights="gaussian",
+    )
+    peft.inject_adapter_in_model(config, policy)
+    for name, parameter in policy.named_parameters():
+        whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
+        parameter.requires_grad_("lora_" in name or whole)
+
+
+def merge_adapters(policy: nn.Module) -> None:
+    """Make the weights what they are with their adapters, and leave the policy without any; all of it trains."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in list(policy.named_modules()):
+        if isinstance(layer, LoraLayer):
+            layer.merge()
+            policy.set_submodule(name, layer.get_base_layer())
+    policy.requires_grad_(True)
