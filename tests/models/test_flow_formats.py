@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import NOISE_KEY
-from rlinf_lite.models.flow.config import StatisticsError
+from rlinf_lite.models.flow.config import StatisticsError, Tower, Transformer
 from rlinf_lite.models.flow.inputs import ObservationError, PromptEncoder, PromptTooLongError, TokenizerError
 from rlinf_lite.models.flow.policy import FlowPolicy
 from rlinf_lite.models.flow.published import UnsupportedFlowError, published_family, read_config
@@ -266,3 +266,43 @@ def test_observations_that_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     assert (policy.sampler.num_steps, policy.sampler.level) == (4, 0.3)
     with pytest.raises(ValueError, match=r"is 7, and the policy thinks of 6 \(its horizon\)"):
         load_policy(FOLDER / "tiny-pi0", model("tiny-pi0", num_action_chunks=7))
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
+def test_any_size_is_read_off_the_tensors(family: str, tmp_path: Path) -> None:
+    """Of a checkpoint with sizes that nothing here has, whose config.json says how many heads there are."""
+    source = next(FOLDER / name for name, of in FAMILY.items() if of == family)
+    cfg = replace(
+        read_config(source),
+        vision=Tower(30, 3, 44, 5, 40, 10) if family != "smolvla" else Tower(36, 1, 52, 6, 72, 12),
+        text=Transformer(56, 5, 88, 6, 3, 12),
+        expert=Transformer(20, 5, 36, 6, 3, 12),
+        vocab_size=401,
+        max_action_dim=17,
+        max_state_dim=17,
+        resize_to=(40, 40) if family != "smolvla" else (72, 72),
+        pixel_shuffle=3 if family == "smolvla" else 1,
+        cross_every=3 if family == "smolvla" else 0,
+        value_hidden_sizes=(512, 256, 128),
+    )
+    policy = FlowPolicy(cfg)
+    policy.policy_id, policy.origin = family, load_policy(source).origin
+    policy.origin.dtypes, policy.origin.unread = {}, {}
+    policy.save_pretrained(tmp_path)
+    (tmp_path / "rlinf_lite.safetensors").unlink()
+    config = json.loads((source / "config.json").read_text())
+    if family == "smolvla":
+        vlm = json.loads((source / "vlm" / "config.json").read_text())
+        vlm["scale_factor"], vlm["vision_config"]["num_attention_heads"] = 3, 6
+        (tmp_path / "vlm" / "config.json").write_text(json.dumps(vlm))
+        config |= {"self_attn_every_n_layers": 3, "resize_imgs_with_padding": [72, 72]}
+    else:
+        config["tiny"]["vision"]["num_attention_heads"] = 5
+        config["tiny"]["text"]["num_heads"] = config["tiny"]["expert"]["num_heads"] = 6
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = read_config(tmp_path)
+    assert found == cfg
+    loaded = load_policy(tmp_path)
+    assert all(
+        torch.equal(x, policy.state_dict()[name]) for name, x in loaded.state_dict().items() if "network" in name
+    )

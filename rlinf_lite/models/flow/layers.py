@@ -171,7 +171,10 @@ def llama(
     size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, memory: Transformer | None = None
 ) -> Stack:
     """A Llama, as `gemma`; with `memory`, that of a language model whose keys and values some layers read alone."""
-    model: Any = LlamaModel(LlamaConfig(**_sizes(size, cfg, vocab_size)))
+    sizes = _sizes(size, cfg, vocab_size)
+    config = LlamaConfig(**{**sizes, "hidden_size": size.num_heads * size.head_dim})
+    config.hidden_size = size.width  # which it would refuse where that is no multiple of the number of heads
+    model: Any = LlamaModel(config)
     layers = range(size.depth) if memory is not None and cfg.cross_every != 1 else ()
     crossing = [number for number in layers if cfg.cross_every == 0 or number % cfg.cross_every]
     for number in crossing:

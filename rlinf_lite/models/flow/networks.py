@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import SiglipVisionConfig, SiglipVisionModel, SmolVLMConfig
+from transformers import SiglipVisionConfig, SiglipVisionModel
+from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfig
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
 from rlinf_lite.models.flow.config import FlowConfig
@@ -153,17 +155,10 @@ class SmolVLANetwork(FlowNetwork):
 
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
-        both = SmolVLMConfig(
-            vision_config={**_tower(cfg), "layer_norm_eps": 1e-6},
-            text_config={
-                "model_type": "llama",
-                "hidden_size": cfg.text.width,
-                "num_attention_heads": cfg.text.num_heads,
-                "num_key_value_heads": cfg.text.num_kv_heads,
-            },
-            scale_factor=cfg.pixel_shuffle,
-        )
-        self.vision = SmolVLMVisionTransformer._from_config(both.vision_config, attn_implementation="sdpa")
+        vision = SmolVLMVisionConfig(**_tower(cfg), layer_norm_eps=1e-6)
+        self.vision = SmolVLMVisionTransformer._from_config(vision, attn_implementation="sdpa")
+        text = SimpleNamespace(hidden_size=cfg.text.width)
+        both: Any = SimpleNamespace(scale_factor=cfg.pixel_shuffle, vision_config=vision, text_config=text)
         self.connector = SmolVLMConnector(both)
         self.language = llama(cfg.text, cfg, cfg.vocab_size)
         self.expert = llama(cfg.expert, cfg, memory=cfg.text)
