@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf_lite.cards import Observed
 from rlinf_lite.config import ConfigError, EnvConfig, load_config
 from rlinf_lite.envs import (
     ChunkedEnv,
@@ -219,15 +220,16 @@ def test_the_gripper_opens_and_closes_as_the_convention_says(
 
 
 def test_fast_pictures_show_the_same(painting: LiberoSimulator, assets: Path) -> None:
-    fast = LiberoSimulator(
-        1, settings(assets, STOVE, cameras=["robot0_eye_in_hand", "agentview"], camera_size=[64, 64])
-    )
+    config = settings(assets, STOVE, cameras=["robot0_eye_in_hand", "agentview"], camera_size=[64, 64])
+    fast = LiberoSimulator(1, config)
     fast.reset(np.array([0]), [1])
     painting.reset(np.array([0]), [seed_of(STOVE, 1, painting.task_id)])
     pictures = [simulator.observe(np.array([0]))["images"] for simulator in (fast, painting)]
     for camera, image in pictures[0].items():
         difference = np.abs(image.astype(int) - pictures[1][camera])
         assert image.shape == (1, 64, 64, 3) and 0 < difference.mean() < 8 and np.median(difference) <= 2, camera
+    spec, seen = get_env_spec(fast, fast.observe(np.array([0]))), env_card("libero").observed(STOVE, config.options)
+    assert seen == Observed(spec.action_dim, spec.state_dim, spec.cameras)
     fast.close()
 
 

@@ -66,7 +66,8 @@ def working(found: Estimate, part: str) -> int:
     return found.ranks["actor"].working[part]
 
 
-TASKS = {(env_id, name): task for env_id in ENVIRONMENTS.names() for name, task in env_card(env_id).tasks.items()}
+CARDS = {env_id: env_card(env_id) for env_id in ENVIRONMENTS.names() if env_id != "libero"}  # needs its assets
+TASKS = {(env_id, name): task for env_id, card in CARDS.items() for name, task in card.tasks.items()}
 SEEN = [(*task, "state") for task in TASKS]
 SEEN += [(*task, "rgb") for task in TASKS if task[1] in ("pick", "all", "PickCube-v1", "StackCube-v1")]
 SEEN += [("tabletop", "pick", "rgb+state")]

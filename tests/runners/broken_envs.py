@@ -7,6 +7,15 @@ import gymnasium
 import numpy as np
 
 
+def _is_first(marker):
+    """Whether no other process has asked for this file before: two may ask at once."""
+    try:
+        open(marker, "x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
 class Broken(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
@@ -35,8 +44,7 @@ class Broken(gymnasium.Env):
                 reward = float("nan")
             if self._how == "huge_reward":
                 reward = 3e38  # a float32, but what is computed from it is not
-            if self._how == "hang_once" and not os.path.exists(self._marker):
-                open(self._marker, "w").close()
+            if self._how == "hang_once" and _is_first(self._marker):
                 time.sleep(3600)
             if self._how == "slow":
                 time.sleep(0.05)

@@ -60,6 +60,6 @@ def test_a_policy_is_trained_and_measured(
     assert "rollout.model_dir: names no policy to measure" in capsys.readouterr().err
     measured = [f"rollout.model_dir={run}", *SMALL, *where]
     assert command_line(["eval", "--config-name", "libero_eval", "--suite", "libero-goal", *measured]) == 0
-    said = json.loads((runs / "eval_libero_eval_libero-goal.json").read_text())["protocol"]
+    said = json.loads((runs / "eval_libero_eval.json").read_text())["protocol"]
     assert said["suite"] is None and said["env_options"]["protocol"] == "openvla" and said["max_episode_steps"] == 32
     assert said["started_from"].startswith(str(run))

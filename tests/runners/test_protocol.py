@@ -57,7 +57,7 @@ def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
     for name, suite in env_card("libero").suites.items():
         cfg = load_config("libero_eval", suite_overrides(name, "libero"), elsewhere=True)
         assert suite_of(env_card("libero"), cfg) == name and suites()[name] == suite
-        said = protocol_of(cfg, ["a", "b"], 7)
+        said = protocol_of(cfg, ["a", "b"], {"max_episode_steps": 7})
         assert said["initial_states"].startswith("published") and said["env_options"]["settle_steps"] == 10
         assert said["max_episode_steps"] == 7 and said["suite"] == name
     with pytest.raises(UnknownSuiteError, match="Did you mean metaworld-mt10"):
