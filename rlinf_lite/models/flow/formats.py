@@ -1,6 +1,7 @@
 """Flow policies as directories: openpi's PyTorch layout and LeRobot's, and our additions in files of their own.
 
-    config.json            as published, and in it `policy_id` and `rlinf_lite`: this policy's settings
+    config.json            as published, byte for byte: LeRobot refuses fields that it does not know
+    rlinf_lite.json        `policy_id`, and this policy's settings
     model.safetensors      as published: same names, same types, what no forward pass reads as it was
     rlinf_lite.safetensors value and noise head, adapters
     assets/, tokenizer files, processors and what else came with the weights
@@ -23,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_lite.config.resources import OWN_CONFIG
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.config import FlowConfig
@@ -33,17 +35,14 @@ log = logging.getLogger(__name__)
 ADDITIONS = "rlinf_lite.safetensors"
 _HEADS = ("value_head", "noise_head")
 _CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "policy_*processor*.safetensors")
-_OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
 
 
 @dataclass
 class Origin:
     """What came with a policy's weights, is no part of it, and goes out with them again."""
 
-    config: dict[str, Any] = field(default_factory=dict)
-    """Published `config.json`."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Tokenizer, statistics, processors; by path within the directory."""
+    """`config.json`, tokenizer, statistics, processors; by path within the directory."""
     metadata: dict[str, str] = field(default_factory=dict)
     """Of the weights' file."""
     unread: dict[str, Tensor] = field(default_factory=dict)
@@ -55,13 +54,8 @@ class Origin:
     def of(cls, directory: Path) -> Origin:
         """Of a directory, without the tensors."""
         found = sorted({file for pattern in _CARRIED for file in directory.rglob(pattern)})
-        left_out = {directory / name for name in ("config.json", INDEX)}
-        file = directory / "config.json"
-        config = json.loads(file.read_text()) if file.is_file() else {}
-        return cls(
-            config={name: value for name, value in config.items() if name not in _OWN_KEYS},
-            files={one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out},
-        )
+        left_out = {directory / name for name in (OWN_CONFIG, INDEX)}
+        return cls({one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out})
 
 
 def published_name(name: str, cfg: FlowConfig) -> str:
@@ -147,7 +141,9 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": cfg.to_dict()}}
-    (directory / "config.json").write_text(json.dumps({**(origin.config or _config(cfg)), **own}, indent=2) + "\n")
+    (directory / OWN_CONFIG).write_text(json.dumps(own, indent=2) + "\n")
+    if "config.json" not in origin.files:
+        (directory / "config.json").write_text(json.dumps(_config(cfg), indent=2) + "\n")
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}

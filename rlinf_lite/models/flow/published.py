@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_config, start_dir
 from rlinf_lite.models.flow.config import (
     OPENPI_CAMERAS,
     PUBLISHED,
@@ -106,7 +106,7 @@ def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
         UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
         StatisticsError: where there are no statistics, or those that are named are not there.
     """
-    config = json.loads((directory / "config.json").read_text())
+    config = policy_config(directory)
     if "rlinf_lite" in config:
         cfg = FlowConfig.from_dict(config["rlinf_lite"]["settings"])
         if asset_id not in (None, cfg.asset_id):
