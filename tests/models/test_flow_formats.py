@@ -94,7 +94,7 @@ def test_what_trained_is_saved_and_the_rest_is_as_it_was(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_found_from_the_tensors(name: str) -> None:
-    family = published_family(FOLDER / name)
+    family = published_family(FOLDER / name, {})
     policy = load_policy(FOLDER / name)
     assert policy.policy_id == family
     tensors = load_file(FOLDER / name / "model.safetensors")

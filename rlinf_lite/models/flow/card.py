@@ -83,7 +83,7 @@ class Flow(PolicyCard):
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         from rlinf_lite.models.flow.published import published_family
 
-        return published_family(directory) == self.name
+        return published_family(directory, config) == self.name
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
         model = config.model

@@ -54,6 +54,8 @@ class FlowConfig:
 
     family: Family = "pi0"
     layout: Layout = "openpi"
+    prefix: Literal["", "model."] = ""
+    """What the tensors' names begin with; LeRobot reads its own with and without."""
 
     # architecture
     vision: Tower = Tower(1152, 27, 4304, 16, 224, 14)
@@ -61,6 +63,7 @@ class FlowConfig:
     expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
     vocab_size: int = 257_152
     rms_eps: float = 1e-6
+    vision_eps: float = 1e-6
     pixel_shuffle: int = 1
     """Patches of that many rows and columns become one token (SmolVLA)."""
     cross_every: int = 0
@@ -101,6 +104,8 @@ class FlowConfig:
     # statistics
     state_norm: Norm = "mean_std"
     action_norm: Norm = "mean_std"
+    norm_eps: float = 1e-6
+    """Added to what is divided by; LeRobot: to quantiles and the like only where they leave no range."""
     asset_id: str | None = None
     statistics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """Of `state` and `actions`, each `mean`, `std`, `q01`, `q99`, `min`, `max`, or some of them."""
@@ -149,6 +154,8 @@ _SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA k
     "cross_every": 2,
     "resize_to": (512, 512),
     "layout": "lerobot",
+    "prefix": "model.",
+    "norm_eps": 1e-8,
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     "pi0": {},

@@ -65,7 +65,7 @@ def published_name(name: str, cfg: FlowConfig) -> str:
         if name.startswith(ours):
             name = published + name.removeprefix(ours)
             break
-    return f"model.{name}" if cfg.layout == "lerobot" else name
+    return cfg.prefix + name
 
 
 def _is_added(name: str) -> bool:
@@ -89,17 +89,16 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         tensors |= found
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    begin = "model." if cfg.layout == "lerobot" else ""
     for name in UNREAD:
-        if begin + name in tensors:
-            origin.unread[begin + name] = tensors.pop(begin + name)
+        if cfg.prefix + name in tensors:
+            origin.unread[cfg.prefix + name] = tensors.pop(cfg.prefix + name)
     for name, tied in TIED.items():
-        first, second = tensors.pop(begin + name, None), tensors.pop(begin + tied, None)
+        first, second = tensors.pop(cfg.prefix + name, None), tensors.pop(cfg.prefix + tied, None)
         if first is not None and second is not None and not torch.equal(first, second):
-            origin.unread[begin + tied] = second  # then it is no input embedding, and nothing reads it
+            origin.unread[cfg.prefix + tied] = second  # then it is no input embedding, and nothing reads it
         chosen = second if first is None else first
         if chosen is not None:
-            tensors[begin + tied] = chosen
+            tensors[cfg.prefix + tied] = chosen
 
     names = {name: published_name(name, cfg) for name in own if not _is_added(name)}
     heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS)}  # RLinf's
@@ -147,12 +146,11 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
-    begin = "model." if cfg.layout == "lerobot" else ""
     for name, tied in TIED.items():
-        if begin + name in origin.dtypes:
-            tensors[begin + name] = tensors[begin + tied].clone()  # a file has no two names of one memory
-            if begin + tied not in origin.dtypes:
-                del tensors[begin + tied]
+        if cfg.prefix + name in origin.dtypes:
+            tensors[cfg.prefix + name] = tensors[cfg.prefix + tied].clone()  # a file has no two names of one memory
+            if cfg.prefix + tied not in origin.dtypes:
+                del tensors[cfg.prefix + tied]
     for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
@@ -161,6 +159,8 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
     save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
     save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
+        file.unlink(missing_ok=True)
     follow_umask([directory / WEIGHTS, directory / ADDITIONS])
 
 

@@ -171,11 +171,17 @@ class FlowPolicy(Policy):
             raise ObservationError(f"model.options.cameras: {problem}")
         if self.prompts is None:
             raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
+        instructions = obs.get("instruction")
+        if instructions is None:
+            raise ObservationError("the policy reads an instruction, and the observation has none")
         inputs = {
             f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
             for slot, camera in present_slots(cfg, given).items()
         }
-        instructions = obs["instruction"]
+        for name, images in inputs.items():
+            if len(images) != len(instructions):
+                text = f"{name} has {len(images)} rows, and there are {len(instructions)} instructions"
+                raise ObservationError(text)
         state = self.states.normalize(read_state(obs, cfg, len(instructions)))
         inputs["tokens"], inputs["token_mask"] = self.prompts.encode(instructions, state)
         inputs["state"] = padded(torch.tensor(state), cfg.max_state_dim)
