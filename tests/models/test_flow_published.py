@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -14,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from rlinf_lite.cards import ProblemError
 from rlinf_lite.config.schema import ModelConfig
-from rlinf_lite.models import load_policy
+from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.flow.config import FlowConfig, StatisticsError
-from rlinf_lite.models.flow.inputs import Normalizer, ObservationError, PromptEncoder, pixel_values
+from rlinf_lite.models.flow.inputs import Normalizer, ObservationError, PromptEncoder, TokenizerError, pixel_values
 from rlinf_lite.models.flow.policy import FlowPolicy
 from rlinf_lite.models.flow.published import UnsupportedFlowError, read_config
 from tests.models.flow_checkpoints import FOLDER, observation, policy_of
@@ -264,3 +266,175 @@ def test_smolvlas_vision_tower_says_its_epsilon(copied: Copy) -> None:
     assert {layer.eps for layer in layers} == {0.01}
     layers = [module for module in policy_of("tiny-pi0").network.vision.modules() if hasattr(module, "eps")]
     assert {layer.eps for layer in layers} == {1e-6}
+
+
+def settings(family: str, **options: Any) -> ModelConfig:
+    return ModelConfig(id=family, num_action_chunks=5, options=options)
+
+
+def test_padded_statistics_and_the_robots_widths(copied: Copy, tmp_path: Path) -> None:
+    """openpi's are as long as its padding where they were computed behind that; nothing says how long the robot is."""
+    directory = copied("tiny-pi0")
+    (file,) = directory.rglob("norm_stats.json")
+    content = json.loads(file.read_text())
+    for entry in content["norm_stats"].values():
+        for key, numbers in entry.items():
+            entry[key] = numbers + [0.0] * (32 - len(numbers))
+    file.write_text(json.dumps(content))
+    edit(directory, lambda config: [config["tiny"].pop(key) for key in ("action_env_dim", "state_dim")])
+    wide = load(directory)
+    assert (wide.action_dim, wide.cfg.state_dim) == (12, 12)
+    cameras = {"base_0_rgb": "base", "left_wrist_0_rgb": "wrist"}
+    told = settings("pi0", action_dim=7, state_dim=8, cameras=cameras, delta_dims=6)
+    policy, obs = load(directory, told), observation("tiny-pi0")
+    expected = load(FOLDER / "tiny-pi0", settings("pi0", cameras=cameras)).predict_action_batch(obs, "greedy").actions
+    assert torch.equal(policy.predict_action_batch(obs, "greedy").actions, expected)
+    policy.save_pretrained(tmp_path / "out")
+    assert torch.equal(load(tmp_path / "out").predict_action_batch(obs, "greedy").actions, expected)
+    with pytest.raises(ProblemError, match=r"model.options.action_dim: is 13, and the policy has 12"):
+        load(directory, settings("pi0", action_dim=13))
+
+
+def test_a_state_in_the_prompt_may_be_longer_than_the_padding(copied: Copy) -> None:
+    """pi0.5's, which is words: no tensor is as wide."""
+    directory = copied("tiny-pi05")
+    (file,) = directory.rglob("norm_stats.json")
+    content = json.loads(file.read_text())
+    state = content["norm_stats"]["state"]
+    content["norm_stats"]["state"] = {key: (numbers * 3)[:14] for key, numbers in state.items()}
+    file.write_text(json.dumps(content))
+    edit(directory, lambda config: config["tiny"].update(state_dim=14))
+    policy, obs = load(directory, settings("pi05", cameras={"base_0_rgb": "base"})), observation("tiny-pi05")
+    assert policy.cfg.max_action_dim < 14
+    state = np.tile(obs["state"], (1, 3))[:, :14]
+    changed = state.copy()
+    changed[:, -1] += 0.5
+    one, other = (policy._inputs({**obs, "state": x})["tokens"] for x in (state, changed))
+    assert not torch.equal(one, other)
+    assert policy.predict_action_batch({**obs, "state": state}).actions.shape == (2, 5, 7)
+
+
+def test_smolvlas_tied_embedding_has_the_heads_name(copied: Copy, tmp_path: Path) -> None:
+    directory, own = copied("tiny-smolvla"), "model.vlm_with_expert.vlm."
+    tensors = load_file(directory / WEIGHTS)
+    tensors[f"{own}lm_head.weight"] = tensors.pop(f"{own}model.text_model.embed_tokens.weight")
+    save_file(tensors, directory / WEIGHTS)
+    policy = load(directory)
+    assert torch.equal(policy.get_parameter("network.language.embed_tokens.weight"), tensors[f"{own}lm_head.weight"])
+    policy.save_pretrained(tmp_path / "out")
+    after = load_file(tmp_path / "out" / WEIGHTS)
+    assert after.keys() == tensors.keys()
+    assert all(torch.equal(x, tensors[name]) for name, x in after.items())
+
+
+def test_a_camera_of_another_name_is_no_missing_camera() -> None:
+    policy, obs = policy_of("tiny-pi05-lerobot"), observation("tiny-pi05-lerobot")
+    images = {{"image2": "imagee2"}.get(name, name): x for name, x in obs["images"].items()}
+    with pytest.raises(ObservationError, match=r"nothing is image2, and imagee2 is not used\. Say which is which"):
+        policy.predict_action_batch({**obs, "images": images})
+    images["image2"] = images["imagee2"]  # all are there, and one more
+    assert policy.predict_action_batch({**obs, "images": images}).actions.shape[0] == 2
+
+
+def rlinfs_noise_head(directory: Path, low: float, high: float) -> None:
+    cfg, tensors = read_config(directory), load_file(directory / WEIGHTS)
+    sizes = [cfg.expert.width, *cfg.noise_hidden_sizes, cfg.max_action_dim]
+    for number, (before, after) in enumerate(itertools.pairwise(sizes)):
+        name = f"noise_head.mlp_logvar.moduleList.{number}.linear_1"
+        tensors |= {f"{name}.weight": torch.randn(after, before), f"{name}.bias": torch.zeros(after)}
+    limits = {"noise_head.logvar_min": low, "noise_head.logvar_max": high}
+    save_file(
+        {**tensors, **{name: torch.tensor(2 * np.log(x)).float() for name, x in limits.items()}}, directory / WEIGHTS
+    )
+
+
+def test_rlinfs_noise_head_brings_its_range(copied: Copy) -> None:
+    directory = copied("tiny-pi05")
+    rlinfs_noise_head(directory, 0.2, 0.4)
+    policy = load(directory, settings("pi05", method="flow_noise"))
+    assert policy.noise_head is not None
+    assert policy.noise_head.range == pytest.approx((0.2, 0.4))
+    given = load(directory, settings("pi05", method="flow_noise", noise_range=[0.1, 0.3]))
+    assert given.cfg.noise_range == (0.1, 0.3)
+
+
+def test_a_noise_head_outlives_a_run_without_it(tmp_path: Path) -> None:
+    first = load(FOLDER / "tiny-pi05", settings("pi05", method="flow_noise"))
+    first.save_pretrained(tmp_path / "noise")
+    load(tmp_path / "noise", settings("pi05", method="flow_sde")).save_pretrained(tmp_path / "sde")
+    again = load(tmp_path / "sde", settings("pi05", method="flow_noise"))
+    heads = {name: x for name, x in first.state_dict().items() if name.startswith("noise_head")}
+    assert heads
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in heads.items())
+
+
+def test_options_that_say_nothing_to_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    directory = FOLDER / "tiny-smolvla"
+    with pytest.raises(StatisticsError, match=r"have no names, and model.options.asset_id is 'droid'"):
+        load(directory, settings("smolvla", asset_id="droid"))
+    with pytest.raises(ProblemError, match=r"model.options.delta_dims: is 20, and there are \d+ actions"):
+        load(directory, settings("smolvla", delta_dims=20))
+    with caplog.at_level("INFO"):
+        load(directory, settings("smolvla", horizon=40))
+    assert "model.options.horizon: 40, where the policy was 6" in caplog.text
+
+
+def test_a_policy_saved_below_its_base_model(copied: Copy, tmp_path: Path) -> None:
+    """Is no part of it. What else lies beside the weights goes with them."""
+    directory = copied("tiny-pi0")
+    edit(directory, lambda config: config["tiny"].pop("asset_id"))
+    for name in ("LICENSE", "train.yaml"):
+        (directory / name).write_text("x")
+    before = load(directory)
+    before.save_pretrained(directory / "rl")
+    after = load(directory)
+    assert after.config_dict() == before.config_dict()
+    assert after.origin.files == before.origin.files
+    assert {"LICENSE", "train.yaml", "config.json"} <= after.origin.files.keys()
+    assert load(directory / "rl").origin.files == before.origin.files
+
+
+def test_broken_files_are_named(copied: Copy) -> None:
+    def refused(name: str, error: type[Exception], match: str, change: Callable[[Path], object]) -> None:
+        directory = copied(name)
+        change(directory)
+        with pytest.raises(error, match=match):
+            load_policy(directory)
+        shutil.rmtree(directory)
+
+    def write(pattern: str, content: str) -> Callable[[Path], object]:
+        return lambda directory: [file.write_text(content) for file in directory.rglob(pattern)]
+
+    def cameras(directory: Path) -> None:
+        edit(directory, lambda said: [said["input_features"].pop(f"observation.images.image{n}") for n in ("", 2)])
+
+    def no_size(directory: Path) -> None:
+        edit(directory, lambda said: said.update(resize_imgs_with_padding=None))
+
+    def doubles(directory: Path) -> None:
+        (file,) = directory.glob("policy_preprocessor_*.safetensors")
+        save_file({name: x.double() for name, x in load_file(file).items()}, file)
+
+    refused("tiny-pi0", CheckpointFormatError, "config.json, or our additions to it, cannot", write("config.json", "{"))
+    refused(
+        "tiny-pi05",
+        TokenizerError,
+        "tokenizer.json cannot be read",
+        lambda d: ((d / "tokenizer.model").unlink(), (d / "tokenizer.json").write_text("{")),
+    )
+    refused("tiny-pi05", TokenizerError, "is no SentencePiece model", write("tokenizer.model", "version https://git"))
+    refused("tiny-pi0", StatisticsError, "has no norm_stats of state", write("norm_stats.json", "{}"))
+    refused("tiny-pi0", UnsupportedFlowError, "norm_stats.json is no JSON", write("norm_stats.json", "{"))
+    refused("tiny-pi05-lerobot", UnsupportedFlowError, "have no camera", cameras)
+    refused("tiny-smolvla", UnsupportedFlowError, "resize_imgs_with_padding is null", no_size)
+    directory = copied("tiny-pi05-lerobot")
+    doubles(directory)  # is not broken
+    assert read_config(directory) == read_config(FOLDER / "tiny-pi05-lerobot")
+
+
+def test_chunks_longer_than_the_horizon_are_no_demonstrations() -> None:
+    policy, obs = policy_of("tiny-smolvla"), observation("tiny-smolvla")
+    rows, horizon = len(obs["state"]), policy.cfg.horizon
+    actions, mask = torch.zeros(rows, 2 * horizon, policy.action_dim), torch.ones(rows, 2 * horizon, dtype=torch.bool)
+    with pytest.raises(ValueError, match=rf"chunks have {2 * horizon} actions, and the policy thinks of {horizon}"):
+        policy.sft_loss({**policy.sft_inputs(obs), "actions": actions, "mask": mask})

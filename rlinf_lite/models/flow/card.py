@@ -52,6 +52,10 @@ class FlowOptions(Section):
     num_action_chunks."""
     cameras: dict[str, str] | None = None
     """The environment's camera for each that the policy knows; one without is masked. null: those of the same name."""
+    action_dim: PositiveInt | None = None
+    """Actions that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
+    state_dim: NonNegativeInt | None = None
+    """State numbers that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
     asset_id: str | None = None
     """Whose statistics normalise states and actions. null: the checkpoint's, where it has just one."""
     delta_dims: NonNegativeInt | None = None

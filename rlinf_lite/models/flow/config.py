@@ -200,6 +200,8 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "joint": options.joint,
         "horizon": options.horizon,
         "cameras": options.cameras,
+        "action_dim": options.action_dim,
+        "state_dim": options.state_dim,
         "asset_id": options.asset_id,
         "delta_dims": options.delta_dims,
         "state_in_prompt": options.state_in_prompt,
@@ -207,6 +209,11 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "long_prompts": options.long_prompts,
         "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
     }
+    for name in ("action_dim", "state_dim"):
+        value, own = getattr(options, name), getattr(cfg, name)
+        if value is not None and value > own:
+            text = f"is {value}, and the policy has {own}: its statistics say nothing of more"
+            raise ProblemError(Problem(f"model.options.{name}", text))
     changes = {name: value for name, value in given.items() if value is not None}
     horizon = options.horizon or cfg.horizon
     if model.num_action_chunks > horizon:
@@ -219,7 +226,11 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     if unknown:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
         raise ProblemError(Problem("model.options.cameras", text))
-    return replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    cfg = replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    if cfg.delta_dims > min(cfg.action_dim, cfg.state_dim):
+        text = f"is {cfg.delta_dims}, and there are {cfg.action_dim} actions and {cfg.state_dim} state numbers"
+        raise ProblemError(Problem("model.options.delta_dims", text))
+    return cfg
 
 
 def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:
@@ -240,4 +251,8 @@ def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
             f"the policy knows {', '.join(cfg.slots)}, and the environment has {has}. Say which is which, "
             f"{{{cfg.slots[0]}: {next(iter(cameras), '...')}}}"
         )
+    unused = [name for name in cameras if name not in present.values()]
+    if unused and cfg.cameras is None and len(present) < len(cfg.slots):
+        empty = ", ".join(slot for slot in cfg.slots if slot not in present)
+        return f"nothing is {empty}, and {', '.join(unused)} is not used. Say which is which, or which are used"
     return None

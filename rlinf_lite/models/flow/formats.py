@@ -28,13 +28,13 @@ from rlinf_lite.config.resources import OWN_CONFIG
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, weight_files
+from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
 
 log = logging.getLogger(__name__)
 
 ADDITIONS = "rlinf_lite.safetensors"
 _HEADS = ("value_head", "noise_head")
-_CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "policy_*processor*.safetensors")
+_CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "*.yaml", "LICENSE*", "policy_*processor*.safetensors")
 
 
 @dataclass
@@ -47,13 +47,15 @@ class Origin:
     """Of the weights' file."""
     unread: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no forward pass reads."""
+    added: dict[str, Tensor] = field(default_factory=dict)
+    """Of our additions, a noise head that the run's method does not use."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors in the file, by published name; a tied one has both of its names where the file has."""
 
     @classmethod
     def of(cls, directory: Path) -> Origin:
         """Of a directory, without the tensors."""
-        found = sorted({file for pattern in _CARRIED for file in directory.rglob(pattern)})
+        found = own_files(directory, *_CARRIED)
         left_out = {directory / name for name in (OWN_CONFIG, INDEX)}
         return cls({one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out})
 
@@ -89,16 +91,12 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         tensors |= found
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+        if tied in tensors and (name not in tensors or torch.equal(tensors[name], tensors[tied])):
+            tensors[name] = tensors.pop(tied)
     for name in UNREAD:
         if cfg.prefix + name in tensors:
             origin.unread[cfg.prefix + name] = tensors.pop(cfg.prefix + name)
-    for name, tied in TIED.items():
-        first, second = tensors.pop(cfg.prefix + name, None), tensors.pop(cfg.prefix + tied, None)
-        if first is not None and second is not None and not torch.equal(first, second):
-            origin.unread[cfg.prefix + tied] = second  # then it is no input embedding, and nothing reads it
-        chosen = second if first is None else first
-        if chosen is not None:
-            tensors[cfg.prefix + tied] = chosen
 
     names = {name: published_name(name, cfg) for name in own if not _is_added(name)}
     heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS)}  # RLinf's
@@ -109,6 +107,7 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     if adapters:
         check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
         state |= {name: ours[name] for name in adapters}
+    origin.added = {name: x for name, x in ours.items() if name.startswith(_HEADS) and name not in own}
     for head in _HEADS:
         state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
         taken = _head(f"{head}.", own, heads, str(directory), must_fit=False)
@@ -146,11 +145,12 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
-    for name, tied in TIED.items():
-        if cfg.prefix + name in origin.dtypes:
-            tensors[cfg.prefix + name] = tensors[cfg.prefix + tied].clone()  # a file has no two names of one memory
-            if cfg.prefix + tied not in origin.dtypes:
-                del tensors[cfg.prefix + tied]
+    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+        # openpi's files have the second name alone; SmolVLA's, where they are not tied, both
+        if name in tensors and (tied in origin.dtypes or (not origin.dtypes and cfg.family != "smolvla")):
+            tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
+            if name not in origin.dtypes:
+                del tensors[name]
     for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
@@ -158,7 +158,7 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     added = {name: tensor.contiguous() for name, tensor in state.items() if _is_added(name)}
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
     save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
-    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    save_file(origin.added | added, directory / ADDITIONS, metadata={"format": "pt"})
     for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
         file.unlink(missing_ok=True)
     follow_umask([directory / WEIGHTS, directory / ADDITIONS])

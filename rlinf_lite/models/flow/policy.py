@@ -248,6 +248,10 @@ class FlowPolicy(Policy):
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Squared error of the velocity. openpi's mean is over padded dimensions too, LeRobot's over the robot's."""
         actions = batch["actions"]
+        if actions.shape[1] > self.cfg.horizon:
+            raise ValueError(
+                f"chunks have {actions.shape[1]} actions, and the policy thinks of {self.cfg.horizon} (its horizon)"
+            )
         if "offsets" in batch:
             actions = actions - batch["offsets"]
         rest = self.cfg.horizon - actions.shape[1]  # of which demonstrations say nothing: they do not count
@@ -374,7 +378,7 @@ class FlowPolicy(Policy):
                 f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
             )
         before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
-        for name in ("num_steps", "method", "noise_level", "noise_range"):
+        for name in ("num_steps", "method", "noise_level", "noise_range", "horizon"):
             if getattr(cfg, name) != getattr(before, name):
                 log.info(
                     "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)

@@ -7,6 +7,7 @@ variant that it names, or from the `config.json` of the vision-language model.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +42,6 @@ _PI, _SMOLVLA = "paligemma_with_expert.", "vlm_with_expert."
 _PI_NAMES = {
     "vision.": f"{_PI}paligemma.model.vision_tower.vision_model.",
     "connector.": f"{_PI}paligemma.model.multi_modal_projector.linear.",
-    "language.embed_tokens.": f"{_PI}paligemma.lm_head.",
     "language.": f"{_PI}paligemma.model.language_model.",
     "expert.": f"{_PI}gemma_expert.model.",
 }
@@ -53,10 +53,13 @@ _SMOLVLA_NAMES = {
 }
 NAMES: dict[Family, dict[str, str]] = {"pi0": _PI_NAMES, "pi05": _PI_NAMES, "smolvla": _SMOLVLA_NAMES}
 """Of modules of ours, the published beginning of their tensors' names; the first that fits."""
-TIED = {f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight"}
-"""Another name of the same tensor: files have one of the two, or both."""
-UNREAD = {f"{_PI}gemma_expert.lm_head.weight", f"{_SMOLVLA}vlm.lm_head.weight"}
-"""What no forward pass reads."""
+TIED = {
+    f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight",
+    f"{_SMOLVLA}vlm.model.text_model.embed_tokens.weight": f"{_SMOLVLA}vlm.lm_head.weight",
+}
+"""Another name of the same tensor: files have one of the two, or both. Where both differ, nobody reads the second."""
+UNREAD = {f"{_PI}gemma_expert.lm_head.weight", *TIED.values()}
+"""What no forward pass reads, where it is not the input embedding."""
 _VARIANTS = {"gemma_2b": FlowConfig.text.num_heads, "gemma_300m": FlowConfig.expert.num_heads}
 _LEROBOT_ONLY = {
     "use_relative_actions": False,
@@ -108,7 +111,11 @@ def flow_config(config: Config, seen: Observed) -> FlowConfig:
         raise ProblemError(Problem("model.options.cameras", problem))
     for what, own, shown in (("actions", cfg.action_dim, seen.action_dim), ("state", cfg.state_dim, seen.state_dim)):
         if own not in (shown, 0):
-            text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot"
+            option = f"model.options.{'action' if what == 'actions' else what}_dim"
+            text = (
+                f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot. Where"
+            )
+            text = f"{text} they are padded with others behind them, set {option} to {shown}"
             raise ProblemError(Problem("rollout.model_dir", text))
     return cfg
 
@@ -141,6 +148,13 @@ def published_family(directory: Path, config: Mapping[str, Any]) -> str | None:
     except (OSError, ValueError):
         said = config.get("type", "pi0" if "paligemma_variant" in config else None)
         return said if said in NAMES else None
+
+
+def own_files(directory: Path, *patterns: str) -> list[Path]:
+    """Files of a checkpoint, in its folders too, by their names; none of another checkpoint that was saved below it."""
+    others = {file.parent for name in (WEIGHTS, INDEX) for file in directory.rglob(name)} - {directory}
+    found = {file for pattern in patterns for file in directory.rglob(pattern) if file.is_file()}
+    return sorted(file for file in found if others.isdisjoint(file.parents))
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -226,11 +240,20 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     cfg = FlowConfig(**{**PUBLISHED[family], "family": family, "layout": layout, "prefix": begin})
     said = _smolvla(directory, config) if family == "smolvla" else _pi(directory, config)
     cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], said.pop("heads")), **said})
+    if "noise_head.logvar_min" in shapes:  # RLinf's: logarithms of variances
+        limits: dict[str, list[float]] = {}
+        for file in weight_files(directory):
+            limits |= _numbers(file, ("noise_head.logvar_",))
+        low, high = (math.exp(0.5 * limits[f"noise_head.logvar_{end}"][0]) for end in ("min", "max"))
+        cfg = replace(cfg, noise_range=(low, high))
     if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
         raise UnsupportedFlowError(
             f"{directory}: the expert has {cfg.expert.depth} layers with heads of {cfg.expert.head_dim}, and the "
             f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be alike"
         )
+    if layout == "lerobot" and asset_id is not None:
+        text = f"LeRobot's statistics have no names, and model.options.asset_id is {asset_id!r}. Set it to null"
+        raise StatisticsError(f"{directory}: {text}")
     return replace(
         cfg, **_lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
     )
@@ -245,7 +268,7 @@ def _sizes(shapes: Shapes, names: Mapping[str, str], heads: tuple[int, int, int]
     width, _, patch, _ = shapes[f"{vision}embeddings.patch_embedding.weight"]
     side = isqrt(shapes[f"{vision}embeddings.position_embedding.weight"][0])
     mlp, depth = shapes[f"{vision}encoder.layers.0.mlp.fc1.weight"][0], _count(f"{vision}encoder.layers.", shapes)
-    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[f"{_PI}paligemma.lm_head.weight"]
+    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[TIED[f"{language}embed_tokens.weight"]]
     max_action_dim = shapes["action_in_proj.weight"][1]
     found = {
         "vision": Tower(width, depth, mlp, heads[0], side * patch, patch),
@@ -297,6 +320,10 @@ def _pi(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the vision-language model's own config.json says, where its name is not known."""
     named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
+    if not config["resize_imgs_with_padding"]:
+        raise UnsupportedFlowError(
+            f"{directory}: resize_imgs_with_padding is null; only a width and height are supported"
+        )
     crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
     found = {
         "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
@@ -330,7 +357,7 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
     tiny = config.get("tiny", {})
     files = {
         file.parent.relative_to(directory).as_posix().removeprefix("assets/"): file
-        for file in sorted(directory.glob("**/norm_stats.json"))
+        for file in own_files(directory, "norm_stats.json")
     }
     named = asset_id or tiny.get("asset_id") or (next(iter(files)) if len(files) == 1 else None)
     if named not in files:
@@ -339,9 +366,13 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
             f"{directory}: there are {wanted} (assets/<id>/norm_stats.json). It has {', '.join(files) or 'none'}. Set "
             "model.options.asset_id"
         )
+    content = _read_json(files[named]).get("norm_stats", {})
+    if not {"state", "actions"} <= content.keys():
+        raise StatisticsError(
+            f"{files[named]} has no norm_stats of state and actions, but {', '.join(content) or 'none'}"
+        )
     statistics = {
-        name: {key: numbers for key, numbers in entry.items() if numbers is not None}
-        for name, entry in _read_json(files[named])["norm_stats"].items()
+        name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
     }
     action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
     state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
@@ -376,6 +407,9 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     inputs, horizon = config["input_features"], config["chunk_size"]
     pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
     slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
+    slots = [name for name in slots if not name.startswith("empty_camera_")]
+    if not slots:
+        raise UnsupportedFlowError(f"{directory}: input_features of config.json have no camera")
     height_width = config.get("image_resolution", (cfg.resize_to[1], cfg.resize_to[0]))
     return {
         "statistics": statistics,
@@ -386,7 +420,7 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
         "action_norm": norms["ACTION"],
         "horizon": horizon,
         "num_action_chunks": min(config.get("n_action_steps", horizon), horizon),
-        "slots": tuple(name for name in slots if not name.startswith("empty_camera_")),
+        "slots": tuple(slots),
         "resize_to": (height_width[1], height_width[0]),
         "max_prompt_length": config.get("tokenizer_max_length", cfg.max_prompt_length),
         "num_steps": config.get("num_inference_steps", config.get("num_steps", cfg.num_steps)),
