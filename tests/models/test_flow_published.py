@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_names_of_special_tokens_in_a_text(copied: Copy) -> None:
     (directory / "tokenizer.model").unlink()
     assert PromptEncoder.from_directory(directory, cfg).ids(text, "\n") == pieces
     assert pieces.count(0) == 0
-    assert 0 in load(FOLDER / "tiny-pi05-lerobot").prompts.ids(text, "")  # type: ignore[union-attr]
+    assert 0 in load(FOLDER / "tiny-pi05-lerobot").prompts.ids(text, "")
 
 
 @pytest.mark.parametrize("name", ["tiny-pi0", "tiny-smolvla"])
@@ -351,11 +352,14 @@ def rlinfs_noise_head(directory: Path, low: float, high: float) -> None:
 def test_rlinfs_noise_head_brings_its_range(copied: Copy) -> None:
     directory = copied("tiny-pi05")
     rlinfs_noise_head(directory, 0.2, 0.4)
+    half = {name: x.bfloat16() for name, x in load_file(directory / WEIGHTS).items()}
     policy = load(directory, settings("pi05", method="flow_noise"))
     assert policy.noise_head is not None
     assert policy.noise_head.range == pytest.approx((0.2, 0.4))
     given = load(directory, settings("pi05", method="flow_noise", noise_range=[0.1, 0.3]))
     assert given.cfg.noise_range == (0.1, 0.3)
+    save_file(half, directory / WEIGHTS)
+    assert read_config(directory).noise_range == pytest.approx((0.2, 0.4), rel=0.01)
 
 
 def test_a_noise_head_outlives_a_run_without_it(tmp_path: Path) -> None:
@@ -422,6 +426,9 @@ def test_broken_files_are_named(copied: Copy) -> None:
         "tokenizer.json cannot be read",
         lambda d: ((d / "tokenizer.model").unlink(), (d / "tokenizer.json").write_text("{")),
     )
+    (copied("tiny-pi0") / "config.json").write_text("{")
+    with pytest.raises(UnsupportedFlowError, match=r"config\.json, or our additions to it, is no JSON"):
+        read_config(copied("tiny-pi05").parent / "tiny-pi0")
     refused("tiny-pi05", TokenizerError, "is no SentencePiece model", write("tokenizer.model", "version https://git"))
     refused("tiny-pi0", StatisticsError, "has no norm_stats of state", write("norm_stats.json", "{}"))
     refused("tiny-pi0", UnsupportedFlowError, "norm_stats.json is no JSON", write("norm_stats.json", "{"))
@@ -438,3 +445,10 @@ def test_chunks_longer_than_the_horizon_are_no_demonstrations() -> None:
     actions, mask = torch.zeros(rows, 2 * horizon, policy.action_dim), torch.ones(rows, 2 * horizon, dtype=torch.bool)
     with pytest.raises(ValueError, match=rf"chunks have {2 * horizon} actions, and the policy thinks of {horizon}"):
         policy.sft_loss({**policy.sft_inputs(obs), "actions": actions, "mask": mask})
+
+
+def test_a_policy_can_be_pickled() -> None:
+    policy, obs = policy_of("tiny-pi05"), observation("tiny-pi05")
+    expected = policy.predict_action_batch(obs, "greedy").actions
+    again = pickle.loads(pickle.dumps(policy))
+    assert torch.equal(again.predict_action_batch(obs, "greedy").actions, expected)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 from rlinf_lite.models.flow.config import FlowConfig, Norm, StatisticsError
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
+_KNOWN_PROMPTS = 4096  # that are kept as ids
 _STATISTICS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
 
 
@@ -197,7 +197,7 @@ class PromptEncoder:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self._cfg, self._pad_id = tokenizer, cfg, pad_id
-        self._encode = lru_cache(maxsize=4096)(self._encode_one)
+        self._known: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         plain: list[int] = tokenizer.encode("move", add_special_tokens=False).ids
         if cfg.family != "smolvla" and self.ids("move", "")[1 : 1 + len(plain)] != plain:
             raise TokenizerError("the tokenizer puts no first token (BOS) before a prompt, which the policy needs")
@@ -234,7 +234,10 @@ class PromptEncoder:
             PromptTooLongError: where a prompt has more than L tokens.
         """
         texts = [prompt_text(one, state, self._cfg) for one, state in zip(instructions, states, strict=True)]
-        rows = [self._encode(*text) for text in texts]
+        if len(self._known) > _KNOWN_PROMPTS:
+            self._known.clear()
+        self._known |= {text: self._encode_one(*text) for text in dict.fromkeys(texts) if text not in self._known}
+        rows = [self._known[text] for text in texts]
         return torch.stack([ids for ids, _ in rows]), torch.stack([mask for _, mask in rows])
 
     def _encode_one(self, text: str, last: str) -> tuple[Tensor, Tensor]:

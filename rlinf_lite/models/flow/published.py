@@ -6,6 +6,7 @@ variant that it names, or from the `config.json` of the vision-language model.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -111,12 +112,9 @@ def flow_config(config: Config, seen: Observed) -> FlowConfig:
         raise ProblemError(Problem("model.options.cameras", problem))
     for what, own, shown in (("actions", cfg.action_dim, seen.action_dim), ("state", cfg.state_dim, seen.state_dim)):
         if own not in (shown, 0):
-            option = f"model.options.{'action' if what == 'actions' else what}_dim"
-            text = (
-                f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot. Where"
-            )
-            text = f"{text} they are padded with others behind them, set {option} to {shown}"
-            raise ProblemError(Problem("rollout.model_dir", text))
+            text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot"
+            hint = f"Where the last of them are padding, set model.options.{what.removesuffix('s')}_dim to {shown}"
+            raise ProblemError(Problem("rollout.model_dir", f"{text}. {hint}"))
     return cfg
 
 
@@ -127,7 +125,10 @@ def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
         UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
         StatisticsError: where there are no statistics, or those that are named are not there.
     """
-    config = policy_config(directory)
+    try:
+        config = policy_config(directory)
+    except ValueError as error:
+        raise UnsupportedFlowError(f"{directory}: config.json, or our additions to it, is no JSON: {error}") from error
     if "rlinf_lite" in config:
         cfg = FlowConfig.from_dict(config["rlinf_lite"]["settings"])
         if asset_id not in (None, cfg.asset_id):
@@ -182,9 +183,10 @@ def _family(shapes: Shapes) -> Family | None:
     return None
 
 
-def _read_json(file: Path) -> Any:
+def _read_json(file: Path, content: bytes | None = None) -> Any:
+    """Of a file, or of the part of it that `content` is."""
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_bytes() if content is None else content)
     except ValueError as error:
         raise UnsupportedFlowError(f"{file} is no JSON: {error}. Download it again") from error
 
@@ -194,10 +196,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = 8 + int.from_bytes(stream.read(8), "little")
-        try:
-            header: dict[str, Any] = json.loads(stream.read(start - 8)) if 8 < start <= size else {}
-        except ValueError:
-            header = {}
+        header: dict[str, Any] = _read_json(file, stream.read(start - 8)) if 8 < start <= size else {}
     header.pop("__metadata__", None)
     if not header or size < start + max(entry["data_offsets"][1] for entry in header.values()):
         text = f"has {size} bytes, and they are no whole safetensors file: it is cut off, or a git-lfs pointer"
@@ -210,11 +209,13 @@ def _numbers(file: Path, beginnings: tuple[str, ...]) -> dict[str, list[float]]:
     (header, start), found = _header(file), {}
     with file.open("rb") as stream:
         for name, entry in header.items():
-            letter = {"F16": "e", "F32": "f", "F64": "d"}.get(entry["dtype"])
+            letter = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}.get(entry["dtype"])
             if letter is not None and name.startswith(beginnings):
                 first, last = entry["data_offsets"]
                 stream.seek(start + first)
                 content = stream.read(last - first)
+                if entry["dtype"] == "BF16":  # the upper half of a float32
+                    content = b"".join(b"\0\0" + content[n : n + 2] for n in range(0, len(content), 2))
                 found[name] = list(struct.unpack(f"<{len(content) // struct.calcsize(letter)}{letter}", content))
     return found
 
@@ -241,9 +242,8 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     said = _smolvla(directory, config) if family == "smolvla" else _pi(directory, config)
     cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], said.pop("heads")), **said})
     if "noise_head.logvar_min" in shapes:  # RLinf's: logarithms of variances
-        limits: dict[str, list[float]] = {}
-        for file in weight_files(directory):
-            limits |= _numbers(file, ("noise_head.logvar_",))
+        found = [_numbers(file, ("noise_head.logvar_",)).items() for file in weight_files(directory)]
+        limits = dict(itertools.chain(*found))
         low, high = (math.exp(0.5 * limits[f"noise_head.logvar_{end}"][0]) for end in ("min", "max"))
         cfg = replace(cfg, noise_range=(low, high))
     if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
@@ -321,9 +321,7 @@ def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the vision-language model's own config.json says, where its name is not known."""
     named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
     if not config["resize_imgs_with_padding"]:
-        raise UnsupportedFlowError(
-            f"{directory}: resize_imgs_with_padding is null; only a width and height are supported"
-        )
+        raise UnsupportedFlowError(f"{directory}: resize_imgs_with_padding is null; a width and height are needed")
     crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
     found = {
         "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
@@ -368,22 +366,20 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
         )
     content = _read_json(files[named]).get("norm_stats", {})
     if not {"state", "actions"} <= content.keys():
-        raise StatisticsError(
-            f"{files[named]} has no norm_stats of state and actions, but {', '.join(content) or 'none'}"
-        )
+        raise StatisticsError(f"{files[named]} has no norm_stats of state and actions, but of {list(content)}")
     statistics = {
         name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
     }
     action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
     state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
-    if cfg.family == "pi05":  # words of the prompt, that no tensor is as wide as
-        cfg = replace(cfg, max_state_dim=max(cfg.max_state_dim, state_dim))
+    # pi0.5's are words of the prompt, and no tensor is as wide
+    max_state_dim = max(cfg.max_state_dim, state_dim * (cfg.family == "pi05"))
     return {
         "statistics": statistics,
         "asset_id": named,
         "action_dim": min(action_dim, cfg.max_action_dim),
-        "state_dim": min(state_dim, cfg.max_state_dim),
-        "max_state_dim": cfg.max_state_dim,
+        "state_dim": min(state_dim, max_state_dim),
+        "max_state_dim": max_state_dim,
         "horizon": config["action_horizon"],
         "num_action_chunks": config["action_horizon"],
         "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
