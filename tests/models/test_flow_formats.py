@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlinf_lite.config.resources import policy_config
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import NOISE_KEY
@@ -60,6 +61,7 @@ def test_saved_as_it_came(name: str, tmp_path: Path) -> None:
     assert one.keys() == other.keys()
     assert all(one[key].dtype == other[key].dtype and torch.equal(one[key], other[key]) for key in one)
 
+    assert policy_config(tmp_path)["policy_id"] == policy.policy_id  # which the checks of a run read
     again = load_policy(tmp_path)
     assert again.config_dict() == policy.config_dict()
     assert all(torch.equal(x, again.state_dict()[key]) for key, x in policy.state_dict().items())

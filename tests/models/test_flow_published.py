@@ -443,7 +443,7 @@ def test_chunks_longer_than_the_horizon_are_no_demonstrations() -> None:
     policy, obs = policy_of("tiny-smolvla"), observation("tiny-smolvla")
     rows, horizon = len(obs["state"]), policy.cfg.horizon
     actions, mask = torch.zeros(rows, 2 * horizon, policy.action_dim), torch.ones(rows, 2 * horizon, dtype=torch.bool)
-    with pytest.raises(ValueError, match=rf"chunks have {2 * horizon} actions, and the policy thinks of {horizon}"):
+    with pytest.raises(ValueError, match=rf"chunks have {2 * horizon} actions, and the policy's horizon is {horizon}"):
         policy.sft_loss({**policy.sft_inputs(obs), "actions": actions, "mask": mask})
 
 

@@ -249,9 +249,7 @@ class FlowPolicy(Policy):
         """Squared error of the velocity. openpi's mean is over padded dimensions too, LeRobot's over the robot's."""
         actions = batch["actions"]
         if actions.shape[1] > self.cfg.horizon:
-            raise ValueError(
-                f"chunks have {actions.shape[1]} actions, and the policy thinks of {self.cfg.horizon} (its horizon)"
-            )
+            raise ValueError(f"chunks have {actions.shape[1]} actions, and the policy's horizon is {self.cfg.horizon}")
         if "offsets" in batch:
             actions = actions - batch["offsets"]
         rest = self.cfg.horizon - actions.shape[1]  # of which demonstrations say nothing: they do not count
@@ -366,6 +364,7 @@ class FlowPolicy(Policy):
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
+            UnsupportedFlowError: where its files are not whole, or it has a part that is not built here.
             StatisticsError: where there are no statistics, or those that `model.options.asset_id` names are not there.
             TokenizerError: where there is no tokenizer, with how to get it.
         """
