@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from rlinf_lite.config.plan import (
     plan_and_problems,
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import policy_config, policy_directory
 from rlinf_lite.config.rules import SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
 from rlinf_lite.config.schema import BaseConfig, Config
 
@@ -323,7 +322,7 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         text = f"{teacher} holds no policy (no {file}). Name a checkpoint or a policy directory"
         yield Problem("data.teacher_dir", text)
         return
-    said = json.loads(file.read_text())
+    said = policy_config(file.parent)
     of_teacher = said.get("num_action_chunks", 1)
     if chunk % of_teacher:
         yield Problem(

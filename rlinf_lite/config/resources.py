@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from rlinf_lite.shipped import shipped
+
+OWN_CONFIG = "rlinf_lite.json"
+"""What we add to a `config.json` that stays byte for byte as published, as its readers refuse unknown fields."""
 
 
 def policy_directory(path: str | Path) -> Path:
@@ -18,6 +22,16 @@ def policy_directory(path: str | Path) -> Path:
         directory = shipped("assets").joinpath(*directory.parts[1:])
     within = (directory / "policy", directory / "last" / "policy", directory / "checkpoints" / "last" / "policy")
     return next((found for found in within if found.is_dir()), directory)
+
+
+def policy_config(directory: Path) -> dict[str, Any]:
+    """What a policy's directory says of it: `config.json`, and what `rlinf_lite.json` adds where there is one.
+
+    Raises OSError and ValueError where they cannot be read.
+    """
+    own = directory / OWN_CONFIG
+    said: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return said | (json.loads(own.read_text()) if own.is_file() else {})
 
 
 def start_dir(config: Any) -> Path | None:

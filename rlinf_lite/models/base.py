@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlinf_lite.config.resources import policy_config
 from rlinf_lite.file_modes import follow_umask
 
 if TYPE_CHECKING:
@@ -172,11 +173,14 @@ def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
 
 
 def read_policy_config(directory: Path) -> dict[str, Any]:
-    """`config.json` of a policy directory. Raises CheckpointFormatError where there is none."""
+    """`policy_config` of a directory. Raises CheckpointFormatError where it has none, or one that is no JSON."""
     file = directory / "config.json"
     if not file.is_file():
         raise CheckpointFormatError(f"{directory} is not a policy directory: it has no config.json")
-    return json.loads(file.read_text())
+    try:
+        return policy_config(directory)
+    except ValueError as error:
+        raise CheckpointFormatError(f"{file}, or our additions to it, cannot be read: {error}") from error
 
 
 def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:

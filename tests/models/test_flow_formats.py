@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlinf_lite.config.resources import policy_config
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import NOISE_KEY
@@ -53,23 +54,20 @@ def test_saved_as_it_came(name: str, tmp_path: Path) -> None:
     policy.save_pretrained(tmp_path)
     before, after = files(FOLDER / name), files(tmp_path)
     assert set(before) - set(after) == {"golden.npz"}
-    assert set(after) - set(before) == {"rlinf_lite.safetensors"}
-    for file in set(before) & set(after) - {"config.json", "model.safetensors"}:
+    assert set(after) - set(before) == {"rlinf_lite.json", "rlinf_lite.safetensors"}
+    for file in set(before) & set(after) - {"model.safetensors"}:
         assert before[file] == after[file], file
-    said = json.loads(after["config.json"])
-    assert {key: value for key, value in said.items() if key not in ("policy_id", "rlinf_lite")} == json.loads(
-        before["config.json"]
-    )
     one, other = load_file(FOLDER / name / "model.safetensors"), load_file(tmp_path / "model.safetensors")
     assert one.keys() == other.keys()
     assert all(one[key].dtype == other[key].dtype and torch.equal(one[key], other[key]) for key in one)
 
+    assert policy_config(tmp_path)["policy_id"] == policy.policy_id  # which the checks of a run read
     again = load_policy(tmp_path)
     assert again.config_dict() == policy.config_dict()
     assert all(torch.equal(x, again.state_dict()[key]) for key, x in policy.state_dict().items())
     # without our files it is a published checkpoint again
-    (tmp_path / "rlinf_lite.safetensors").unlink()
-    (tmp_path / "config.json").write_bytes(before["config.json"])
+    for file in set(after) - set(before):
+        (tmp_path / file).unlink()
     assert read_config(tmp_path) == read_config(FOLDER / name)
 
 
@@ -98,7 +96,7 @@ def test_what_trained_is_saved_and_the_rest_is_as_it_was(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_found_from_the_tensors(name: str) -> None:
-    family = published_family(FOLDER / name)
+    family = published_family(FOLDER / name, {})
     policy = load_policy(FOLDER / name)
     assert policy.policy_id == family
     tensors = load_file(FOLDER / name / "model.safetensors")
@@ -289,7 +287,8 @@ def test_any_size_is_read_off_the_tensors(family: str, tmp_path: Path) -> None:
     policy.policy_id, policy.origin = family, load_policy(source).origin
     policy.origin.dtypes, policy.origin.unread = {}, {}
     policy.save_pretrained(tmp_path)
-    (tmp_path / "rlinf_lite.safetensors").unlink()
+    for file in tmp_path.glob("rlinf_lite.*"):
+        file.unlink()
     config = json.loads((source / "config.json").read_text())
     if family == "smolvla":
         vlm = json.loads((source / "vlm" / "config.json").read_text())

@@ -52,6 +52,10 @@ class FlowOptions(Section):
     num_action_chunks."""
     cameras: dict[str, str] | None = None
     """The environment's camera for each that the policy knows; one without is masked. null: those of the same name."""
+    action_dim: PositiveInt | None = None
+    """Actions that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
+    state_dim: NonNegativeInt | None = None
+    """State numbers that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
     asset_id: str | None = None
     """Whose statistics normalise states and actions. null: the checkpoint's, where it has just one."""
     delta_dims: NonNegativeInt | None = None
@@ -83,7 +87,7 @@ class Flow(PolicyCard):
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         from rlinf_lite.models.flow.published import published_family
 
-        return published_family(directory) == self.name
+        return published_family(directory, config) == self.name
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
         model = config.model

@@ -54,6 +54,8 @@ class FlowConfig:
 
     family: Family = "pi0"
     layout: Layout = "openpi"
+    prefix: Literal["", "model."] = ""
+    """What the tensors' names begin with; LeRobot reads its own with and without."""
 
     # architecture
     vision: Tower = Tower(1152, 27, 4304, 16, 224, 14)
@@ -61,6 +63,7 @@ class FlowConfig:
     expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
     vocab_size: int = 257_152
     rms_eps: float = 1e-6
+    vision_eps: float = 1e-6
     pixel_shuffle: int = 1
     """Patches of that many rows and columns become one token (SmolVLA)."""
     cross_every: int = 0
@@ -101,6 +104,8 @@ class FlowConfig:
     # statistics
     state_norm: Norm = "mean_std"
     action_norm: Norm = "mean_std"
+    norm_eps: float = 1e-6
+    """Added to what is divided by; LeRobot: to quantiles and the like only where they leave no range."""
     asset_id: str | None = None
     statistics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """Of `state` and `actions`, each `mean`, `std`, `q01`, `q99`, `min`, `max`, or some of them."""
@@ -149,6 +154,8 @@ _SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA k
     "cross_every": 2,
     "resize_to": (512, 512),
     "layout": "lerobot",
+    "prefix": "model.",
+    "norm_eps": 1e-8,
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     "pi0": {},
@@ -193,6 +200,8 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "joint": options.joint,
         "horizon": options.horizon,
         "cameras": options.cameras,
+        "action_dim": options.action_dim,
+        "state_dim": options.state_dim,
         "asset_id": options.asset_id,
         "delta_dims": options.delta_dims,
         "state_in_prompt": options.state_in_prompt,
@@ -200,6 +209,11 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "long_prompts": options.long_prompts,
         "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
     }
+    for name in ("action_dim", "state_dim"):
+        value, own = getattr(options, name), getattr(cfg, name)
+        if value is not None and value > own:
+            text = f"is {value}, and the policy has {own}: its statistics say nothing of more"
+            raise ProblemError(Problem(f"model.options.{name}", text))
     changes = {name: value for name, value in given.items() if value is not None}
     horizon = options.horizon or cfg.horizon
     if model.num_action_chunks > horizon:
@@ -212,7 +226,11 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     if unknown:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
         raise ProblemError(Problem("model.options.cameras", text))
-    return replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    cfg = replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    if cfg.delta_dims > min(cfg.action_dim, cfg.state_dim):
+        text = f"is {cfg.delta_dims}, and there are {cfg.action_dim} actions and {cfg.state_dim} state numbers"
+        raise ProblemError(Problem("model.options.delta_dims", text))
+    return cfg
 
 
 def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:
@@ -233,4 +251,8 @@ def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
             f"the policy knows {', '.join(cfg.slots)}, and the environment has {has}. Say which is which, "
             f"{{{cfg.slots[0]}: {next(iter(cameras), '...')}}}"
         )
+    unused = [name for name in cameras if name not in present.values()]
+    if unused and cfg.cameras is None and len(present) < len(cfg.slots):
+        empty = ", ".join(slot for slot in cfg.slots if slot not in present)
+        return f"nothing is {empty}, and {', '.join(unused)} is not used. Say which is which, or which are used"
     return None

@@ -1,6 +1,7 @@
 """Flow policies as directories: openpi's PyTorch layout and LeRobot's, and our additions in files of their own.
 
-    config.json            as published, and in it `policy_id` and `rlinf_lite`: this policy's settings
+    config.json            as published, byte for byte: LeRobot refuses fields that it does not know
+    rlinf_lite.json        `policy_id`, and this policy's settings
     model.safetensors      as published: same names, same types, what no forward pass reads as it was
     rlinf_lite.safetensors value and noise head, adapters
     assets/, tokenizer files, processors and what else came with the weights
@@ -23,45 +24,40 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf_lite.config.resources import OWN_CONFIG
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, weight_files
+from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
 
 log = logging.getLogger(__name__)
 
 ADDITIONS = "rlinf_lite.safetensors"
 _HEADS = ("value_head", "noise_head")
-_CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "policy_*processor*.safetensors")
-_OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
+_CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "*.yaml", "LICENSE*", "policy_*processor*.safetensors")
 
 
 @dataclass
 class Origin:
     """What came with a policy's weights, is no part of it, and goes out with them again."""
 
-    config: dict[str, Any] = field(default_factory=dict)
-    """Published `config.json`."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Tokenizer, statistics, processors; by path within the directory."""
+    """`config.json`, tokenizer, statistics, processors; by path within the directory."""
     metadata: dict[str, str] = field(default_factory=dict)
     """Of the weights' file."""
     unread: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no forward pass reads."""
+    added: dict[str, Tensor] = field(default_factory=dict)
+    """Of our additions, a noise head that the run's method does not use."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors in the file, by published name; a tied one has both of its names where the file has."""
 
     @classmethod
     def of(cls, directory: Path) -> Origin:
         """Of a directory, without the tensors."""
-        found = sorted({file for pattern in _CARRIED for file in directory.rglob(pattern)})
-        left_out = {directory / name for name in ("config.json", INDEX)}
-        file = directory / "config.json"
-        config = json.loads(file.read_text()) if file.is_file() else {}
-        return cls(
-            config={name: value for name, value in config.items() if name not in _OWN_KEYS},
-            files={one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out},
-        )
+        found = own_files(directory, *_CARRIED)
+        left_out = {directory / name for name in (OWN_CONFIG, INDEX)}
+        return cls({one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out})
 
 
 def published_name(name: str, cfg: FlowConfig) -> str:
@@ -71,7 +67,7 @@ def published_name(name: str, cfg: FlowConfig) -> str:
         if name.startswith(ours):
             name = published + name.removeprefix(ours)
             break
-    return f"model.{name}" if cfg.layout == "lerobot" else name
+    return cfg.prefix + name
 
 
 def _is_added(name: str) -> bool:
@@ -95,17 +91,12 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         tensors |= found
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    begin = "model." if cfg.layout == "lerobot" else ""
+    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+        if tied in tensors and (name not in tensors or torch.equal(tensors[name], tensors[tied])):
+            tensors[name] = tensors.pop(tied)
     for name in UNREAD:
-        if begin + name in tensors:
-            origin.unread[begin + name] = tensors.pop(begin + name)
-    for name, tied in TIED.items():
-        first, second = tensors.pop(begin + name, None), tensors.pop(begin + tied, None)
-        if first is not None and second is not None and not torch.equal(first, second):
-            origin.unread[begin + tied] = second  # then it is no input embedding, and nothing reads it
-        chosen = second if first is None else first
-        if chosen is not None:
-            tensors[begin + tied] = chosen
+        if cfg.prefix + name in tensors:
+            origin.unread[cfg.prefix + name] = tensors.pop(cfg.prefix + name)
 
     names = {name: published_name(name, cfg) for name in own if not _is_added(name)}
     heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_HEADS)}  # RLinf's
@@ -116,6 +107,7 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     if adapters:
         check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
         state |= {name: ours[name] for name in adapters}
+    origin.added = {name: x for name, x in ours.items() if name.startswith(_HEADS) and name not in own}
     for head in _HEADS:
         state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
         taken = _head(f"{head}.", own, heads, str(directory), must_fit=False)
@@ -147,16 +139,18 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": cfg.to_dict()}}
-    (directory / "config.json").write_text(json.dumps({**(origin.config or _config(cfg)), **own}, indent=2) + "\n")
+    (directory / OWN_CONFIG).write_text(json.dumps(own, indent=2) + "\n")
+    if "config.json" not in origin.files:
+        (directory / "config.json").write_text(json.dumps(_config(cfg), indent=2) + "\n")
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
-    begin = "model." if cfg.layout == "lerobot" else ""
-    for name, tied in TIED.items():
-        if begin + name in origin.dtypes:
-            tensors[begin + name] = tensors[begin + tied].clone()  # a file has no two names of one memory
-            if begin + tied not in origin.dtypes:
-                del tensors[begin + tied]
+    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+        # openpi's files have the second name alone; SmolVLA's, where they are not tied, both
+        if name in tensors and (tied in origin.dtypes or (not origin.dtypes and cfg.family != "smolvla")):
+            tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
+            if name not in origin.dtypes:
+                del tensors[name]
     for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
@@ -164,7 +158,9 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     added = {name: tensor.contiguous() for name, tensor in state.items() if _is_added(name)}
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
     save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
-    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    save_file(origin.added | added, directory / ADDITIONS, metadata={"format": "pt"})
+    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
+        file.unlink(missing_ok=True)
     follow_umask([directory / WEIGHTS, directory / ADDITIONS])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 from rlinf_lite.models.flow.config import FlowConfig, Norm, StatisticsError
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
+_KNOWN_PROMPTS = 4096  # that are kept as ids
 _STATISTICS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
 
 
@@ -42,12 +42,17 @@ class PromptTooLongError(ValueError):
 
 
 def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
-    """What is kept of pictures uint8 [B, H, W, 3]: resized where that ends in whole grey levels, else as they are."""
+    """What is kept of pictures uint8 [B, H, W, 3]: resized where that ends in whole grey levels, else as they are.
+
+    Raises ObservationError for other types and shapes.
+    """
     if images.dtype != np.uint8:
         raise ObservationError(f"images are {images.dtype}; uint8 from 0 to 255 is needed")
+    if images.ndim != 4 or images.shape[3] != 3:
+        raise ObservationError(f"images have shape {images.shape}; [rows, height, width, 3], red first, is needed")
     width, height = cfg.resize_to
     if cfg.layout == "lerobot" or images.shape[1:3] == (height, width):
-        return torch.tensor(images)  # a copy: messages are read-only
+        return torch.from_numpy(np.array(images, order="C"))  # a copy: messages are read-only, turned ones have strides
     new_width, new_height = _fitting(images.shape[2], images.shape[1], cfg)
     left, top = (width - new_width) // 2, (height - new_height) // 2
     out = np.zeros((len(images), height, width, 3), np.uint8)
@@ -64,6 +69,7 @@ def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
     if pixels.shape[2:] != (height, width):
         new_width, new_height = _fitting(pixels.shape[3], pixels.shape[2], cfg)
         pixels = F.interpolate(pixels, (new_height, new_width), mode="bilinear", align_corners=False)
+        pixels = pixels if cfg.family == "smolvla" else pixels.clamp(0, 1)  # white is 1 + 1e-7 behind interpolation
         across, down = width - new_width, height - new_height
         if cfg.family == "smolvla":
             pixels = F.pad(pixels, (across, 0, down, 0))  # all of it on the left and the top
@@ -84,13 +90,14 @@ def _fitting(width: int, height: int, cfg: FlowConfig) -> tuple[int, int]:
 class Normalizer:
     """Between the units of a robot and those of the network, as the statistics of `state` or `actions` say.
 
-    openpi computes in float64 and adds 1e-6 to each range on both ways; LeRobot in float32, 1e-8 and on one way only.
+    openpi computes in float64 and adds 1e-6 to each range on both ways; LeRobot in float32, 1e-8 and on one way only,
+    to ranges other than of standard deviations where they are 0.
     """
 
     def __init__(self, cfg: FlowConfig, name: str, num_dims: int) -> None:
         """Raises StatisticsError where the statistics do not fit."""
         self.kind: Norm = cfg.state_norm if name == "state" else cfg.action_norm
-        self.num_dims, self._openpi = num_dims, cfg.layout == "openpi"
+        self.num_dims, self._openpi, self._eps = num_dims, cfg.layout == "openpi", cfg.norm_eps
         found, entry = [], cfg.statistics.get(name, {})
         for key in _STATISTICS[self.kind]:
             if key not in entry:
@@ -111,7 +118,7 @@ class Normalizer:
             return x
         given, one, other = self._alike(x)
         if self.kind == "mean_std":
-            found = (given - one) / (other + (1e-6 if self._openpi else 1e-8))
+            found = (given - one) / (other + self._eps)
         elif self._openpi:
             found = (given - one) / self._range(one, other) * 2 - 1
         else:
@@ -124,7 +131,7 @@ class Normalizer:
             return x
         given, one, other = self._alike(x)
         if self.kind == "mean_std":
-            return cast(Numbers, given * (other + 1e-6 * self._openpi) + one)
+            return cast(Numbers, given * (other + self._eps * self._openpi) + one)
         return cast(Numbers, (given + 1) / 2 * self._range(one, other) + one)
 
     def _alike(self, x: Any) -> tuple[Any, Any, Any]:
@@ -136,7 +143,11 @@ class Normalizer:
         return np.asarray(x, dtype=one.dtype), one, other
 
     def _range(self, low: Any, high: Any) -> Any:
-        return high - low + (1e-6 if self._openpi else 1e-8 * (high == low))
+        found = high - low
+        if self._openpi:
+            return found + self._eps
+        found[found == 0] = self._eps  # in float32: a bin of the prompt is as wide as the rounding of another type
+        return found
 
 
 def padded(x: Tensor, num_dims: int) -> Tensor:
@@ -151,9 +162,11 @@ def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.nda
     if "state" not in obs:
         raise ObservationError(f"the policy reads {cfg.state_dim} state numbers, and the observation has none")
     state = np.asarray(obs["state"])
-    if state.shape[-1] != cfg.state_dim:
+    if state.ndim != 2 or len(state) != num_rows:
+        raise ObservationError(f"states have shape {state.shape}; [{num_rows}, {cfg.state_dim}] is needed")
+    if state.shape[1] != cfg.state_dim:
         raise ObservationError(
-            f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[-1]}: it is of "
+            f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[1]}: it is of "
             "another robot"
         )
     return state
@@ -184,7 +197,7 @@ class PromptEncoder:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self._cfg, self._pad_id = tokenizer, cfg, pad_id
-        self._encode = lru_cache(maxsize=4096)(self._encode_one)
+        self._known: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         plain: list[int] = tokenizer.encode("move", add_special_tokens=False).ids
         if cfg.family != "smolvla" and self.ids("move", "")[1 : 1 + len(plain)] != plain:
             raise TokenizerError("the tokenizer puts no first token (BOS) before a prompt, which the policy needs")
@@ -192,14 +205,21 @@ class PromptEncoder:
     @classmethod
     def from_directory(cls, directory: Path, cfg: FlowConfig) -> PromptEncoder:
         """With the `tokenizer.json` of a policy's directory or of its `tokenizer/`, or the SentencePiece
-        `tokenizer.model` there. Raises TokenizerError where there is none."""
-        for folder in (directory, directory / "tokenizer", directory / "vlm"):
-            if (folder / "tokenizer.json").is_file():
-                tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-                return cls(tokenizer, cfg, _padding_id(tokenizer, folder))
-            for name in ("tokenizer.model", "paligemma_tokenizer.model"):
-                if (folder / name).is_file():
-                    return cls(from_sentencepiece(folder / name), cfg)
+        `tokenizer.model` there, which openpi reads: to it names of special tokens in a text, <eos>, are words.
+
+        Raises:
+            TokenizerError: where there is none, or one that cannot be read.
+        """
+        names, openpi = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model"), cfg.layout == "openpi"
+        folders = (directory, directory / "tokenizer", directory / "vlm")
+        for name in (*names[1:], names[0]) if openpi else names:
+            file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+            if file is not None and file.suffix == ".model":
+                return cls(from_sentencepiece(file), cfg)
+            if file is not None:
+                tokenizer = _from_json(file)
+                tokenizer.encode_special_tokens = openpi
+                return cls(tokenizer, cfg, _padding_id(tokenizer, file.parent))
         raise TokenizerError(f"{directory} has no tokenizer. {_how_to_get(cfg)}")
 
     def ids(self, text: str, last: str) -> list[int]:
@@ -214,7 +234,10 @@ class PromptEncoder:
             PromptTooLongError: where a prompt has more than L tokens.
         """
         texts = [prompt_text(one, state, self._cfg) for one, state in zip(instructions, states, strict=True)]
-        rows = [self._encode(*text) for text in texts]
+        if len(self._known) > _KNOWN_PROMPTS:
+            self._known.clear()
+        self._known |= {text: self._encode_one(*text) for text in dict.fromkeys(texts) if text not in self._known}
+        rows = [self._known[text] for text in texts]
         return torch.stack([ids for ids, _ in rows]), torch.stack([mask for _, mask in rows])
 
     def _encode_one(self, text: str, last: str) -> tuple[Tensor, Tensor]:
@@ -228,6 +251,13 @@ class PromptEncoder:
         padding = length - len(ids)
         mask = torch.tensor([True] * len(ids) + [False] * padding)
         return torch.tensor([*ids, *[self._pad_id] * padding]), mask
+
+
+def _from_json(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # of no class of its own
+        raise TokenizerError(f"{file} cannot be read: {error}. Download it again") from error
 
 
 def _padding_id(tokenizer: Tokenizer, folder: Path) -> int:
@@ -258,11 +288,15 @@ def from_sentencepiece(file: Path) -> Tokenizer:
 
     Raises TokenizerError for other kinds.
     """
+    from google.protobuf.message import DecodeError
     from transformers.utils import sentencepiece_model_pb2_new  # needs protobuf, which ray brings
 
     messages: Any = sentencepiece_model_pb2_new
     model = messages.ModelProto()
-    model.ParseFromString(file.read_bytes())
+    try:
+        model.ParseFromString(file.read_bytes())
+    except DecodeError as error:
+        raise TokenizerError(f"{file} is no SentencePiece model: {error}. Download it again") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     if trainer.model_type != trainer.BPE or normalizer.add_dummy_prefix or normalizer.precompiled_charsmap:
         raise TokenizerError(f"{file} is no SentencePiece model of PaliGemma's kind. Put its tokenizer.json beside it")

@@ -118,7 +118,7 @@ class PiNetwork(FlowNetwork):
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
         width, self.adaptive = cfg.expert.width, cfg.family == "pi05"
-        siglip = SiglipVisionConfig(**_tower(cfg), layer_norm_eps=1e-6, vision_use_head=False)
+        siglip = SiglipVisionConfig(**_tower(cfg), vision_use_head=False)
         self.vision = SiglipVisionModel._from_config(siglip, attn_implementation="sdpa")
         self.connector = nn.Linear(cfg.vision.width, cfg.text.width)
         self.language = gemma(cfg.text, cfg, cfg.vocab_size)
@@ -155,7 +155,7 @@ class SmolVLANetwork(FlowNetwork):
 
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
-        vision = SmolVLMVisionConfig(**_tower(cfg), layer_norm_eps=1e-6)
+        vision = SmolVLMVisionConfig(**_tower(cfg))
         self.vision = SmolVLMVisionTransformer._from_config(vision, attn_implementation="sdpa")
         text = SimpleNamespace(hidden_size=cfg.text.width)
         both: Any = SimpleNamespace(scale_factor=cfg.pixel_shuffle, vision_config=vision, text_config=text)
@@ -217,4 +217,5 @@ def _tower(cfg: FlowConfig) -> dict[str, Any]:
         "num_attention_heads": cfg.vision.num_heads,
         "image_size": cfg.vision.image_size,
         "patch_size": cfg.vision.patch_size,
+        "layer_norm_eps": cfg.vision_eps,
     }

@@ -171,11 +171,17 @@ class FlowPolicy(Policy):
             raise ObservationError(f"model.options.cameras: {problem}")
         if self.prompts is None:
             raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
+        instructions = obs.get("instruction")
+        if instructions is None:
+            raise ObservationError("the policy reads an instruction, and the observation has none")
         inputs = {
             f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
             for slot, camera in present_slots(cfg, given).items()
         }
-        instructions = obs["instruction"]
+        for name, images in inputs.items():
+            if len(images) != len(instructions):
+                text = f"{name} has {len(images)} rows, and there are {len(instructions)} instructions"
+                raise ObservationError(text)
         state = self.states.normalize(read_state(obs, cfg, len(instructions)))
         inputs["tokens"], inputs["token_mask"] = self.prompts.encode(instructions, state)
         inputs["state"] = padded(torch.tensor(state), cfg.max_state_dim)
@@ -242,6 +248,8 @@ class FlowPolicy(Policy):
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Squared error of the velocity. openpi's mean is over padded dimensions too, LeRobot's over the robot's."""
         actions = batch["actions"]
+        if actions.shape[1] > self.cfg.horizon:
+            raise ValueError(f"chunks have {actions.shape[1]} actions, and the policy's horizon is {self.cfg.horizon}")
         if "offsets" in batch:
             actions = actions - batch["offsets"]
         rest = self.cfg.horizon - actions.shape[1]  # of which demonstrations say nothing: they do not count
@@ -356,6 +364,7 @@ class FlowPolicy(Policy):
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
+            UnsupportedFlowError: where its files are not whole, or it has a part that is not built here.
             StatisticsError: where there are no statistics, or those that `model.options.asset_id` names are not there.
             TokenizerError: where there is no tokenizer, with how to get it.
         """
@@ -368,7 +377,7 @@ class FlowPolicy(Policy):
                 f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
             )
         before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
-        for name in ("num_steps", "method", "noise_level", "noise_range"):
+        for name in ("num_steps", "method", "noise_level", "noise_range", "horizon"):
             if getattr(cfg, name) != getattr(before, name):
                 log.info(
                     "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)

@@ -6,16 +6,18 @@ variant that it names, or from the `config.json` of the vision-language model.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_config, start_dir
 from rlinf_lite.models.flow.config import (
     OPENPI_CAMERAS,
     PUBLISHED,
@@ -41,7 +43,6 @@ _PI, _SMOLVLA = "paligemma_with_expert.", "vlm_with_expert."
 _PI_NAMES = {
     "vision.": f"{_PI}paligemma.model.vision_tower.vision_model.",
     "connector.": f"{_PI}paligemma.model.multi_modal_projector.linear.",
-    "language.embed_tokens.": f"{_PI}paligemma.lm_head.",
     "language.": f"{_PI}paligemma.model.language_model.",
     "expert.": f"{_PI}gemma_expert.model.",
 }
@@ -53,11 +54,28 @@ _SMOLVLA_NAMES = {
 }
 NAMES: dict[Family, dict[str, str]] = {"pi0": _PI_NAMES, "pi05": _PI_NAMES, "smolvla": _SMOLVLA_NAMES}
 """Of modules of ours, the published beginning of their tensors' names; the first that fits."""
-TIED = {f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight"}
-"""Another name of the same tensor: files have one of the two, or both."""
-UNREAD = {f"{_PI}gemma_expert.lm_head.weight", f"{_SMOLVLA}vlm.lm_head.weight"}
-"""What no forward pass reads."""
+TIED = {
+    f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight",
+    f"{_SMOLVLA}vlm.model.text_model.embed_tokens.weight": f"{_SMOLVLA}vlm.lm_head.weight",
+}
+"""Another name of the same tensor: files have one of the two, or both. Where both differ, nobody reads the second."""
+UNREAD = {f"{_PI}gemma_expert.lm_head.weight", *TIED.values()}
+"""What no forward pass reads, where it is not the input embedding."""
 _VARIANTS = {"gemma_2b": FlowConfig.text.num_heads, "gemma_300m": FlowConfig.expert.num_heads}
+_LEROBOT_ONLY = {
+    "use_relative_actions": False,
+    "use_visual_memory": False,
+    "use_proprioceptive_memory": False,
+    "n_obs_steps": 1,
+    "time_sampling_beta_alpha": 1.5,
+    "time_sampling_beta_beta": 1.0,
+    "time_sampling_scale": 0.999,
+    "time_sampling_offset": 0.001,
+    "add_image_special_tokens": False,
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+}
+"""What LeRobot can be told and is not built here: the values that are."""
 _SMOLVLM = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
 _OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
 _NORMS: dict[str, Norm] = {
@@ -95,7 +113,8 @@ def flow_config(config: Config, seen: Observed) -> FlowConfig:
     for what, own, shown in (("actions", cfg.action_dim, seen.action_dim), ("state", cfg.state_dim, seen.state_dim)):
         if own not in (shown, 0):
             text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot"
-            raise ProblemError(Problem("rollout.model_dir", text))
+            hint = f"Where the last of them are padding, set model.options.{what.removesuffix('s')}_dim to {shown}"
+            raise ProblemError(Problem("rollout.model_dir", f"{text}. {hint}"))
     return cfg
 
 
@@ -106,7 +125,10 @@ def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
         UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
         StatisticsError: where there are no statistics, or those that are named are not there.
     """
-    config = json.loads((directory / "config.json").read_text())
+    try:
+        config = policy_config(directory)
+    except ValueError as error:
+        raise UnsupportedFlowError(f"{directory}: config.json, or our additions to it, is no JSON: {error}") from error
     if "rlinf_lite" in config:
         cfg = FlowConfig.from_dict(config["rlinf_lite"]["settings"])
         if asset_id not in (None, cfg.asset_id):
@@ -119,19 +141,37 @@ def read_config(directory: Path, asset_id: str | None = None) -> FlowConfig:
         raise UnsupportedFlowError(text) from missing
 
 
-def published_family(directory: Path) -> Family | None:
-    """Whose weights are in a directory, by the names of its tensors; None: of no flow policy."""
+def published_family(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """Whose weights are in a directory, by the names of its tensors; None: of no flow policy. Where they cannot be
+    read, what `config` (config.json) says: reading it as that one says what is wrong."""
     try:
         return _family(_shapes(directory))
-    except (OSError, ValueError, struct.error):
-        return None
+    except (OSError, ValueError):
+        said = config.get("type", "pi0" if "paligemma_variant" in config else None)
+        return said if said in NAMES else None
+
+
+def own_files(directory: Path, *patterns: str) -> list[Path]:
+    """Files of a checkpoint, in its folders too, by their names; none of another checkpoint that was saved below it."""
+    others = {file.parent for name in (WEIGHTS, INDEX) for file in directory.rglob(name)} - {directory}
+    found = {file for pattern in patterns for file in directory.rglob(pattern) if file.is_file()}
+    return sorted(file for file in found if others.isdisjoint(file.parents))
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """`model.safetensors`, or the shards that its index names; those that are there."""
+    """`model.safetensors`, where it is there, or all shards that its index names.
+
+    Raises UnsupportedFlowError where a shard is not there, or the index does not name any.
+    """
     index = directory / INDEX
-    names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {WEIGHTS}
-    return [directory / name for name in sorted(names) if (directory / name).is_file()]
+    if not index.is_file():
+        return [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else []
+    found = [directory / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+    missing = [file.name for file in found if not file.is_file()]
+    if missing or not found:
+        text = f"{index} names {', '.join(missing) or 'no file'}{', which is not there' * bool(missing)}"
+        raise UnsupportedFlowError(f"{text}. Download it again")
+    return found
 
 
 def _family(shapes: Shapes) -> Family | None:
@@ -143,20 +183,48 @@ def _family(shapes: Shapes) -> Family | None:
     return None
 
 
-def _header(stream: BinaryIO) -> dict[str, Any]:
-    """What the beginning of a safetensors file says of each tensor; their bytes follow."""
-    (length,) = struct.unpack("<Q", stream.read(8))
-    header: dict[str, Any] = json.loads(stream.read(length))
+def _read_json(file: Path, content: bytes | None = None) -> Any:
+    """Of a file, or of the part of it that `content` is."""
+    try:
+        return json.loads(file.read_bytes() if content is None else content)
+    except ValueError as error:
+        raise UnsupportedFlowError(f"{file} is no JSON: {error}. Download it again") from error
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """What the beginning of a safetensors file says of each tensor, and where their bytes begin."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = 8 + int.from_bytes(stream.read(8), "little")
+        header: dict[str, Any] = _read_json(file, stream.read(start - 8)) if 8 < start <= size else {}
     header.pop("__metadata__", None)
-    return header
+    if not header or size < start + max(entry["data_offsets"][1] for entry in header.values()):
+        text = f"has {size} bytes, and they are no whole safetensors file: it is cut off, or a git-lfs pointer"
+        raise UnsupportedFlowError(f"{file} {text}. Download it again (git lfs pull)")
+    return header, start
+
+
+def _numbers(file: Path, beginnings: tuple[str, ...]) -> dict[str, list[float]]:
+    """The floating-point tensors of a safetensors file whose names begin so."""
+    (header, start), found = _header(file), {}
+    with file.open("rb") as stream:
+        for name, entry in header.items():
+            letter = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}.get(entry["dtype"])
+            if letter is not None and name.startswith(beginnings):
+                first, last = entry["data_offsets"]
+                stream.seek(start + first)
+                content = stream.read(last - first)
+                if entry["dtype"] == "BF16":  # the upper half of a float32
+                    content = b"".join(b"\0\0" + content[n : n + 2] for n in range(0, len(content), 2))
+                found[name] = list(struct.unpack(f"<{len(content) // struct.calcsize(letter)}{letter}", content))
+    return found
 
 
 def _shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Of the weights in a directory, from the files' headers alone; empty where there are none."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(directory):
-        with file.open("rb") as stream:
-            shapes |= {name: tuple(entry["shape"]) for name, entry in _header(stream).items()}
+        shapes |= {name: tuple(entry["shape"]) for name, entry in _header(file)[0].items()}
     return shapes
 
 
@@ -167,18 +235,25 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
         raise UnsupportedFlowError(f"{directory}: the tensors of {WEIGHTS} are not those of pi0, pi05 or smolvla")
     if config.get("type", family) != family:
         raise UnsupportedFlowError(f"{directory}: config.json says {config['type']}, and the tensors are {family}'s")
-    layout: Layout = (
-        "lerobot" if any(name.startswith((f"model.{_PI}", f"model.{_SMOLVLA}")) for name in shapes) else "openpi"
-    )
+    begin = "model." if any(name.startswith((f"model.{_PI}", f"model.{_SMOLVLA}")) for name in shapes) else ""
+    layout: Layout = "lerobot" if "type" in config or begin else "openpi"
     shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
-    cfg = FlowConfig(**{**PUBLISHED[family], "family": family, "layout": layout})
+    cfg = FlowConfig(**{**PUBLISHED[family], "family": family, "layout": layout, "prefix": begin})
     said = _smolvla(directory, config) if family == "smolvla" else _pi(directory, config)
     cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], said.pop("heads")), **said})
+    if "noise_head.logvar_min" in shapes:  # RLinf's: logarithms of variances
+        found = [_numbers(file, ("noise_head.logvar_",)).items() for file in weight_files(directory)]
+        limits = dict(itertools.chain(*found))
+        low, high = (math.exp(0.5 * limits[f"noise_head.logvar_{end}"][0]) for end in ("min", "max"))
+        cfg = replace(cfg, noise_range=(low, high))
     if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
         raise UnsupportedFlowError(
             f"{directory}: the expert has {cfg.expert.depth} layers with heads of {cfg.expert.head_dim}, and the "
             f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be alike"
         )
+    if layout == "lerobot" and asset_id is not None:
+        text = f"LeRobot's statistics have no names, and model.options.asset_id is {asset_id!r}. Set it to null"
+        raise StatisticsError(f"{directory}: {text}")
     return replace(
         cfg, **_lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
     )
@@ -193,7 +268,7 @@ def _sizes(shapes: Shapes, names: Mapping[str, str], heads: tuple[int, int, int]
     width, _, patch, _ = shapes[f"{vision}embeddings.patch_embedding.weight"]
     side = isqrt(shapes[f"{vision}embeddings.position_embedding.weight"][0])
     mlp, depth = shapes[f"{vision}encoder.layers.0.mlp.fc1.weight"][0], _count(f"{vision}encoder.layers.", shapes)
-    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[f"{_PI}paligemma.lm_head.weight"]
+    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[TIED[f"{language}embed_tokens.weight"]]
     max_action_dim = shapes["action_in_proj.weight"][1]
     found = {
         "vision": Tower(width, depth, mlp, heads[0], side * patch, patch),
@@ -245,9 +320,8 @@ def _pi(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """What the vision-language model's own config.json says, where its name is not known."""
     named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
-    for key in ("add_image_special_tokens", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
-        if config.get(key):
-            raise UnsupportedFlowError(f"{directory}: {key} is true, which is not supported")
+    if not config["resize_imgs_with_padding"]:
+        raise UnsupportedFlowError(f"{directory}: resize_imgs_with_padding is null; a width and height are needed")
     crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
     found = {
         "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
@@ -262,13 +336,14 @@ def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{directory}: vlm_model_name is {named!r}, whose sizes are not known. Put its config.json into "
             f"{directory / 'vlm'} and set vlm_model_name to ./vlm"
         )
-    vlm = json.loads(file.read_text())
+    vlm = _read_json(file)
     heads = vlm["text_config"]["num_attention_heads"]
     return {
         **found,
         "heads": (vlm["vision_config"]["num_attention_heads"], heads, heads),
         "rms_eps": vlm["text_config"].get("rms_norm_eps", published["rms_eps"]),
         "pixel_shuffle": vlm["scale_factor"],
+        "vision_eps": vlm["vision_config"].get("layer_norm_eps", FlowConfig.vision_eps),
     }
 
 
@@ -280,7 +355,7 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
     tiny = config.get("tiny", {})
     files = {
         file.parent.relative_to(directory).as_posix().removeprefix("assets/"): file
-        for file in sorted(directory.glob("**/norm_stats.json"))
+        for file in own_files(directory, "norm_stats.json")
     }
     named = asset_id or tiny.get("asset_id") or (next(iter(files)) if len(files) == 1 else None)
     if named not in files:
@@ -289,14 +364,22 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
             f"{directory}: there are {wanted} (assets/<id>/norm_stats.json). It has {', '.join(files) or 'none'}. Set "
             "model.options.asset_id"
         )
-    statistics = json.loads(files[named].read_text())["norm_stats"]
+    content = _read_json(files[named]).get("norm_stats", {})
+    if not {"state", "actions"} <= content.keys():
+        raise StatisticsError(f"{files[named]} has no norm_stats of state and actions, but of {list(content)}")
+    statistics = {
+        name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
+    }
     action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
     state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
+    # pi0.5's are words of the prompt, and no tensor is as wide
+    max_state_dim = max(cfg.max_state_dim, state_dim * (cfg.family == "pi05"))
     return {
         "statistics": statistics,
         "asset_id": named,
         "action_dim": min(action_dim, cfg.max_action_dim),
-        "state_dim": min(state_dim, cfg.max_state_dim),
+        "state_dim": min(state_dim, max_state_dim),
+        "max_state_dim": max_state_dim,
         "horizon": config["action_horizon"],
         "num_action_chunks": config["action_horizon"],
         "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
@@ -308,27 +391,32 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
 
 def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dict[str, Any]:
     """What LeRobot's config.json and its processors say."""
-    beta = tuple(config.get(f"time_sampling_beta_{name}", usual) for name, usual in (("alpha", 1.5), ("beta", 1.0)))
-    if config.get("use_relative_actions") or beta != (1.5, 1.0):
-        raise UnsupportedFlowError(
-            f"{directory}: relative actions, or times of another Beta than (1.5, 1), are not supported"
-        )
-    norms = {name: _NORMS.get(kind) for name, kind in config["normalization_mapping"].items()}
-    if None in (norms["STATE"], norms["ACTION"]):
-        raise UnsupportedFlowError(f"{directory}: normalization_mapping has kinds other than {', '.join(_NORMS)}")
+    for key, usual in _LEROBOT_ONLY.items():
+        if config.get(key) not in (None, usual):
+            raise UnsupportedFlowError(f"{directory}: {key} is {config[key]!r}; only {usual!r} is supported")
+    normalizer, statistics = _lerobot_statistics(directory)
+    # what was computed with wins over what was configured; kinds that are not named are left as they are
+    kinds = normalizer.get("norm_map") or config["normalization_mapping"]
+    norms = {name: _NORMS.get(kinds.get(name, "IDENTITY")) for name in ("STATE", "ACTION")}
+    if None in norms.values():
+        raise UnsupportedFlowError(f"{directory}: {kinds} has kinds of normalisation other than {', '.join(_NORMS)}")
     inputs, horizon = config["input_features"], config["chunk_size"]
     pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
     slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
+    slots = [name for name in slots if not name.startswith("empty_camera_")]
+    if not slots:
+        raise UnsupportedFlowError(f"{directory}: input_features of config.json have no camera")
     height_width = config.get("image_resolution", (cfg.resize_to[1], cfg.resize_to[0]))
     return {
-        "statistics": _lerobot_statistics(directory),
+        "statistics": statistics,
+        "norm_eps": normalizer.get("eps", 1e-8),
         "action_dim": config["output_features"]["action"]["shape"][0],
         "state_dim": inputs["observation.state"]["shape"][0] if "observation.state" in inputs else 0,
         "state_norm": norms["STATE"],
         "action_norm": norms["ACTION"],
         "horizon": horizon,
         "num_action_chunks": min(config.get("n_action_steps", horizon), horizon),
-        "slots": tuple(name for name in slots if not name.startswith("empty_camera_")),
+        "slots": tuple(slots),
         "resize_to": (height_width[1], height_width[0]),
         "max_prompt_length": config.get("tokenizer_max_length", cfg.max_prompt_length),
         "num_steps": config.get("num_inference_steps", config.get("num_steps", cfg.num_steps)),
@@ -337,23 +425,18 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     }
 
 
-def _lerobot_statistics(directory: Path) -> dict[str, dict[str, list[float]]]:
-    """Of the normaliser's file, wherever the preprocessor's steps say that it is."""
+def _lerobot_statistics(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
+    """The settings of the normaliser among the preprocessor's steps, and the numbers of its file."""
     file = directory / "policy_preprocessor.json"
-    steps = json.loads(file.read_text())["steps"] if file.is_file() else []
-    named = [step["state_file"] for step in steps if "normalizer" in step["registry_name"] and "state_file" in step]
-    if not named or not (directory / named[0]).is_file():
+    steps = _read_json(file)["steps"] if file.is_file() else []
+    named = [step for step in steps if "normalizer" in step["registry_name"] and "state_file" in step]
+    if not named or not (directory / named[0]["state_file"]).is_file():
         raise StatisticsError(
             f"{directory}: there are no statistics: policy_preprocessor.json names "
-            f"{named[0] + ', which is not there' if named else 'no file of a normalizer_processor'}"
+            f"{named[0]['state_file'] + ', which is not there' if named else 'no file of a normalizer_processor'}"
         )
-    with (directory / named[0]).open("rb") as stream:
-        header, content = _header(stream), stream.read()
     found: dict[str, dict[str, list[float]]] = {"state": {}, "actions": {}}
-    for name, entry in header.items():
+    for name, numbers in _numbers(directory / named[0]["state_file"], ("observation.state.", "action.")).items():
         feature, _, statistic = name.rpartition(".")
-        kind = {"observation.state": "state", "action": "actions"}.get(feature)
-        if kind is not None and entry["dtype"] == "F32":
-            first, last = entry["data_offsets"]
-            found[kind][statistic] = list(struct.unpack(f"<{(last - first) // 4}f", content[first:last]))
-    return found
+        found["actions" if feature == "action" else "state"][statistic] = numbers
+    return named[0].get("config", {}), found
