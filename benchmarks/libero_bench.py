@@ -22,7 +22,7 @@ from common import Comparison, Report, interleaved, median, say
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import ChunkedEnv
 from rlinf_lite.envs.libero.card import LiberoOptions
-from rlinf_lite.envs.libero.library import find_assets
+from rlinf_lite.envs.libero.package import find_assets
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.world import Row
 

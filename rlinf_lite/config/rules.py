@@ -60,6 +60,14 @@ def near_multiples(value: int, unit: int) -> str:
     return f"{below} or {above}" if below else str(above)
 
 
+def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
+    """Where an evaluation would play some of a simulator's tasks more often than others."""
+    episodes = config.env.eval.num_episodes
+    if episodes % num_tasks:
+        text = f"{episodes} episodes do not divide over {num_tasks} tasks ({quotient(episodes, num_tasks)})"
+        yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, num_tasks)}")
+
+
 def largest_divisor(value: int, at_most: int) -> int:
     return max(size for size in range(1, min(at_most, value) + 1) if value % size == 0)
 

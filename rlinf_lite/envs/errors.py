@@ -88,6 +88,11 @@ class MissingExtraError(EnvError, ImportError):
 class MissingAssetsError(EnvError, FileNotFoundError):
     """Files that a simulator needs, and that no package brings, are not there."""
 
+    def __init__(self, text: str, key: str) -> None:
+        """`key`: of the config, which the message begins with."""
+        super().__init__(f"{key}: {text}")
+        self.text, self.key = text, key
+
 
 class RenderUnavailableError(EnvError, RuntimeError):
     """Images were asked for where nothing can render them."""

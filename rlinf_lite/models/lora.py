@@ -26,6 +26,19 @@ class LoraOptions(Section):
     """Modules that train in full besides the heads, for example proprio_projector."""
 
 
+def lacks_adapters(own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str) -> bool:
+    """Whether a policy whose adapters are `own` (empty: none) is to get those that a run wants.
+
+    Raises ValueError where it has others.
+    """
+    if own and wanted["rank"] and own != wanted:
+        raise ValueError(
+            f"model.options.lora: is {dict(wanted)}, and the checkpoint has adapters of {dict(own)}. Say the same, or "
+            f"merge them before ({policy}.merge_adapters, then save_pretrained)"
+        )
+    return bool(wanted["rank"]) and not own
+
+
 def add_adapters(
     policy: nn.Module, lora: Mapping[str, Any], trained: Collection[str], without: Collection[str] = ()
 ) -> None:

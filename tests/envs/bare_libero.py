@@ -14,7 +14,7 @@ import numpy as np
 
 
 def main(assets: str, task: str, state: int, size: int, given: str, out: str) -> None:
-    from rlinf_lite.envs.libero.library import write_config
+    from rlinf_lite.envs.libero.package import write_config
 
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(Path(assets)))
     import libero.libero

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from rlinf_lite.envs.libero.library import FOLDERS
+from rlinf_lite.envs.libero.package import FOLDERS
 
 OBJECTS = {  # half sizes in metres, of what the library lets fall and grasp
     "stable_scanned_objects/akita_black_bowl": (0.05, 0.05, 0.025),

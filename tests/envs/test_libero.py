@@ -27,7 +27,7 @@ from rlinf_lite.envs import (
     check_env,
     get_env_spec,
 )
-from rlinf_lite.envs.libero.library import InitialStateError, find_assets, initial_states, write_config
+from rlinf_lite.envs.libero.package import InitialStateError, find_assets, initial_states, write_config
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
 from rlinf_lite.registry import env_card
@@ -270,7 +270,7 @@ def test_the_import_asks_nothing_and_leaves_the_users_config_alone(repo: Path, a
     home.mkdir()
     code = f"""
 from pathlib import Path
-from rlinf_lite.envs.libero.library import import_libero
+from rlinf_lite.envs.libero.package import import_libero
 import_libero(Path({str(assets)!r}))
 import huggingface_hub
 def fetch(*a, **k): raise AssertionError("fetched")

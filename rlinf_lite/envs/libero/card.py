@@ -113,22 +113,19 @@ class Libero(EnvCard):
         return "libero has no scripted expert"
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        from rlinf_lite.config.rules import near_multiples, quotient  # a config is being loaded, or this would load it
+        from rlinf_lite.config.rules import uneven_episodes  # a config is being loaded, or this would load it
         from rlinf_lite.envs.errors import MissingAssetsError
-        from rlinf_lite.envs.libero.library import find_assets
+        from rlinf_lite.envs.libero.package import find_assets
 
         env = config.env
         try:
             tasks = tasks_of(env.task)
         except UnknownEnvError as error:
-            yield Problem("env.task", str(error).removeprefix("env.task: "))
+            yield Problem("env.task", error.text)
             return
         if len(set(env.options.cameras)) < len(env.options.cameras):
             yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names one twice")
-        if env.eval.num_episodes % len(tasks):
-            episodes = env.eval.num_episodes
-            text = f"{episodes} episodes do not divide over {len(tasks)} tasks ({quotient(episodes, len(tasks))})"
-            yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, len(tasks))}")
+        yield from uneven_episodes(config, len(tasks))
         if max_steps(tasks, env.options.protocol) is None:
             for split in ("train", "eval"):
                 if getattr(env, split).max_episode_steps is None:
@@ -142,18 +139,17 @@ class Libero(EnvCard):
             try:
                 find_assets(env.options.assets)
             except MissingAssetsError as error:
-                text = str(error).removeprefix("env.options.assets: ")
-                yield Problem("env.options.assets", text, of_machine=True)
+                yield Problem(error.key, error.text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
         """The library's own import is one thing, assets and a driver are others."""
-        from rlinf_lite.envs.libero.library import FIX
+        from rlinf_lite.envs.libero.package import GET_ASSETS
 
         return {
             self.name: Probe("rlinf_lite.envs.libero.probes:imported", pip_command("libero")),
             "LIBERO episodes": Probe(
                 "rlinf_lite.envs.libero.probes:played",
-                FIX,
+                GET_ASSETS,
                 fixes={"EGL": "apt-get install libegl1 libgl1-mesa-dri"},
                 unless="episodes of LIBERO",
             ),

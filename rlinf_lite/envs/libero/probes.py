@@ -10,7 +10,7 @@ import numpy as np
 
 def imported(env_id: str) -> str:
     """The library without assets: its tables and initial states."""
-    from rlinf_lite.envs.libero.library import import_libero, initial_states
+    from rlinf_lite.envs.libero.package import import_libero, initial_states
     from rlinf_lite.envs.libero.tasks import SUITE_OF
 
     import_libero(Path("/nowhere"))

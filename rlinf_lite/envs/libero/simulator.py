@@ -11,7 +11,7 @@ import numpy as np
 from rlinf_lite.child_process import ChildProcess
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.errors import RowError
-from rlinf_lite.envs.libero.library import find_assets
+from rlinf_lite.envs.libero.package import find_assets
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, max_steps, sentence, tasks_of
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.scheduler.heartbeat import report_progress

@@ -183,10 +183,10 @@ def tasks_of(name: str) -> tuple[str, ...]:
         if task not in SUITE_OF:
             known = {*SUITE_OF, *SUITES}
             why = "is a suite, which stands alone" if task in SUITES else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"env.task: {task!r} {why}")
+            raise UnknownEnvError(f"{task!r} {why}", "env.task")
     twice = sorted({task for task in names if names.count(task) > 1})
     if twice:
-        raise UnknownEnvError(f"env.task: {', '.join(twice)} is named twice")
+        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
     return names
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import MissingAssetsError
-from rlinf_lite.envs.libero.library import InitialStateError, bddl_file, import_libero, initial_states
+from rlinf_lite.envs.libero.package import ASSETS_KEY, InitialStateError, bddl_file, import_libero, initial_states
 from rlinf_lite.envs.painter import Painter
 
 if TYPE_CHECKING:
@@ -108,9 +108,8 @@ class World:
                     ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
                 )
         except (FileNotFoundError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
-            raise MissingAssetsError(
-                f"env.options.assets: {task} cannot be built from the assets that are there: {error}"
-            ) from error
+            text = f"{task} cannot be built from the assets that are there: {error}"
+            raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
         self._check_states()
         self._keep_model(built)

@@ -80,17 +80,14 @@ class MetaWorld(EnvCard):
         return Problem("env.options.obs_mode", "rgb has no objects in its state") if options.obs_mode == "rgb" else None
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        from rlinf_lite.config.rules import near_multiples, quotient  # a config is being loaded, or this would load it
+        from rlinf_lite.config.rules import uneven_episodes  # a config is being loaded, or this would load it
 
         try:
             tasks_of(config.env.task)
         except UnknownEnvError as error:
             yield Problem("env.task", error.text)
         else:
-            tasks, episodes = self.num_tasks(config.env.task), config.env.eval.num_episodes
-            if episodes % tasks:
-                text = f"{episodes} episodes do not divide over {tasks} tasks ({quotient(episodes, tasks)})"
-                yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, tasks)}")
+            yield from uneven_episodes(config, self.num_tasks(config.env.task))
         if is_installed("metaworld") and not is_installed("mujoco"):
             text = f"metaworld needs mujoco, which is not installed. {install_command('metaworld')}"
             yield Problem("env.id", text, of_machine=True)

@@ -54,7 +54,7 @@ from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.published import read_config
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
-from rlinf_lite.models.lora import add_adapters, merge_adapters
+from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.shipped import shipped
 
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 log = logging.getLogger(__name__)
+_VLM = ("vision", "connector", "language")  # of the network: what trainable: expert freezes
 
 
 class ValueHead(nn.Module):
@@ -312,14 +313,9 @@ class FlowPolicy(Policy):
         """Apply what a run says besides the policy's config: what trains, and checkpointing."""
         frozen = cfg.options.trainable == "expert"
         lora = {**cfg.options.lora.model_dump(), "trainable": cfg.options.trainable}
-        if self.cfg.lora and lora["rank"] and self.cfg.lora != lora:
-            raise ValueError(
-                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
-                "merge them before (FlowPolicy.merge_adapters, then save_pretrained)"
-            )
-        if lora["rank"] and not self.cfg.lora:
+        if lacks_adapters(self.cfg.lora, lora, "FlowPolicy"):
             self._add_adapters(lora)
-        for name in ("vision", "connector", "language") if frozen else ():
+        for name in _VLM if frozen else ():
             self.network.get_submodule(name).requires_grad_(False)
         # SmolVLA's prefix ends in the state, whose projection trains
         self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
@@ -329,12 +325,11 @@ class FlowPolicy(Policy):
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:
         """Into the vision-language model and the expert, or the expert alone; what is small beside them trains."""
-        large = ["network.vision", "network.connector", "network.language", "network.expert"]
-        small = [f"network.{name}" for name, _ in self.network.named_children() if f"network.{name}" not in large]
+        names = [name for name, _ in self.network.named_children()]
+        small = [f"network.{name}" for name in names if name not in (*_VLM, "expert")]
         heads = [name for name in ("value_head", "noise_head") if getattr(self, name) is not None]
-        add_adapters(
-            self, lora, [*small, *heads, *lora["also_train"]], large[:3] if lora["trainable"] == "expert" else ()
-        )
+        without = [f"network.{name}" for name in _VLM] if lora["trainable"] == "expert" else []
+        add_adapters(self, lora, [*small, *heads, *lora["also_train"]], without)
         self.cfg = replace(self.cfg, lora=dict(lora))
 
     def merge_adapters(self) -> None:

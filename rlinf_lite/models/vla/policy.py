@@ -17,7 +17,7 @@ from transformers.initialization import no_init_weights
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, recompute_in_backward, row_noise_keys
 from rlinf_lite.models.heads import CategoricalTokens
-from rlinf_lite.models.lora import add_adapters, merge_adapters
+from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
@@ -309,12 +309,7 @@ class OpenVLAPolicy(Policy):
         options = cfg.options
         self.sft_label_sigma, self.save_base = options.sft_label_sigma, options.lora.save_base
         lora = options.lora.model_dump(exclude={"save_base"})
-        if self.cfg.lora and lora["rank"] and self.cfg.lora != lora:
-            raise ValueError(
-                f"model.options.lora: is {lora}, and the checkpoint has adapters of {self.cfg.lora}. Say the same, or "
-                "merge them before (OpenVLAPolicy.merge_adapters, then save_pretrained)"
-            )
-        if lora["rank"] and not self.cfg.lora:
+        if lacks_adapters(self.cfg.lora, lora, "OpenVLAPolicy"):
             self._add_adapters(lora)
             self.cfg = replace(self.cfg, lora=lora)
         if options.gradient_checkpointing:

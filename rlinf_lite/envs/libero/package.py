@@ -31,11 +31,8 @@ FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scann
 ROBOSUITE = "1.4.0"
 """What LIBERO is written for; 1.5 has other robots and controllers."""
 _DOWNLOADED = Path("~/.cache/libero/assets")  # where the library's own download puts them
-_HOW_TO_GET = (
-    f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED} gets them from the Hugging Face "
-    "hub (about 200 MB, CC BY 4.0); env.options.assets names another folder"
-)
-FIX = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
+GET_ASSETS = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
+ASSETS_KEY = "env.options.assets"
 
 
 class InitialStateError(EnvError, ValueError):
@@ -63,9 +60,10 @@ def find_assets(given: str | None) -> Path:
         if not lacks:
             return folder
         looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
-    where = "; ".join(looked)
     raise MissingAssetsError(
-        f"env.options.assets: LIBERO's meshes and textures are in no package, and not here ({where}). {_HOW_TO_GET}"
+        f"LIBERO's meshes and textures are in no package, and not here ({'; '.join(looked)}). {GET_ASSETS} gets them "
+        f"from the Hugging Face hub (about 200 MB, CC BY 4.0); {ASSETS_KEY} names another folder",
+        ASSETS_KEY,
     )
 
 
