@@ -23,6 +23,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)
 
+# As `Cluster` starts Ray. By default it gives workers niceness 15: they would starve beside the other test process.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 REPO = Path(__file__).resolve().parents[1]
 LONG = ("jobs", "control", "runners", "scheduler", "cli")
 """Directories whose tests start processes."""

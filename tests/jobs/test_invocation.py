@@ -114,7 +114,7 @@ def test_a_killed_worker_raises_in_time(mortals: Any) -> None:
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, match=r"mortal\[1\]"):
         RoleGroup(mortals).summed(1)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20
 
 
 def test_a_worker_that_dies_is_reported_to_recover(mortals: Any) -> None:

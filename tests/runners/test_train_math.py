@@ -44,7 +44,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_run_goes_on_from(tmp_path):
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
-    assert time.monotonic() - started < 10, output
+    assert time.monotonic() - started < 30, output
     assert process.returncode == 130, output
     assert wait_until_gone(workers) == []
     (last,) = tmp_path.glob("*/checkpoints/last")

@@ -50,7 +50,7 @@ def test_killed_during_a_call(group: WorkerGroup) -> None:
     killed = kill(group, 1)
     with pytest.raises(WorkerDiedError) as error:
         handle.wait()
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 15
     assert (error.value.group, error.value.rank) == ("mortal", 1)
     text = str(error.value)
     assert text.startswith("mortal[1] on node 0 (127.0.0.1), pid ") and "killed by a signal" in text
@@ -73,7 +73,7 @@ def test_killed_while_others_wait_for_it(cluster: Cluster, group: WorkerGroup) -
     killed = kill(group, 0)
     with pytest.raises(WorkerDiedError, match=r"mortal\[0\]"):
         wait_all(idle, blocked)
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 15
     with pytest.raises(WorkerError, match=r"gave up waiting for mortal\[0\]: mortal\[0\] on node 0"):
         blocked.wait(10)
     other.shutdown()
@@ -90,7 +90,7 @@ def test_a_failed_call_ends_a_wait_for_another(cluster: Cluster, group: WorkerGr
     started, kind = time.monotonic(), WorkerError if how == "raises" else WorkerDiedError
     with pytest.raises(kind, match=r"mortal\[\d\]"):
         blocked.wait(30)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     with pytest.raises(kind, match=r"mortal\[\d\]"):
         failing.wait()
     group.execute_on(0).say("late", "other").wait()

@@ -22,6 +22,9 @@ from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 
 pytestmark = pytest.mark.usefixtures("own_ray")
 
+PATIENCE_S = 30
+"""Less than the minute that Ray waits where one of its processes is dead, and much more than a loaded machine needs."""
+
 SCRIPT = """
 import os, sys, time
 from rlinf_lite.scheduler import Cluster, Worker
@@ -106,7 +109,7 @@ def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
     assert len(directories(uid)) == 2
     process.communicate("\n", timeout=60)
     assert process.returncode == 0
-    assert not psutil.wait_procs(everyone[1:], timeout=5)[1]
+    assert not psutil.wait_procs(everyone[1:], timeout=PATIENCE_S)[1]
     assert directories(uid) == []
 
 
@@ -118,9 +121,9 @@ def test_ctrl_c_leaves_nothing() -> None:
     interrupted = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
     _, err = process.communicate(timeout=60)
-    assert time.monotonic() - interrupted < 10
+    assert time.monotonic() - interrupted < PATIENCE_S
     assert process.returncode != 0 and "KeyboardInterrupt" in err
-    assert not psutil.wait_procs(everyone, timeout=5)[1]
+    assert not psutil.wait_procs(everyone, timeout=PATIENCE_S)[1]
     assert directories(uid) == []
 
 
@@ -148,8 +151,8 @@ def test_sigterm_to_every_process_leaves_the_driver_time_to_save() -> None:
         member.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and "saved by [0, 1]" in out, err
-    assert time.monotonic() - started < 10
-    assert not psutil.wait_procs(everyone, timeout=5)[1]
+    assert time.monotonic() - started < PATIENCE_S
+    assert not psutil.wait_procs(everyone, timeout=PATIENCE_S)[1]
     assert directories(uid) == []
 
 
@@ -162,7 +165,7 @@ def test_where_ray_is_killed_the_driver_ends_soon() -> None:
     started = time.monotonic()
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1 and "Ray's own processes on this machine have ended" in err, err
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < PATIENCE_S
     assert directories(uid) == []
 
 
@@ -192,7 +195,7 @@ def test_an_address_where_no_ray_is_says_so_at_once(monkeypatch: pytest.MonkeyPa
         started = time.monotonic()
         with pytest.raises(ClusterError) as error:
             Cluster(num_gpus_per_node=1, accelerator="cpu")
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < PATIENCE_S
         assert f"RAY_ADDRESS={address}" in str(error.value)
         return str(error.value)
 
@@ -216,13 +219,14 @@ def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up(
     process = start("group.sleep(600).wait()", forked=True, TMPDIR=root)
     uid = read_until_running(process)
     everyone = family(process)
+    # these two try for a minute to report the raylet's end to the GCS, which is dead too, and then end as well
+    agents = [member for member in everyone if member.name().startswith(("ray::Dashboa", "ray::Runtime"))]
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(everyone, timeout=5)
-    # these two try for a minute to report the raylet's end to the GCS, which is dead too, and then end as well
-    assert {member.name()[:12] for member in alive} <= {"ray::Dashboa", "ray::Runtime"}
-    for member in alive:
-        member.kill()
+    assert not psutil.wait_procs([member for member in everyone if member not in agents], timeout=PATIENCE_S)[1]
+    for member in agents:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     assert [name for name in os.listdir(root) if uid in name]
     living = ScratchDirs()
     assert directories(uid) == []

@@ -135,7 +135,7 @@ def test_abort_ends_a_pending_receive_until_it_is_cleared(env: WorkerGroup, roll
     rollout.abort("env[0] crashed")
     with pytest.raises(WorkerError, match="gave up waiting for env\\[0\\]: env\\[0\\] crashed") as error:
         pending.wait(10)
-    assert time.monotonic() - start < 5 and isinstance(error.value.__cause__, AbortedError)
+    assert time.monotonic() - start < 9 and isinstance(error.value.__cause__, AbortedError)
     with pytest.raises(WorkerError, match="crashed"):  # a later receive too
         rollout.hear(1, "env", 0).wait(10)
     rollout.clear_abort()
