@@ -1,6 +1,7 @@
-"""The VLA policy alone: acting and an actor's update, by size.
+"""VLA policies alone: acting and an actor's update, by size.
 
     python benchmarks/policy_bench.py                                       # tiny and small on one CPU thread
+    python benchmarks/policy_bench.py --policies pi0 pi05 smolvla           # flows, and their passes alone
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --repeats 10
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --lora-rank 32
 
@@ -8,6 +9,11 @@ Acting is `predict_action_batch` on observations in host memory, resizing and to
 steps, batch * chunk per call. An update is forward, PPO loss, backward and AdamW on one micro-batch. Operations are
 counted by torch's FlopCounterMode; the share of a chip's peak is that of its dense bf16 rate, where it is in PEAK.
 The target is one number: tiny acts at 2,000 env steps/s, batch 8, chunk 4, one thread. Weights are random.
+
+Of flows there is more: one pass of the prefix and K of the expert timed alone, with which acting is compared (target:
+at most 1.3 times as long, reading pictures and words included); acting that computed the prefix anew for every step;
+one pass of both forward and backward, of which an update consists; and updates of the expert alone, with the prefix
+computed and kept (`model.options.keep_prefix`).
 """
 
 from __future__ import annotations
@@ -27,10 +33,16 @@ from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.base import NOISE_KEY, Policy
+from rlinf_lite.models.flow.networks import Prefix
+from rlinf_lite.models.flow.policy import FlowPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.precision import autocast
 
 TARGET, TARGET_BATCH, TARGET_CHUNK = 2_000, 8, 4
+FLOW_STEPS, FLOW_TARGET = 4, 1.3
+POLICIES: dict[str, type[Policy]] = {
+    policy.policy_id: policy for policy in (OpenVLAPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy)
+}
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Dense bf16 operations per second, by a part of the GPU's name (NVIDIA's data sheets)."""
 
@@ -38,23 +50,25 @@ PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 
 class Contestant:
     """One policy, and one batch that it acts on and is updated with."""
 
-    def __init__(self, size: str, batch: int, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, size: str, batch: int, args: argparse.Namespace, **options: Any) -> None:
         self.batch, self.device, self.precision = batch, torch.device(args.device), args.precision
         cameras = {"camera": (args.camera, args.camera)}
         bounds = [-1.0] * args.action_dim, [1.0] * args.action_dim
-        spec = EnvSpec(args.action_dim, None, cameras, *bounds, max_episode_steps=100, has_instruction=True)
-        model = ModelConfig(
-            id="openvla",
-            num_action_chunks=args.chunk,
-            options={
-                "size": size,
-                "max_prompt_length": 8 if size != "7b" else 32,
-                "lora": {"rank": args.lora_rank},
-                "gradient_checkpointing": args.checkpointing,
-            },
-        )
+        state_dim = 4 if name != "openvla" else None
+        spec = EnvSpec(args.action_dim, state_dim, cameras, *bounds, max_episode_steps=100, has_instruction=True)
+        given = {
+            "size": size,
+            "lora": {"rank": args.lora_rank},
+            "gradient_checkpointing": args.checkpointing,
+            **options,
+        }
+        if name != "pi05":  # whose prompt has the state
+            given["max_prompt_length"] = 8 if size in ("tiny", "small") else 32
+        if name != "openvla":
+            given["num_steps"] = FLOW_STEPS
+        model = ModelConfig(id=name, num_action_chunks=args.chunk, options=given)
         with self.device:
-            self.policy: Policy = OpenVLAPolicy.from_config(model, spec)
+            self.policy: Policy = POLICIES[name].from_config(model, spec)
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.num_parameters = sum(parameter.numel() for parameter in self.policy.parameters())
         self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
@@ -64,6 +78,8 @@ class Contestant:
             "instruction": ["pick up the red block"] * batch,
             NOISE_KEY: np.arange(batch, dtype=np.uint64),
         }
+        if state_dim:
+            self.obs["state"] = rng.uniform(-1, 1, (batch, state_dim)).astype(np.float32)
         self.acted = self._act()
         with FlopCounterMode(display=False) as counter:
             self._act()
@@ -73,12 +89,12 @@ class Contestant:
         self.update_flops = counter.get_total_flops()
 
     def act_seconds(self, calls: int) -> float:
-        return self._seconds(self._act, calls)
+        return self.seconds(self._act, calls)
 
     def update_seconds(self, calls: int) -> float:
-        return self._seconds(self._update, calls)
+        return self.seconds(self._update, calls)
 
-    def _seconds(self, work: Callable[[], Any], calls: int) -> float:
+    def seconds(self, work: Callable[[], Any], calls: int) -> float:
         self._synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -114,9 +130,56 @@ class Contestant:
         self.optimizer.zero_grad(set_to_none=True)
 
 
+class Flow(Contestant):
+    """A flow policy, whose passes can be timed alone."""
+
+    policy: FlowPolicy
+
+    def __init__(self, *of: Any, **options: Any) -> None:
+        super().__init__(*of, **options)
+        self.prefix = self._prefix()
+        self.x = torch.randn(self.batch, self.policy.cfg.horizon, self.policy.cfg.max_action_dim, device=self.device)
+
+    @torch.no_grad()
+    def _prefix(self) -> Prefix:
+        with autocast(self.device, self.precision):
+            return self.policy._prefix(self.acted.forward_inputs)
+
+    @torch.no_grad()
+    def _expert(self) -> None:
+        t, state = torch.full((self.batch,), 0.5, device=self.device), self.acted.forward_inputs["state"]
+        with autocast(self.device, self.precision):
+            self.policy.network.velocity(self.prefix, state, self.x, t)
+
+    def passes(self) -> None:
+        """One of the prefix, K of the expert: no less makes an action."""
+        self._prefix()
+        for _ in range(FLOW_STEPS):
+            self._expert()
+
+    def one_pass_and_back(self) -> None:
+        t, inputs = torch.full((self.batch,), 0.5, device=self.device), self.acted.forward_inputs
+        with autocast(self.device, self.precision):
+            prefix = self.policy._prefix(inputs)
+            v, _ = self.policy.network.velocity(prefix, inputs["state"], self.x, t)
+        (v.square().mean() + prefix.mean.square().mean()).backward()
+        self.policy.zero_grad()
+
+    def without_reuse(self) -> None:
+        for _ in range(FLOW_STEPS):
+            self._prefix()
+            self._expert()
+
+    def keep(self) -> None:
+        """Every update from now on reads the prefix that was computed once."""
+        with torch.no_grad(), autocast(self.device, self.precision):
+            self.acted.forward_inputs |= self.policy.fixed_inputs(self.acted.forward_inputs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=["tiny", "small", "7b"], default=["tiny", "small"])
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=["openvla"])
+    parser.add_argument("--sizes", nargs="+", choices=["tiny", "small", "7b", "published"], help="default: tiny, small")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
@@ -133,8 +196,16 @@ def main() -> None:
     torch.manual_seed(0)
 
     suffix = "" if args.device == "cpu" else f"_{args.device}" + ("_lora" if args.lora_rank else "")
-    report = Report(f"policy{suffix}", vars(args))
-    rows = [row for size in args.sizes for batch in args.batches for row in measure(size, batch, args, report)]
+    flows = args.policies != ["openvla"]
+    sizes = args.sizes or (["tiny"] if flows else ["tiny", "small"])
+    report = Report(f"policy{'_flow' if flows else ''}{suffix}", vars(args))
+    rows: list[list[str]] = []
+    for name in args.policies:
+        for size in sizes:
+            for batch in args.batches:
+                rows += measure(name, size, batch, args, report)
+                if name != "openvla":
+                    rows += measure_passes(name, size, batch, args, report)
     print_table(
         f"on {device_name(args.device)}, {args.precision}",
         ["what", "ms", "env steps/s", "action tokens/s", "samples/s", "TFLOP/s", "of peak"],
@@ -143,9 +214,11 @@ def main() -> None:
     report.write()
 
 
-def measure(size: str, batch: int, args: argparse.Namespace, report: Report) -> list[list[str]]:
-    """Rows of the table for one size and batch; figures go to the report."""
-    contestant = Contestant(size, batch, args)
+def measure(name: str, size: str, batch: int, args: argparse.Namespace, report: Report) -> list[list[str]]:
+    """Rows of the table for one policy and batch; figures go to the report."""
+    contestant = Contestant(name, size, batch, args)
+    if name != "openvla":
+        size = f"{name} {size}"
     say(f"{size}: {contestant.num_parameters:,} parameters, batch {batch}")
     act_calls = max(int(args.seconds / contestant.act_seconds(2)), 1)
     update_calls = max(int(args.seconds / contestant.update_seconds(2)), 1)
@@ -173,6 +246,35 @@ def measure(size: str, batch: int, args: argparse.Namespace, report: Report) -> 
         [f"{size}, batch {batch}: acting", f"{act_ms:.3g}", *acting_only, *speed(act_rate, args.device)],
         [f"{size}, batch {batch}: update", f"{update_ms:.3g}", *update_only, *speed(update_rate, args.device)],
     ]
+
+
+def measure_passes(name: str, size: str, batch: int, args: argparse.Namespace, report: Report) -> list[list[str]]:
+    """Rows of what a flow's passes cost alone, and of updates of the expert."""
+    flow, of = Flow(name, size, batch, args), f"{name} {size}, batch {batch}"
+    works: dict[str, Callable[[], Any]] = {
+        "acting": flow._act,
+        f"a prefix, {FLOW_STEPS} expert passes alone": flow.passes,
+        "without reuse of the prefix": flow.without_reuse,
+        "update": flow._update,
+        "a prefix, an expert pass, and back": flow.one_pass_and_back,
+    }
+    if name != "smolvla":  # whose prefix trains
+        computed, kept = (Flow(name, size, batch, args, trainable="expert", keep_prefix=True) for _ in range(2))
+        kept.keep()
+        works |= {"update of the expert": computed._update, "the same, prefix kept": kept._update}
+    calls = {what: max(int(args.seconds / flow.seconds(work, 2)), 1) for what, work in works.items()}
+    timed = {what: lambda work=work, what=what: 1e3 * flow.seconds(work, calls[what]) for what, work in works.items()}
+    found = interleaved(timed, args.repeats, unit="ms")
+    for what, figures in found.items():
+        report.measurements[f"{of}: {what}, ms, in turn"] = figures
+    acting, passes = (median(found[what]) for what in list(works)[:2])
+    report.comparisons.append(
+        Comparison(
+            f"{of}: acting", acting, "its passes alone", passes, "ms", acting / passes, FLOW_TARGET, at_least=False
+        )
+    )
+    shown = {what: figures for what, figures in found.items() if what not in ("acting", "update")}  # which has a row
+    return [[f"{of}: {what}", f"{median(figures):.3g}", *["-"] * 5] for what, figures in shown.items()]
 
 
 def device_name(device: str) -> str:

@@ -76,6 +76,14 @@ class Policy(nn.Module, ABC):
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         """Score the actions in `forward_inputs`, with gradients."""
 
+    def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What `forward` makes of `forward_inputs` that training does not change, batch first, without gradients.
+
+        Called once per step where `algorithm.update_epochs` is above 1; every epoch's `forward` gets it back, among its
+        inputs. Nothing, where all changes.
+        """
+        return {}
+
     @classmethod
     @abstractmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:

@@ -149,7 +149,7 @@ def _embodied(plan: Plan) -> Estimate:
         found.unknown.append(f"the simulator's own, {config.env.id}, is left out")
     obs_bytes = _FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
     uses_transformers = any(type(module).__module__.startswith("transformers.") for module in policy.modules())
-    found.sample_bytes, acting, activations = passes or (0, 0, 0)
+    found.sample_bytes, kept, acting, activations = passes or (0, 0, 0, 0)
     found.models = {"policy": counts}
 
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
@@ -163,6 +163,8 @@ def _embodied(plan: Plan) -> Estimate:
     if config.runner.task_type != "sft":  # as parts, and joined
         for name in ("rollout", "actor"):
             hosts[name]["trajectories"] = 2 * -(-plan.num_samples // ranks[name]) * found.sample_bytes
+    if kept:
+        hosts["actor"]["fixed inputs"] = 2 * -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
         host["interpreter"] = INTERPRETER_BYTES[name] + TRANSFORMERS_BYTES * (uses_transformers and name != "env")
     weights = {"weights": counts.num_bytes + counts.buffer_bytes}
@@ -177,9 +179,9 @@ def _embodied(plan: Plan) -> Estimate:
     return found
 
 
-def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[int, int, int]:
+def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[int, int, int, int]:
     """Let the policy act as a rollout worker does, and train on a micro-batch as an actor does. Bytes of one decision
-    in a trajectory, and the peaks of both."""
+    in a trajectory, of what is computed of it once for all epochs, and the peaks of both."""
     from rlinf_lite.models.check import random_obs
 
     config, ranks = plan.config, plan.size("actor") or 1
@@ -191,6 +193,7 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     obs = random_obs(spec, rows=rows)
     with torch.no_grad(), autocast("cpu", precision):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
+        kept = policy.fixed_inputs(acted.forward_inputs) if config.algorithm.update_epochs > 1 else {}
     scores = _FP32 * (acted.logprobs.numel() + acted.values.numel())
     of_env = config.model.num_action_chunks * (_FP32 + 1 + 1) + _FP32  # rewards, dones, mask; the next value
     sample_bytes = (sum(x.nbytes for x in acted.forward_inputs.values()) + scores) // rows + of_env
@@ -209,13 +212,14 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
             inputs["mask"] = torch.ones(batch, policy.num_action_chunks, dtype=torch.bool)
             with autocast("cpu", precision):
                 return policy.sft_loss(inputs)
-        inputs = {name: x.new_empty(batch, *x.shape[1:]) for name, x in acted.forward_inputs.items()}
+        inputs = {name: x.new_empty(batch, *x.shape[1:]) for name, x in {**acted.forward_inputs, **kept}.items()}
         with autocast("cpu", precision):
             output = policy(inputs)
         total: Tensor = output.logprobs.sum() + output.entropy.sum() + output.values.sum()
         return total
 
-    return sample_bytes, acting, meter.activations(policy, loss)
+    kept_bytes = sum(x.nbytes for x in kept.values()) // rows
+    return sample_bytes, kept_bytes, acting, meter.activations(policy, loss)
 
 
 # language models

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlinf_lite.models import Policy
     from rlinf_lite.models.text.causal_lm import LanguageModel
 
-_ENTRY_POINTS = ("predict_action_batch", "predict_values", "sft_loss")  # besides forward
+_ENTRY_POINTS = ("predict_action_batch", "predict_values", "fixed_inputs", "sft_loss")  # besides forward
 
 
 def init_process_group(

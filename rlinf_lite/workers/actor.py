@@ -31,6 +31,7 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
@@ -152,6 +153,9 @@ class EmbodiedFSDPActor(Worker):
         num_decisions = num_samples // self.layout.num_envs
         only = self.policy.value_parameters() if step < cfg.algorithm.critic_warmup_steps else None
         self.on_policy = True
+        if cfg.algorithm.update_epochs > 1:
+            with self.timer("fixed inputs"):
+                batch.forward_inputs |= self._fixed_inputs(batch.forward_inputs)
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -268,6 +272,19 @@ class EmbodiedFSDPActor(Worker):
         outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
         found.add(outputs.metrics, weight=float(inputs.mask.sum()))
         return outputs.loss
+
+    def _fixed_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the policy computes once of `inputs` [n, ...] for all epochs, on the CPU."""
+        parts: list[dict[str, Tensor]] = []
+        num_samples = len(next(iter(inputs.values())))
+        with torch.no_grad(), self.learner.autocast(), torch_threads(self.learner.num_threads):
+            for rows in torch.arange(num_samples).split(self.cfg.actor.micro_batch_size):
+                self.report_progress()
+                found = self.policy.fixed_inputs({name: x[rows].to(self.device) for name, x in inputs.items()})
+                parts.append({name: x.cpu() for name, x in found.items()})
+                if not found:
+                    return {}
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _position_mask(self, mask: Tensor) -> Tensor:
         """Executed actions [b, C] as the positions of `logprob_type`."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.plan import plan_of
+from rlinf_lite.preview.memory import estimate
 from tests.models.flow_checkpoints import FOLDER
 
 CONFIG = "embodiment/tabletop_ppo_flow"
@@ -27,7 +29,16 @@ def problems(*overrides: str) -> list[str]:
         (["model.options.noise_range=[0.2,0.1]"], "model.options.noise_range: from 0.2 to 0.1 is no range"),
         (["env.options.obs_mode=state"], "model.id: pi0 looks at images, and pick shows none"),
         (["model.options.horizon=3"], "model.num_action_chunks: is 4, and the policy thinks of 3 (its horizon)"),
-        (["model.options.cameras={side: top}"], "model.options.cameras: the policy knows no camera side. It knows top"),
+        (["model.options.cameras={side: back}"], "model.options.cameras: there is no back; the environment has top"),
+        (
+            [f"rollout.model_dir={FOLDER / 'tiny-pi0'}", "model.options.cameras={side: top}"],
+            "model.options.cameras: the policy knows no camera side. It knows base_0_rgb, left_wrist_0_rgb",
+        ),
+        (["model.options.keep_prefix=true"], "model.options.keep_prefix: is true, but every update changes the prefix"),
+        (
+            ["model.id=smolvla", "model.options.trainable=expert", "model.options.keep_prefix=true"],
+            "model.options.keep_prefix: is true, but smolvla's prefix ends in the state, whose projection trains",
+        ),
         (["model.options.state_in_prompt=true"], "model.options.state_in_prompt: is true, and pi0 has no state in its"),
         (["model.options.noise_level=0"], "model.options.noise_level: "),
         (["model.options.method=flow_sdf"], "model.options.method: "),
@@ -63,6 +74,35 @@ def test_the_shipped_configs_are_good() -> None:
     assert problems() == []
     assert problems("model.id=pi05", "model.options.max_prompt_length=48") == []
     assert problems("model.id=smolvla", "model.options.method=flow_noise", "algorithm.logprob_type=token_level") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "trained", "most"),
+    # of the three families as published, and a value head (and a noise head); of facts, GiB on one GPU
+    [
+        ("libero_ppo_pi0", 3_238_048_528, 314_713_120, 80),
+        ("libero_ppo_pi05", 3_353_433_872, 430_098_464, 80),
+        ("maniskill_ppo_pi05", 3_353_433_872, 430_098_464, 80),
+        ("metaworld_ppo_smolvla", 402_737_376, 99_880_992, 40),
+    ],
+)
+def test_recipes_are_as_large_as_what_is_published(name: str, parameters: int, trained: int, most: int) -> None:
+    overrides = [
+        "cluster.num_gpus_per_node=1",
+        *(["model.options.keep_prefix=true"] if name == "libero_ppo_pi0" else []),
+    ]
+    config = load_config(f"embodiment/{name}", overrides, elsewhere=True)
+    found = estimate(plan_of(config))
+    heads = found.models["policy"].parameters - parameters
+    assert 0 < heads < 3_000_000
+    assert found.models["policy"].trained == trained + heads
+    assert found.unknown == []
+    rank = found.ranks["actor"]
+    assert 10 * 2**30 < rank.device_bytes < most * 2**30
+    if config.model.options.keep_prefix:
+        tokens = 2 * 256 + 48
+        each = 18 * 2 * tokens * 256 * 2 + tokens + 4 * 2048  # keys and values in bf16, the mask, the mean
+        assert rank.host["fixed inputs"] == 2 * 64 * 384 * each
 
 
 def test_cards_say_whose_a_published_directory_is(tmp_path: Path) -> None:

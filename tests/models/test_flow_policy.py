@@ -291,3 +291,29 @@ def test_published_sizes(family: str, published: int, unused: int) -> None:
     vision_language = [network.get_submodule(name) for name in ("vision", "connector", "language")]
     frozen = sum(p.numel() for module in vision_language for p in module.parameters())
     assert published - unused - frozen == TRAINED[family]
+
+
+@pytest.mark.parametrize("cls", [Pi0Policy, Pi05Policy])
+@pytest.mark.parametrize("method", ["flow_sde", "flow_noise"])
+def test_a_prefix_that_is_kept_changes_neither_scores_nor_gradients(cls: type[FlowPolicy], method: str) -> None:
+    torch.manual_seed(0)
+    policy = cls.from_config(settings(cls, trainable="expert", keep_prefix=True, method=method), SPEC).train()
+    inputs = policy.predict_action_batch(random_obs(SPEC)).forward_inputs
+    with torch.no_grad():
+        kept = policy.fixed_inputs(inputs)
+    found = []
+    for given in (inputs, {**inputs, **kept}):
+        policy.zero_grad()
+        output = policy(given)
+        (output.logprobs.sum() + output.values.sum() + output.entropy.sum()).backward()
+        gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+        found.append((output.logprobs, output.values, output.entropy, gradients))
+        policy.network.language.register_forward_hook(lambda *_: pytest.fail("the prefix was computed again"))
+    assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))
+    torch.testing.assert_close(found[0][3], found[1][3], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_prefix_that_training_changes_is_not_kept(cls: type[FlowPolicy]) -> None:
+    policy = cls.from_config(settings(cls, keep_prefix=True), SPEC)
+    assert policy.fixed_inputs(policy.predict_action_batch(random_obs(SPEC)).forward_inputs) == {}

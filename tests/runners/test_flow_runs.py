@@ -81,3 +81,22 @@ def test_imitation_does_not_depend_on_the_number_of_actors(start: Any, tmp_path:
         start.stop()
     assert len(losses[0]) == 2
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("actors", ["0", "0-1"], ids=["whole", "sharded"])
+def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, actors: str) -> None:
+    found = []
+    for keep in ("false", "true"):
+        overrides = [f"cluster.component_placement={{actor: {actors}, rollout: '0', env: '0'}}", "runner.max_steps=2"]
+        overrides += ["algorithm.update_epochs=2", "actor.micro_batch_size=2", "model.options.trainable=expert"]
+        overrides += [f"model.options.keep_prefix={keep}"]
+        runner = start(*overrides, config="tabletop_ppo_flow", small=PPO, root=tmp_path / keep)
+        runner.run()
+        start.stop()
+        found.append(read_metrics(runner.run_dir))
+    learned = [
+        {name: value for name, value in line.items() if name.startswith(("train/", "rollout/"))} for line in found[0]
+    ]
+    for line, other in zip(learned, found[1], strict=True):
+        assert line == pytest.approx({name: other[name] for name in line}, rel=1e-4, abs=1e-6)

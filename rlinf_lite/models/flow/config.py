@@ -179,7 +179,7 @@ def fresh_config(family: str, model: ModelConfig, seen: Observed) -> FlowConfig:
         max_state_dim=max(seen.state_dim, 32 if model.options.size == "published" else 1),
         horizon=model.options.horizon or model.num_action_chunks,
         num_steps=4,
-        slots=tuple(seen.cameras),
+        slots=tuple(model.options.cameras or seen.cameras),
     )
     return with_run_settings(cfg, model)
 

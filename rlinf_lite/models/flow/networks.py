@@ -8,9 +8,10 @@ that are not there take none and change nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +26,29 @@ from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Sta
 
 @dataclass
 class Prefix:
-    """What velocities need to know of an observation; P positions, of which some are padding."""
+    """What velocities and values need to know of an observation; P positions, of which some are padding."""
 
-    states: Tensor  # [B, P, width], after the final norm
     mask: Tensor  # bool [B, P]
     memory: list[Memory]  # by layer
-    embedded: Tensor  # [B, P, width], what the language model read
+    mean: Tensor  # float32 [B, width], of the valid states
+    states: Tensor | None = None  # [B, P, width], after the final norm
+    embedded: Tensor | None = None  # [B, P, width], what the language model read
 
-    def mean(self) -> Tensor:
-        """Of the valid states, float32 [B, width]."""
-        weights = self.mask[..., None].float()
-        total: Tensor = (self.states.float() * weights).sum(1)
-        return total / weights.sum(1).clamp(min=1)
+    @classmethod
+    def of(cls, embedded: Tensor, mask: Tensor, states: Tensor, memory: list[Memory]) -> Self:
+        weights = mask[..., None].float()
+        mean = (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
+        return cls(mask, memory, mean, states, embedded)
+
+    def kept(self) -> dict[str, Tensor]:
+        """As tensors, batch first; `from_kept` reads them."""
+        keys, values = (torch.stack(parts, dim=1) for parts in zip(*self.memory, strict=True))
+        return {"prefix_mask": self.mask, "prefix_mean": self.mean, "prefix_keys": keys, "prefix_values": values}
+
+    @classmethod
+    def from_kept(cls, kept: Mapping[str, Tensor]) -> Self:
+        memory = list(zip(kept["prefix_keys"].unbind(1), kept["prefix_values"].unbind(1), strict=True))
+        return cls(kept["prefix_mask"], memory, kept["prefix_mean"])
 
 
 class FlowNetwork(nn.Module):
@@ -134,7 +146,7 @@ class PiNetwork(FlowNetwork):
         words = self.language.embed_tokens(tokens)  # times sqrt(width): Gemma's embedding does that
         x, mask = torch.cat([seen, words.to(seen.dtype)], dim=1), torch.cat([seen_mask, token_mask], dim=1)
         states, memory = self.language(x, mask.cumsum(1) - 1, mask[:, None, None])
-        return Prefix(states, mask, memory, x)
+        return Prefix.of(x, mask, states, memory)
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if self.adaptive:
@@ -175,7 +187,7 @@ class SmolVLANetwork(FlowNetwork):
         sees_state = torch.arange(length, device=mask.device) == length - 1  # only itself does
         sees = mask[:, None] & (sees_state[:, None] | ~sees_state)
         states, memory = self.language(x, mask.cumsum(1) - 1, sees[:, None])
-        return Prefix(states, mask, memory, x)
+        return Prefix.of(x, mask, states, memory)
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         causal = _all(x.shape[1], x).tril()

@@ -130,7 +130,7 @@ class FlowPolicy(Policy):
         self.network = build_network(cfg)
         self.value_head = ValueHead(cfg.text.width, cfg)
         self.noise_head = NoiseHead(cfg) if cfg.method == "flow_noise" else None
-        self._prefix_is_fixed = False
+        self._prefix_is_fixed = self._keep_prefix = False
         if cfg.lora:
             self._add_adapters(cfg.lora)
 
@@ -224,13 +224,18 @@ class FlowPolicy(Policy):
         return velocity
 
     def _values(self, prefix: Prefix) -> Tensor:
-        values: Tensor = self.value_head(prefix.mean())
+        values: Tensor = self.value_head(prefix.mean)
         return values
 
     # training
 
+    def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The prefix, where `model.options.keep_prefix` says so."""
+        return self._prefix(forward_inputs).kept() if self._keep_prefix else {}
+
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
-        prefix = self._prefix(forward_inputs)
+        has_prefix = "prefix_mask" in forward_inputs
+        prefix = Prefix.from_kept(forward_inputs) if has_prefix else self._prefix(forward_inputs)
         velocity = self._velocity(prefix, forward_inputs["state"])
         logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
         return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
@@ -319,6 +324,7 @@ class FlowPolicy(Policy):
             self.network.get_submodule(name).requires_grad_(False)
         # SmolVLA's prefix ends in the state, whose projection trains
         self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
+        self._keep_prefix = self._prefix_is_fixed and cfg.options.keep_prefix
         if cfg.options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
         return self
