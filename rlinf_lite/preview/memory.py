@@ -164,7 +164,7 @@ def _embodied(plan: Plan) -> Estimate:
         for name in ("rollout", "actor"):
             hosts[name]["trajectories"] = 2 * -(-plan.num_samples // ranks[name]) * found.sample_bytes
     if kept:
-        hosts["actor"]["fixed inputs"] = 2 * -(-plan.num_samples // ranks["actor"]) * kept
+        hosts["actor"]["fixed inputs"] = -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
         host["interpreter"] = INTERPRETER_BYTES[name] + TRANSFORMERS_BYTES * (uses_transformers and name != "env")
     weights = {"weights": counts.num_bytes + counts.buffer_bytes}

@@ -155,7 +155,7 @@ class EmbodiedFSDPActor(Worker):
         self.on_policy = True
         if cfg.algorithm.update_epochs > 1:
             with self.timer("fixed inputs"):
-                batch.forward_inputs |= self._fixed_inputs(batch.forward_inputs)
+                batch.forward_inputs |= self._fixed_inputs(batch.forward_inputs, num_samples // self.world_size)
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -273,18 +273,20 @@ class EmbodiedFSDPActor(Worker):
         found.add(outputs.metrics, weight=float(inputs.mask.sum()))
         return outputs.loss
 
-    def _fixed_inputs(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the policy computes once of `inputs` [n, ...] for all epochs, on the CPU."""
-        parts: list[dict[str, Tensor]] = []
-        num_samples = len(next(iter(inputs.values())))
+    def _fixed_inputs(self, inputs: dict[str, Tensor], num_samples: int) -> dict[str, Tensor]:
+        """What the policy computes once of `inputs` [num_samples, ...] for all epochs, on the CPU."""
+        kept: dict[str, Tensor] = {}
         with torch.no_grad(), self.learner.autocast(), torch_threads(self.learner.num_threads):
             for rows in torch.arange(num_samples).split(self.cfg.actor.micro_batch_size):
                 self.report_progress()
                 found = self.policy.fixed_inputs({name: x[rows].to(self.device) for name, x in inputs.items()})
-                parts.append({name: x.cpu() for name, x in found.items()})
                 if not found:
-                    return {}
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                    break
+                for name, x in found.items():
+                    if name not in kept:
+                        kept[name] = torch.empty(num_samples, *x.shape[1:], dtype=x.dtype)
+                    kept[name][rows] = x.cpu()
+        return kept
 
     def _position_mask(self, mask: Tensor) -> Tensor:
         """Executed actions [b, C] as the positions of `logprob_type`."""
