@@ -38,6 +38,7 @@ class ChildProcess:
             },
         )
         theirs.close()
+        self._last_words: tuple[int | None, str] | None = None
         self.close = weakref.finalize(self, _end, self._process, self.connection, self._log)
 
     @property
@@ -49,13 +50,15 @@ class ChildProcess:
 
     def last_words(self) -> tuple[int | None, str]:
         """Its exit code (None: it has not ended by itself) and its log. Closes it."""
+        if self._last_words is not None:
+            return self._last_words
         with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below
             self._process.wait(_GRACE_S)
         code = self._process.poll()
         self._log.seek(0)
-        log = self._log.read().decode(errors="replace")
+        self._last_words = code, self._log.read().decode(errors="replace")
         self.close()
-        return code, log
+        return self._last_words
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
+from rlinf_lite.config.plan import episode_steps
 from rlinf_lite.config.resources import start_dir
-from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.registry import env_card
 from rlinf_lite.shipped import PACKAGE
 
@@ -51,7 +51,7 @@ def protocol_of(cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any])
     }
 
 
-def suite_of(card: EnvCard, cfg: BaseConfig) -> str | None:
+def suite_of(card: EnvCard, cfg: Config) -> str | None:
     """The published evaluation all of whose settings this config has."""
     return next((name for name, suite in card.suites.items() if _keeps(cfg, suite)), None)
 
@@ -81,12 +81,14 @@ def _commit() -> str | None:
     return None
 
 
-def _keeps(cfg: BaseConfig, suite: Suite) -> bool:
+def _keeps(cfg: Config, suite: Suite) -> bool:
     plain = cfg.model_dump(mode="json")
     for key, wanted in suite.settings.items():
         found: Any = plain
         for part in key.split("."):
             found = found[part]
+        if key == "env.eval.max_episode_steps":  # null is the task's own
+            found = episode_steps(cfg, cfg.env.eval)
         if found != wanted:
             return False
     return True

@@ -27,6 +27,7 @@ from rlinf_lite.envs import (
     check_env,
     get_env_spec,
 )
+from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.libero.package import InitialStateError, find_assets, initial_states, write_config
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
@@ -347,9 +348,15 @@ def test_tasks_suites_and_protocols() -> None:
         ("env.eval.num_episodes=25", r"env.eval.num_episodes: 25 episodes do not divide over 10 tasks"),
         ("env.options.cameras=[agentview,agentview]", r"env.options.cameras: agentview, agentview names one twice"),
         ("env.options.cameras=[sideview]", r"env.options.cameras"),
+        ("env.eval.num_episodes=510", r"env.eval.num_episodes: is 510, and 500 initial states are published"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config("libero_ppo_oft", [override], elsewhere=True)
+    for protocol, settling in (("openvla", 10), ("lerobot", 10), ("rlinf", 15)):
+        cfg = load_config("libero_ppo_oft", [f"env.options.protocol={protocol}"], elsewhere=True)
+        assert cfg.env.options.settle_steps == settling
+    cfg = load_config("libero_ppo_oft", ["env.options.settle_steps=0"], elsewhere=True)
+    assert cfg.env.options.settle_steps == 0
     with pytest.raises(ConfigError, match=r"env.train.max_episode_steps: RLinf has published no limit for libero_90"):
         load_config("libero_ppo_oft", ["env.task=libero_90", "env.eval.num_episodes=90"], elsewhere=True)
 
@@ -365,7 +372,72 @@ def test_assets_that_do_not_fit_are_named(assets: Path, tmp_path: Path) -> None:
     stove.unlink()
     with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .*flat_stove.xml"):
         env.reset(seeds=[0])
+    for damaged in ("version https://git-lfs.github.com/spec/v1\n", text[:200]):
+        stove.write_text(damaged)
+        with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .* hf download"):
+            env.reset(seeds=[0])
     env.close()
+    shutil.rmtree(other / "textures")
+    (other / "textures").mkdir()
+    with pytest.raises(MissingAssetsError, match=r"has no textures"):
+        find_assets(str(other))
+
+
+def test_a_row_holds_one_simulation_and_places_it_again_where_the_library_refuses(repo: Path, assets: Path) -> None:
+    """In a process of its own, as a row is: the library is imported there."""
+    code = f"""
+import gc, weakref
+from pathlib import Path
+from rlinf_lite.envs.libero.card import LiberoOptions
+from rlinf_lite.envs.libero.world import Row
+row = Row(LiberoOptions(cameras=[], settle_steps=1), Path({str(assets)!r}))
+from robosuite.utils.errors import RandomizationError
+from robosuite.utils.placement_samplers import SequentialCompositeSampler as Sampler
+refused, sample = [], Sampler.sample
+def refuse_once(*args, **kwargs):
+    if not refused:
+        refused.append(1)
+        raise RandomizationError("Cannot place all objects")
+    return sample(*args, **kwargs)
+Sampler.sample = refuse_once
+gc.disable()
+alive = []
+for task in {[STOVE, BOWL, STOVE]!r}:
+    row.reset(task, 0)
+    alive.append(weakref.ref(row._world.env.sim))
+    print(len([sim for sim in alive if sim() is not None]))
+assert refused
+"""
+    done = python(code, repo)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-3:] == ["1", "1", "1"]
+
+
+def test_what_an_interrupted_call_left_is_not_taken_for_the_next_ones_answer(
+    simulator: LiberoSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = ChunkedEnv(simulator)
+    first = env.reset(seeds=[5, 15])["state"]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(simulator._processes[0]), "answer", lambda *_: interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            env.chunk_step(np.zeros((2, 1, 7), np.float32))
+    assert np.array_equal(env.reset(seeds=[5, 15])["state"], first)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_lost_process_says_so_every_time(simulator: LiberoSimulator) -> None:
+    env = ChunkedEnv(simulator)
+    env.reset(seeds=[5, 15])
+    os.kill(simulator._processes[0]._child.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(RowError) as error:
+            simulator.observe(np.array([0]))
+        assert "the process of row 0" in str(error.value.__cause__)
+    env.reset(seeds=[5, 15])
 
 
 def test_a_process_that_dies_is_named_and_started_again(simulator: LiberoSimulator) -> None:

@@ -16,7 +16,7 @@ CONFIG = "embodiment/tabletop_ppo_flow"
 
 def problems(*overrides: str) -> list[str]:
     try:
-        load_config(CONFIG, overrides)
+        load_config(CONFIG, ["rollout.model_dir=null", *overrides])
     except ConfigError as error:
         return error.problems
     return []
@@ -72,6 +72,8 @@ def test_problems(overrides: list[str], expected: str) -> None:
 
 def test_the_shipped_configs_are_good() -> None:
     assert problems() == []
+    for name in ("tabletop_ppo_flow", "tabletop_ppo_flow_noise", "tabletop_grpo_flow", "tabletop_sft_flow"):
+        load_config(f"embodiment/{name}")
     assert problems("model.id=pi05", "model.options.max_prompt_length=48") == []
     assert problems("model.id=smolvla", "model.options.method=flow_noise", "algorithm.logprob_type=token_level") == []
 

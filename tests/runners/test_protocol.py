@@ -58,8 +58,12 @@ def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
         cfg = load_config("libero_eval", suite_overrides(name, "libero"), elsewhere=True)
         assert suite_of(env_card("libero"), cfg) == name and suites()[name] == suite
         said = protocol_of(cfg, ["a", "b"], {"max_episode_steps": 7})
-        assert said["initial_states"].startswith("published") and said["env_options"]["settle_steps"] == 10
+        settling = 15 if name.endswith("-rlinf") else 10
+        assert said["initial_states"].startswith("published") and said["env_options"]["settle_steps"] == settling
         assert said["max_episode_steps"] == 7 and said["suite"] == name
+    own_limit = ["env.task=libero_10", "env.eval.max_episode_steps=null"]
+    cfg = load_config("libero_eval", own_limit, elsewhere=True)
+    assert suite_of(env_card("libero"), cfg) == "libero-10", "the protocol's own limit is played"
     with pytest.raises(UnknownSuiteError, match="Did you mean metaworld-mt10"):
         suite_overrides("metaworld-mt1", "metaworld")
     with pytest.raises(

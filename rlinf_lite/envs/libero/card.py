@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
 
 from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
 from rlinf_lite.envs.libero.tasks import (
     EPISODES_PER_TASK,
     MAX_STEPS,
     NUM_INITIAL_STATES,
+    SETTLE_STEPS,
     SUITES,
     max_steps,
     tasks_of,
@@ -26,10 +29,11 @@ _WHO = {"openvla": "OpenVLA", "lerobot": "LeRobot", "rlinf": "RLinf"}
 
 class LiberoOptions(Section):
     protocol: Literal["openvla", "lerobot", "rlinf"] = "openvla"
-    """Whose limit of env steps holds where env.train or env.eval sets none: of libero_spatial 220, 280 or 240."""
-    settle_steps: NonNegativeInt = 10
+    """Whose settling, and whose limit of env steps where env.train or env.eval sets none: of libero_spatial 220, 280 or
+    240."""
+    settle_steps: NonNegativeInt | None = None
     """Env steps without action, gripper open, after every reset and before the policy acts; the limit does not count
-    them."""
+    them. null: the protocol's, 10, 10 or 15."""
     cameras: list[Literal["agentview", "robot0_eye_in_hand"]] = ["agentview", "robot0_eye_in_hand"]
     """What the policy sees besides the robot's state; []: nothing."""
     camera_size: tuple[PositiveInt, PositiveInt] = (256, 256)
@@ -42,6 +46,13 @@ class LiberoOptions(Section):
     assets: str | None = None
     """The folder of lerobot/libero-assets. null: what the library's own config.yaml names, the installed package's
     folder assets, or ~/.cache/libero/assets."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settles_as_its_protocol(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("settle_steps") is None:
+            return {**given, "settle_steps": SETTLE_STEPS.get(given.get("protocol", "openvla"))}
+        return given
 
 
 def _task(name: str) -> Task:
@@ -59,7 +70,7 @@ def _suites() -> Iterator[tuple[str, Suite]]:
                 "env.id": "libero",
                 "env.task": suite,
                 "env.options.protocol": protocol,
-                "env.options.settle_steps": 10,
+                "env.options.settle_steps": SETTLE_STEPS[protocol],
                 "env.eval.num_episodes": tasks * episodes,
                 "env.eval.max_episode_steps": limit,
                 "env.eval.ignore_terminations": False,
@@ -126,6 +137,10 @@ class Libero(EnvCard):
         if len(set(env.options.cameras)) < len(env.options.cameras):
             yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names one twice")
         yield from uneven_episodes(config, len(tasks))
+        episodes, states = env.eval.num_episodes, self.num_tasks(env.task)
+        if episodes > states and (env.eval.mode == "greedy" or episodes % states):
+            text = f"is {episodes}, and {states} initial states are published: some would count more often than others"
+            yield Problem("env.eval.num_episodes", f"{text}. Use {states} or less")
         if max_steps(tasks, env.options.protocol) is None:
             for split in ("train", "eval"):
                 if getattr(env, split).max_episode_steps is None:

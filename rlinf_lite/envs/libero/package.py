@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF
 
-FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+FOLDERS = (
+    "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
+)  # fmt: skip
 """In a folder of assets."""
 ROBOSUITE = "1.4.0"
 """What LIBERO is written for; 1.5 has other robots and controllers."""
@@ -56,7 +58,7 @@ def find_assets(given: str | None) -> Path:
         candidates = [*_named_by_the_user(), package_folder() / "assets", _DOWNLOADED.expanduser()]
     looked = []
     for folder in candidates:
-        lacks = [name for name in FOLDERS if not (folder / name).is_dir()]
+        lacks = [name for name in FOLDERS if not ((folder / name).is_dir() and any((folder / name).iterdir()))]
         if not lacks:
             return folder
         looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")

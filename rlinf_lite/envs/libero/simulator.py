@@ -19,8 +19,9 @@ from rlinf_lite.scheduler.heartbeat import report_progress
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_LIMITS_S = {"start": 300.0, "reset": 300.0, "step": 120.0, "observe": 120.0}
-"""Of one answer, with what compiles at first, beside as many other processes as there are rows."""
+_LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
+"""Of one answer, below control.hang_timeout_s, with what compiles at first, beside as many other processes as there are
+rows."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOG = 2000  # characters of a process that failed
 
@@ -91,20 +92,25 @@ class LiberoSimulator:
     def _ask(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """What each row answers. All are asked first, and all answers are awaited, whatever one of them raised."""
         failed: dict[int, Exception] = {}
-        answers = {}
-        for row, arguments in asked.items():
-            try:
-                self._processes[row].ask(method, arguments)
-            except Exception as error:
-                failed[row] = error
-        for row in asked:
-            if row in failed:
-                continue
-            try:
-                answers[row] = self._processes[row].answer(method)
-            except Exception as error:
-                failed[row] = error
-            report_progress()
+        answers: dict[int, Any] = {}
+        try:
+            for row, arguments in asked.items():
+                try:
+                    self._processes[row].ask(method, arguments)
+                except Exception as error:
+                    failed[row] = error
+            for row in asked:
+                if row in failed:
+                    continue
+                try:
+                    answers[row] = self._processes[row].answer(method)
+                except Exception as error:
+                    failed[row] = error
+                report_progress()
+        except BaseException:  # such as Ctrl-C: what they answer later belongs to no later call
+            for row in asked.keys() - answers.keys() - failed.keys():
+                self._processes[row].close()
+            raise
         for row, raised in failed.items():
             raise RowError(row) from raised
         return answers
@@ -132,10 +138,12 @@ class RowProcess:
         """Raises what the process raised, TimeoutError, or RuntimeError where it ended."""
         connection, limit_s = self._child.connection, _LIMITS_S.get(method, 120.0)
         try:
-            if not connection.poll(limit_s):
-                raise TimeoutError(str(self._lost(method, f"gave no answer within {limit_s:g} s and was ended")))
-            went_well, answer = connection.recv()
-        except (EOFError, ConnectionError) as error:
+            if connection.poll(limit_s):
+                went_well, answer = connection.recv()
+            else:
+                lost = self._lost(method, f"gave no answer within {limit_s:g} s and was ended")
+                went_well, answer = False, TimeoutError(str(lost))
+        except (EOFError, OSError) as error:  # also in the middle of an answer
             raise self._lost(method, "ended") from error
         if not went_well:
             raise answer

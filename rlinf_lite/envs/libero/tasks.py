@@ -167,6 +167,8 @@ MAX_STEPS: Mapping[str, Mapping[str, int]] = {
 }
 """Env steps of an episode, those of settling not counted, by protocol and suite. RLinf has published none of
 libero_90."""
+SETTLE_STEPS = {"openvla": 10, "lerobot": 10, "rlinf": 15}
+"""Env steps without action before an episode, by protocol."""
 EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
 """Evaluated by protocol: from the first published initial state on."""
 

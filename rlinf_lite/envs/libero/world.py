@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import MissingAssetsError
-from rlinf_lite.envs.libero.package import ASSETS_KEY, InitialStateError, bddl_file, import_libero, initial_states
+from rlinf_lite.envs.libero.package import (
+    ASSETS_KEY,
+    GET_ASSETS,
+    InitialStateError,
+    bddl_file,
+    import_libero,
+    initial_states,
+)
 from rlinf_lite.envs.painter import Painter
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ initial states do not hold; 0 is what OpenVLA's evaluation sets before a task's 
 _DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", "xmat")] + ["light_xpos", "light_xdir"]
 """What a picture is drawn from: where MuJoCo's step has last computed everything to be."""
 _KEY = "env.options.cameras"
+T = TypeVar("T")
 _TRIES = 100  # placements that the library draws and refuses
 
 
@@ -46,7 +55,8 @@ class Row:
         if self._world is None or self._world.task != task:
             if self._world is not None:
                 self._world.close()
-            self._world = None  # before the next is built: two need twice the memory
+            self._world = None
+            gc.collect()  # a world is full of cycles, and two need twice the memory
             self._world = World(task, self._options)
         self._world.reset(state)
 
@@ -89,6 +99,17 @@ def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
         MujocoEnv._initialize_sim = initialise
 
 
+def _placed(make: Callable[[], T]) -> T:
+    """What places objects, from the same numbers each time. It may refuse to, and then goes on to the next ones."""
+    from robosuite.utils.errors import RandomizationError
+
+    np.random.seed(FIXTURE_SEED)
+    for _ in range(_TRIES - 1):
+        with suppress(RandomizationError):  # the library's wrapper tries for ever, whatever was raised
+            return make()
+    return make()
+
+
 class World:
     """The library's environment of one task."""
 
@@ -101,14 +122,16 @@ class World:
         self._states = initial_states(task)
         try:
             with _newly_built() as built:
-                self._control = ControlEnv(
-                    bddl_file_name=str(bddl_file(task)),
-                    use_camera_obs=False,
-                    has_offscreen_renderer=False,
-                    ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                self._control = _placed(
+                    lambda: ControlEnv(
+                        bddl_file_name=str(bddl_file(task)),
+                        use_camera_obs=False,
+                        has_offscreen_renderer=False,
+                        ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                    )
                 )
-        except (FileNotFoundError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
-            text = f"{task} cannot be built from the assets that are there: {error}"
+        except (OSError, SyntaxError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
+            text = f"{task} cannot be built from the assets that are there: {error}. {GET_ASSETS} gets them anew"
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
         self._check_states()
@@ -134,23 +157,10 @@ class World:
             self.env.add_observable(Observable("moment", moment, sampling_rate=self.env.control_freq))
 
     def reset(self, state: int) -> None:
-        self._draw_placements()
+        _placed(self.env.reset)  # what it places is then replaced by initial states, but for fixtures
         self._control.set_init_state(self._states[state])
-        for _ in range(self._options.settle_steps):
+        for _ in range(self._options.settle_steps or 0):
             self.env.step(np.array(NO_OP))
-
-    def _draw_placements(self) -> None:
-        """The library's reset, with placements that initial states then replace, but for those of fixtures."""
-        from robosuite.utils.errors import RandomizationError
-
-        np.random.seed(FIXTURE_SEED)
-        for attempt in range(_TRIES):
-            try:
-                self.env.reset()
-                return
-            except RandomizationError:  # the library's wrapper tries for ever, whatever was raised
-                if attempt == _TRIES - 1:
-                    raise
 
     def step(self, action: NDArray[np.float64]) -> bool:
         return bool(self.env.step(action)[2])
