@@ -51,7 +51,7 @@ class LiberoOptions(Section):
     @classmethod
     def _settles_as_its_protocol(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("settle_steps") is None:
-            return {**given, "settle_steps": SETTLE_STEPS.get(given.get("protocol", "openvla"))}
+            return {**given, "settle_steps": SETTLE_STEPS.get(str(given.get("protocol", "openvla")))}
         return given
 
 
