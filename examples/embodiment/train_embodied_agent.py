@@ -28,7 +28,7 @@ def main() -> int:
 
 def train(cfg: Config) -> int:
     from rlinf_lite.control import supervise
-    from rlinf_lite.runners import EmbodiedRunner, claim_run
+    from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
@@ -45,7 +45,8 @@ def train(cfg: Config) -> int:
             rollout=MultiStepRolloutWorker.create_group(cfg),
             env=EnvWorker.create_group(cfg),
         )
-        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
+        runner_class = AsyncEmbodiedRunner if cfg.runner.mode == "async" else EmbodiedRunner
+        runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
         runner.init_workers()
         result = runner.run()
         print(result.describe())

@@ -8,19 +8,20 @@ from typing import Any, Literal
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.names import ROLES, fused_roles, needs_of
+from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, needs_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     Plan,
     ReasoningPlan,
     env_card_of,
     episode_steps,
+    max_staleness,
     observed,
     plan_and_problems,
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_config, policy_directory
-from rlinf_lite.config.rules import SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
+from rlinf_lite.config.rules import REINFORCED, SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
 from rlinf_lite.config.schema import BaseConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
@@ -100,6 +101,41 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[Probl
             _ENVS,
             f"{num_envs} environments / {stages} stages = {num_envs / stages:g} rows at a time are fewer than "
             f"the {workers} rollout workers. Use {workers * stages} or more, or fewer rollout workers",
+        )
+
+
+# asynchronous runs, and log-probabilities that are computed again
+
+
+@rule("runner.mode", "runner.task_type")
+def _mode_has_a_runner(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    if config.runner.mode == "async" and config.runner.task_type == "sft":
+        yield Problem("runner.mode", "is async, and imitation has no rollouts to overlap with. Set it to sync")
+
+
+@rule("runner.mode", "runner.max_staleness", "algorithm.correction", "algorithm.loss_type", kinds=REINFORCED)
+def _stale_data_is_corrected(config: Any, plan: Any) -> Iterator[Problem]:
+    correction = config.algorithm.correction
+    if max_staleness(config) and correction.kind == "none" and not loss_needs_of(config).behaviour:
+        yield Problem(
+            "algorithm.correction.kind",
+            f"is none, and with runner.mode: async a step trains on what weights up to {config.runner.max_staleness} "
+            "versions older did, which biases the gradient. Choose one (docs/async.md): decoupled for robot policies, "
+            "tis for language models; or runner.max_staleness=0",
+        )
+
+
+@rule("algorithm.recompute_logprobs", "algorithm.correction", kinds=REINFORCED)
+def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Problem]:
+    correction = config.algorithm.correction
+    if config.algorithm.recompute_logprobs is False and (correction.kind, correction.proximal) not in (
+        ("none", "recompute"),
+        (correction.kind, "interpolate"),
+    ):
+        yield Problem(
+            "algorithm.recompute_logprobs",
+            f"is false, and algorithm.correction.kind: {correction.kind} compares the log-probabilities of the actor with "
+            "those of acting. Set it to auto, or algorithm.correction.proximal to interpolate",
         )
 
 

@@ -101,6 +101,12 @@ class RunnerConfig(Section):
     """Seed of everything: weights, environments, sampling, shuffles."""
     max_epochs: PositiveInt = 1000
     """Upper limit of reinforcement learning: passes over the prompts; in an embodied run an epoch is one step."""
+    mode: Literal["sync", "async"] = "sync"
+    """sync: rollouts and updates take turns. async: the next steps are played while one is trained on, with weights that
+    are at most max_staleness versions old (docs/async.md)."""
+    max_staleness: NonNegativeInt = 1
+    """With mode: async, versions (one per step) by which the weights that acted may be older than those that train; 0
+    gives the very numbers of mode: sync."""
     max_steps: Interval = -1
     """Runner steps to train, in an sft run optimizer updates; -1: until max_epochs."""
     val_check_interval: Interval = -1
@@ -138,6 +144,9 @@ class BaseAlgorithmConfig(Section):
     """Discount per position (per chunk, or per action where reward_type is action_level)."""
     gae_lambda: UnitFloat = 0.95
     """Lambda of generalised advantage estimation."""
+    recompute_logprobs: bool | Literal["auto"] = "auto"
+    """Have the actor compute the log-probabilities of what was done before a step's updates, for ratios that begin at
+    exactly 1. auto: where they may differ from those of acting, which the run says in a line."""
     clip_ratio_low: NonNegativeFloat = 0.2
     """Ratios are clipped below 1 - this."""
     clip_ratio_high: NonNegativeFloat = 0.2
@@ -293,9 +302,9 @@ class RolloutConfig(Section):
 
 
 class OptimConfig(Section):
-    lr: PositiveFloat = 3e-4
-    """Learning rate."""
-    value_lr: PositiveFloat | None = None
+    lr: NonNegativeFloat = 3e-4
+    """Learning rate; at 0 nothing trains, and acting and training must agree."""
+    value_lr: NonNegativeFloat | None = None
     """Learning rate of the value head's parameters; null: lr."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule over max_steps."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlinf_lite.cards import Observed
 from rlinf_lite.config.names import fused_roles, roles_of
-from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
+from rlinf_lite.config.plan import Plan, ReasoningPlan, max_staleness, observed, recomputed_logprobs, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import Config
@@ -160,9 +160,9 @@ def _embodied(plan: Plan) -> Estimate:
         "rollout": {},
         "actor": {"weight sync": _synced(config, counts)},
     }
-    if config.runner.task_type != "sft":  # as parts, and joined
-        for name in ("rollout", "actor"):
-            hosts[name]["trajectories"] = 2 * -(-plan.num_samples // ranks[name]) * found.sample_bytes
+    if config.runner.task_type != "sft":  # as parts, and joined; of steps that were played ahead, as parts
+        for name, ahead in (("rollout", 0), ("actor", max_staleness(config))):
+            hosts[name]["trajectories"] = (2 + ahead) * -(-plan.num_samples // ranks[name]) * found.sample_bytes
     if kept:
         hosts["actor"]["fixed inputs"] = -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
@@ -193,9 +193,10 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     obs = random_obs(spec, rows=rows)
     with torch.no_grad(), autocast("cpu", precision):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
-        kept = policy.fixed_inputs(acted.forward_inputs) if config.algorithm.update_epochs > 1 else {}
+        passes = config.algorithm.update_epochs + recomputed_logprobs(config)[0]
+        kept = policy.fixed_inputs(acted.forward_inputs) if passes > 1 else {}
     scores = _FP32 * (acted.logprobs.numel() + acted.values.numel())
-    of_env = config.model.num_action_chunks * (_FP32 + 1 + 1) + _FP32  # rewards, dones, mask; the next value
+    of_env = config.model.num_action_chunks * (_FP32 + 1 + 1) + _FP32 + 8  # rewards, dones, mask; next value, version
     sample_bytes = (sum(x.nbytes for x in acted.forward_inputs.values()) + scores) // rows + of_env
 
     policy.train()

@@ -53,6 +53,22 @@ CHARTS = (
     Spec("Throughput", {"perf/env_steps_per_s": "throughput"}, "env steps / s", bounds=(0, None)),
     Spec("Throughput", {"perf/samples_per_s": "throughput"}, "samples / s", bounds=(0, None)),
     Spec("Throughput", {"perf/tokens_per_s": "throughput"}, "tokens / s", bounds=(0, None)),
+    Spec("Staleness", {"async/staleness_mean": "mean", "async/staleness_max": "largest"}, "versions", bounds=(0, None)),
+    Spec(
+        "Waiting",
+        {"async/trainer_waited_s": "trainer for rollouts", "async/rollouts_waited_s": "rollouts for admission"},
+        "s per step",
+        bounds=(0, None),
+    ),
+    Spec(
+        "Weights of stale decisions",
+        {
+            "train/actor/importance_weight_mean": "mean",
+            "train/actor/effective_sample_size": "effective sample size",
+            "train/actor/rejected_fraction": "rejected",
+        },
+        bounds=(0, None),
+    ),
     Spec(
         "Pipeline",
         {

@@ -31,6 +31,9 @@ STOP_TIMEOUT_S = 5.0
 """Longest wait, after Ctrl-C, for an update that is under way, and for workers to give up what they do. Batch systems
 give 30 s before they kill, and what comes after this takes some of them too."""
 
+DRIFT_LIMITS = {"fp32": 1e-3, "bf16": 5e-2}
+"""What the log-probabilities of acting and training may differ by on average, per token or action dimension."""
+
 
 class Runner(ABC):
     """Drives one training run. `init_workers` brings the groups up, `run` trains, `evaluate` measures.
@@ -76,6 +79,8 @@ class Runner(ABC):
         self._stop, self._interrupted = StopRequest(), False
         self._in_update = False  # the trained groups hold neither the state before a step nor that after it
         self._update_s = 0.0  # how long the last update took
+        self._num_transfers = 0  # of weights
+        self._warned_of_drift = False
         self._saved: dict[str, Any] = {}  # the state that is in the newest checkpoint
 
         paths = claim or find_run(cfg)
@@ -213,8 +218,12 @@ class Runner(ABC):
     def update_rollout_weights(self) -> None:
         """Bring the rollout workers to the actor's weights."""
         with self._phase("sync_weights"):
-            sending = self.actor.sync_model_to_rollout()
-            self._wait(self.rollout.sync_model_from_actor(self.completed_steps), sending, what="weight sync")
+            self._wait(*self._transfer_weights(), what="weight sync")
+
+    def _transfer_weights(self) -> tuple[Handle, Handle]:
+        self._num_transfers += 1
+        sending = self.actor.sync_model_to_rollout(self._num_transfers)
+        return self.rollout.sync_model_from_actor(self.completed_steps, self._num_transfers), sending
 
     def _train(self, *handles: Handle) -> list[Any]:
         """Wait for the updates of a step, which complete it."""
@@ -249,25 +258,49 @@ class Runner(ABC):
         metrics: Mapping[str, float],
         spans: Sequence[Span],
         pair: tuple[str, str] = ("env", "rollout"),
+        rollouts: tuple[float, float] | None = None,
     ) -> None:
         """Log a step that began at `started`, with its times and how busy the workers were, of which those of `pair`
-        should overlap. The timeline of the third step, or of the last, is kept."""
+        should overlap. `rollouts`: from when to when its rollouts were made, where not in `generate_rollouts`."""
         step, ended = self.completed_steps, started + self._times["step"]
-        rollouts = next(span for span in self._driver_spans if span.name == "generate_rollouts")
+        if rollouts is None:
+            phase = next(span for span in self._driver_spans if span.name == "generate_rollouts")
+            rollouts = phase.start, phase.end
         metrics = {
             **metrics,
             **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            **utilization(spans, (rollouts.start, rollouts.end), (started, ended), pair),
+            **utilization(spans, rollouts, (started, ended), pair),
         }
+        self._warn_of_drift(metrics.get("rollout/logprob_drift", 0.0))
         if self.supervisor is not None:
             metrics |= {**self.supervisor.metrics(), "time/snapshot": self._snapshots.took_s}
         self.logger.log(step, metrics)
         self.progress.update(step, metrics)
-        timeline = self.run_dir / "timeline.json"
-        if self.cfg.runner.timeline and step in (3, self.total_steps) and not timeline.exists():
-            of_step = (span for span in (*spans, *self._driver_spans) if span.start >= started)
-            write_chrome_trace(of_step, timeline, step=step)
-            self.progress.message(f"timeline of step {step}: {timeline}")
+        if self.cfg.runner.timeline:
+            self._write_timeline(step, started, [*spans, *self._driver_spans])
+
+    def _write_timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
+        """Keep the timeline of the third step, or of the last."""
+        path = self.run_dir / "timeline.json"
+        if step in (3, self.total_steps) and not path.exists():
+            write_chrome_trace((span for span in spans if span.start >= started), path, step=step)
+            self.progress.message(f"timeline of step {step}: {path}")
+
+    def _warn_of_drift(self, drift: float) -> None:
+        """Say once that training gives another probability than acting to what was done, with the weights that acted."""
+        precision = self.cfg.actor.precision
+        if drift > DRIFT_LIMITS[precision] and not self._warned_of_drift:
+            self._warned_of_drift = True
+            log.warning(
+                "log-probabilities of training differ from those of acting by %.2g on average, with the same weights "
+                "(rollout/logprob_drift; %g is usual in %s): ratios do not begin at 1, and clip what nothing has "
+                "changed. Likely causes: layers that act otherwise in training (dropout, batch statistics), another "
+                "temperature or another precision of acting, weights that did not arrive. algorithm.recompute_logprobs="
+                "true with algorithm.correction.kind=tis corrects for it",
+                drift,
+                DRIFT_LIMITS[precision],
+                precision,
+            )
 
     def _evaluate_and_log(self) -> None:
         step = self.completed_steps

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_lite.metrics import env_metrics
+from rlinf_lite.metrics import Span, env_metrics
 from rlinf_lite.runners.simulation import SimulationRunner, load_env_states, save_env_states
+from rlinf_lite.scheduler import Handle
 
 
 class EmbodiedRunner(SimulationRunner):
@@ -48,17 +49,25 @@ class EmbodiedRunner(SimulationRunner):
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
             "env/num_steps": self.env_steps,
         }
-        spans = [span for result in (*env_results, *rollout_results, *trained) for span in result["spans"]]
-        self._log_step(started, metrics, spans)
+        played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
+        self._log_played(started, metrics, played, [span for result in trained for span in result["spans"]])
+
+    def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
+        """Log a step, given what env and rollout workers did for it, and what the actor did."""
+        self._log_step(started, metrics, played + trained)
 
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
         """Environments, policy and the actor's intake run against each other until the batch is complete."""
         with self._phase("generate_rollouts"):
-            env, rollout = self.env.interact(step), self.rollout.generate()
-            played = self._wait(env, rollout, self.actor.recv_rollout_batch(), what="rollouts")[:2]
+            handles = self._play(step)
+            played = self._wait(*handles, self.actor.recv_rollout_batch(step), what="rollouts")[:2]
         states = [row for result in played[0] for row in result["states"]]
         self._env_states = {step: self._env_states[step], step + 1: states}
         return played
+
+    def _play(self, step: int) -> tuple[Handle, ...]:
+        """The calls of env and rollout workers that play `step`, first; what else the step has to wait for."""
+        return self.env.interact(step), self.rollout.generate(step)
 
     def _forget_unfinished_step(self) -> None:
         self._restore_envs(self._env_states[self.completed_steps])

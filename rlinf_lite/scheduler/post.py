@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,6 +126,7 @@ class Message(NamedTuple):
     group: str
     rank: int
     epoch: int
+    tag: object
 
 
 class Abort(NamedTuple):
@@ -146,22 +147,24 @@ class Mailbox:
         self._aborted: str | None = None
         self._oldest_epochs: dict[str, int] = {}
 
-    def send(self, obj: Any, group: str, rank: int) -> None:
-        post(self._address(group, rank), Message(self.group, self.rank, self.epoch), obj)
+    def send(self, obj: Any, group: str, rank: int, tag: object) -> None:
+        post(self._address(group, rank), Message(self.group, self.rank, self.epoch, tag), obj)
         self.activity.sent_to.add(group)
         self.activity.made_progress()
 
-    def recv(self, group: str, rank: int | None, timeout_s: float | None) -> tuple[int, Any]:
-        """The next message of one rank, or of any rank of a group, as (source rank, object)."""
+    def recv(self, tags: Mapping[str, object], rank: int | None, timeout_s: float | None) -> tuple[str, int, Any]:
+        """The next message of one rank, or of any rank, of these groups, each with its tag, as (group, source rank,
+        object)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        source = f"any rank of {group}" if rank is None else f"{group}[{rank}]"
+        source = " or ".join(f"any rank of {group}" if rank is None else f"{group}[{rank}]" for group in tags)
         while True:
             self.check_abort(f"waiting for {source}")
-            queue = self._waiting.get(group, deque())
-            for i, (message, parcel) in enumerate(queue):
-                if rank is None or message.rank == rank:
-                    del queue[i]
-                    return message.rank, unpack(parcel)
+            for group, tag in tags.items():
+                queue = self._waiting.get(group, deque())
+                for i, (message, parcel) in enumerate(queue):
+                    if rank in (None, message.rank) and message.tag == tag:
+                        del queue[i]
+                        return group, message.rank, unpack(parcel)
             with self.activity.waiting(source):
                 arrived = self.inbox.wait(None if deadline is None else deadline - time.monotonic())
             if not arrived:

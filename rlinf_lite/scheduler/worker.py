@@ -65,7 +65,17 @@ class Worker:
     _spans: list[Span] | None = None
     _mesh_places: Mapping[str, MeshPlace] = MappingProxyType({})
     _not_callable: ClassVar[frozenset[str]] = frozenset(
-        {"create_group", "send", "recv", "recv_any", "check_abort", "timer", "join_mesh", "report_progress"}
+        {
+            "create_group",
+            "send",
+            "recv",
+            "recv_any",
+            "recv_first",
+            "check_abort",
+            "timer",
+            "join_mesh",
+            "report_progress",
+        }
     )
 
     @classmethod
@@ -75,17 +85,26 @@ class Worker:
 
         return WorkerGroup(cls, args, kwargs)
 
-    def send(self, obj: Any, group: str, rank: int) -> None:
-        """Send any picklable object to a worker. Returns at once; never waits for the receiver. Raises PeerError."""
-        self._connected().send(obj, group, rank)
+    def send(self, obj: Any, group: str, rank: int, tag: object = None) -> None:
+        """Send any picklable object to a worker. Returns at once; never waits for the receiver. Raises PeerError.
 
-    def recv(self, group: str, rank: int, timeout_s: float | None = None) -> Any:
+        Who receives names a tag too, and gets messages of an equal one only: what belongs to one step is then not taken
+        for what belongs to another.
+        """
+        self._connected().send(obj, group, rank, tag)
+
+    def recv(self, group: str, rank: int, timeout_s: float | None = None, tag: object = None) -> Any:
         """The next message of one worker, in the order it sent them. Raises RecvTimeoutError and AbortedError."""
-        return self._connected().recv(group, rank, timeout_s)[1]
+        return self._connected().recv({group: tag}, rank, timeout_s)[2]
 
-    def recv_any(self, group: str, timeout_s: float | None = None) -> tuple[int, Any]:
+    def recv_any(self, group: str, timeout_s: float | None = None, tag: object = None) -> tuple[int, Any]:
         """The next message of any worker of a group, in order of arrival, as (source rank, object)."""
-        return self._connected().recv(group, None, timeout_s)
+        return self._connected().recv({group: tag}, None, timeout_s)[1:]
+
+    def recv_first(self, tags: Mapping[str, object], timeout_s: float | None = None) -> tuple[str, int, Any]:
+        """The next message of any worker of several groups, each with the tag that is wanted of it, as (group, source
+        rank, object). Where several groups have sent some, the first one named goes first."""
+        return self._connected().recv(tags, None, timeout_s)
 
     def check_abort(self, doing: str) -> None:
         """Raise AbortedError after `group.abort`; for long work that receives nothing."""

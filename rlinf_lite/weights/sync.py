@@ -4,8 +4,9 @@ A receiver on the sender's node whose policy lives on the CPU maps one shared-me
 writes each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get
 buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time.
 
-A segment is rewritten only while every receiver waits in `receive`, so no one ever computes with half a version.
-Receivers say what they have: where one is new, or the sender is, everything is sent again, in a new segment.
+The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
+anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
+version. Receivers say what they have: where one is new, or the sender is, everything is sent again, in a new segment.
 """
 
 from __future__ import annotations
@@ -57,8 +58,16 @@ class _Entry:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a sender says first: it has weights of `version`, and transfer `number` (from 1) would bring them."""
+
+    version: int
+    number: int
+
+
+@dataclass(frozen=True)
 class _Ready:
-    """What a receiver says when it waits for a version."""
+    """What a receiver answers when it waits for them."""
 
     on_cpu: bool
     complete: bool  # it has had everything once: what may have changed is enough
@@ -139,8 +148,9 @@ class WeightSender:
         self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
         self._segment: _Segment | None = None
 
-    def send(self, version: int, module: nn.Module) -> None:
+    def send(self, version: int, module: nn.Module, number: int = 0) -> None:
         """Bring every receiver to `version`: everything the first time, then parameters that train and buffers.
+        `number`: of this transfer, for receivers that take it while they act.
 
         Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in
         gathering tensors before it raises: the other senders would wait for it.
@@ -148,6 +158,8 @@ class WeightSender:
         ready: dict[int, _Ready] = {}
         problem: SchedulerError | None = None
         try:
+            for rank in self._receivers:
+                self._worker.send(Offer(version, number), self._group, rank)
             for rank in self._receivers:
                 ready[rank] = self._worker.recv(self._group, rank, self._timeout_s)
         except SchedulerError as error:
@@ -185,7 +197,7 @@ class WeightSender:
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
                     for rank in others:
-                        self._worker.send((version, bucket, False), self._group, rank)
+                        self._worker.send((bucket, False), self._group, rank)
                         self._worker.recv(self._group, rank, self._timeout_s)
             except SchedulerError as error:
                 problem = error
@@ -193,11 +205,11 @@ class WeightSender:
             raise problem
 
         for rank in others:
-            self._worker.send((version, {}, True), self._group, rank)
+            self._worker.send(({}, True), self._group, rank)
         for rank in sharing:
             assert self._segment is not None
             where = (self._segment.path, self._segment.entries) if first else None
-            self._worker.send((version, where, True), self._group, rank)
+            self._worker.send((where, True), self._group, rank)
         if first and self._segment is not None:
             for rank in sharing:  # until they have mapped it
                 self._worker.recv(self._group, rank, self._timeout_s)
@@ -244,6 +256,9 @@ class WeightSender:
 class WeightReceiver:
     """The rollout worker's side, for one module."""
 
+    version: int
+    """Of the weights that the module has; -1 before the first transfer."""
+
     def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
         self._worker, self._group, self._sender = worker, group, sender_rank
         self._module, self._timeout_s = module, timeout_s
@@ -251,19 +266,29 @@ class WeightReceiver:
         self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors.values())
         self._complete = False
         self._segment: str | None = None
+        self.version, self._number = -1, 0
 
-    def receive(self, version: int) -> None:
-        """Wait for `version` and put it into the module.
+    def receive(self, version: int, number: int = 0) -> None:
+        """Wait for transfer `number`, which must be of `version`, unless `take` has had it already.
 
         Raises:
-            WeightVersionError: if another version arrives.
+            WeightVersionError: if another version is offered.
         """
+        if number and number == self._number:
+            return
+        offer: Offer = self._worker.recv(self._group, self._sender, self._timeout_s)
+        if offer.version != version:
+            raise WeightVersionError(
+                f"{self._worker.name} expects weights {version}, {self._group} sent {offer.version}"
+            )
+        self.take(offer)
+
+    def take(self, offer: Offer) -> None:
+        """Put what is offered into the module."""
         self._worker.send(_Ready(self._on_cpu, self._complete, self._segment), self._group, self._sender)
         last = False
         while not last:
-            sent, content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
-            if sent != version:
-                raise WeightVersionError(f"{self._worker.name} expects weights {version}, {self._group} sent {sent}")
+            content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
             if isinstance(content, tuple):
                 path, entries = content
                 self._segment = path
@@ -276,7 +301,7 @@ class WeightReceiver:
                         self._tensors[name].copy_(tensor)
                 if not last:
                     self._worker.send("copied", self._group, self._sender)
-        self._complete = True
+        self._complete, self.version, self._number = True, offer.version, offer.number
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:

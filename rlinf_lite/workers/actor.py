@@ -4,7 +4,8 @@ The order of an update, top to bottom:
 
     recv_rollout_batch               trajectories of this actor's environments
     compute_advantages_and_returns   over the global batch; made into samples, one per decision
-    run_training                     epochs, minibatches, micro-batches of samples; the loss; `training.Learner`
+    run_training                     log-probabilities again, where `algorithm.recompute_logprobs` asks for them; epochs,
+                                     minibatches, micro-batches of samples; the loss; `training.Learner`
     run_sft                          the same of demonstrated chunks, without the rest
 
 Who has a critic: `algorithms.needs_values` says whether `algorithm.adv_type` reads values, and then `_loss` has a value
@@ -13,6 +14,7 @@ loss. Where truncated episodes are bootstrapped: `workers/rollout.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
+from rlinf_lite.config.plan import recomputed_logprobs
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices, stride_of
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.envs import EnvSpec
@@ -47,7 +50,9 @@ class _Batch:
     """This rank's samples, [n = rows * T, ...] each, and what is known of all ranks' samples."""
 
     forward_inputs: dict[str, Tensor]
-    logprobs: Tensor  # [n, C, D]
+    acted: Tensor  # [n, C, D]: log-probabilities of the policy that acted
+    proximal: Tensor  # [n, C, D]: those that ratios are formed with; where nothing is recomputed, the same
+    versions: Tensor  # int64 [n]: of the weights that acted
     values: Tensor  # [n, 1 or C]
     advantages: Tensor  # [n, 1 or C]
     returns: Tensor  # [n, 1 or C]
@@ -71,7 +76,7 @@ class EmbodiedFSDPActor(Worker):
 
     trajectories: Trajectories | None
     batch: _Batch | None
-    on_policy: bool  # the weights are still those that acted
+    unchanged: bool  # no update of this step has changed the weights yet
     demonstrations: Demonstrations  # of an sft run
 
     def __init__(self, cfg: Config) -> None:
@@ -90,16 +95,16 @@ class EmbodiedFSDPActor(Worker):
         self.sender = WeightSender(self, "rollout", layout.weight_routes, bucket_bytes, timeout_s, num_threads)
         return self.learner.num_parameters
 
-    def sync_model_to_rollout(self) -> None:
-        """Send the weights of the present version to the rollout workers."""
+    def sync_model_to_rollout(self, number: int = 0) -> None:
+        """Send the weights of the present version to the rollout workers, as transfer `number`."""
         with self.timer("sync weights"):
-            self.sender.send(self.version, self.policy)
+            self.sender.send(self.version, self.policy, number)
 
-    def recv_rollout_batch(self) -> None:
-        """Collect the trajectories of this actor's environments from whichever rollout workers have them."""
+    def recv_rollout_batch(self, step: int) -> None:
+        """Collect the trajectories of `step` of this actor's environments from whichever rollout workers have them."""
         parts: list[Trajectories] = []
         while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
-            _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s)
+            _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s, tag=step)
             with self.timer("receive trajectories"):
                 parts.append(part)
         self.trajectories = Trajectories.concat(parts)
@@ -119,6 +124,10 @@ class EmbodiedFSDPActor(Worker):
             mask = inputs.mask.bool()
             metrics = {"rollout/rewards": float(inputs.rewards[mask].mean())}
             metrics |= advantage_metrics(advantages, returns, mask, inputs.values)
+            if self.cfg.runner.mode == "async":
+                staleness = self.version - self._all_gather(own.versions)[self._all_gather(own.mask).any(-1)]
+                metrics["async/staleness_mean"] = float(staleness.double().mean())
+                metrics["async/staleness_max"] = float(staleness.max())
             if algorithms.whitens(algorithm):
                 advantages = algorithms.whiten(advantages, inputs.mask)
 
@@ -135,7 +144,9 @@ class EmbodiedFSDPActor(Worker):
             num_samples = own.mask.shape[0] * own.mask.shape[1]
             self.batch = _Batch(
                 forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
-                logprobs=own.logprobs.flatten(0, 1),
+                acted=own.logprobs.flatten(0, 1),
+                proximal=own.logprobs.flatten(0, 1),
+                versions=own.versions.flatten(),
                 values=own.values.flatten(0, 1),
                 advantages=advantages[rows].reshape(num_samples, -1),
                 returns=returns[rows].reshape(num_samples, -1),
@@ -152,10 +163,15 @@ class EmbodiedFSDPActor(Worker):
         num_samples, target_kl = len(batch.valid), cfg.algorithm.target_kl
         num_decisions = num_samples // self.layout.num_envs
         only = self.policy.value_parameters() if step < cfg.algorithm.critic_warmup_steps else None
-        self.on_policy = True
-        if cfg.algorithm.update_epochs > 1:
+        self.unchanged = True
+        recomputes = recomputed_logprobs(cfg)[0]
+        if cfg.algorithm.update_epochs > 1 or recomputes:
             with self.timer("fixed inputs"):
-                batch.forward_inputs |= self._fixed_inputs(batch.forward_inputs, num_samples // self.world_size)
+                batch.forward_inputs |= self._computed(batch.forward_inputs, self.policy.fixed_inputs)
+        if recomputes:
+            with self.timer("log-probs"):
+                scored = self._computed(batch.forward_inputs, lambda inputs: {"": self.policy(inputs).logprobs.float()})
+            batch.proximal = scored[""]
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -172,7 +188,7 @@ class EmbodiedFSDPActor(Worker):
                 environments = partial(_listed, "environments", minibatch // num_decisions)
                 loss_fn = partial(self._loss, denominator)
                 stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
-                self.on_policy = self.on_policy and not stepped
+                self.unchanged = self.unchanged and not stepped
                 if target_kl is not None:
                     of_update = own_sums.result(learner.over_ranks)
                     if of_update.get("train/actor/approx_kl_k3", 0.0) > target_kl:
@@ -245,41 +261,56 @@ class EmbodiedFSDPActor(Worker):
         mask = batch.mask[index].to(device) & (not empty)
         with self.learner.autocast():
             output = self.policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
-        old_logprobs = batch.logprobs[index].to(device)
-        level, shape = algorithm.logprob_type, old_logprobs.shape[1:]
+        acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
+        level, shape = algorithm.logprob_type, acted.shape[1:]
 
         def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
             return algorithms.expand_to_level(x.to(device), level, *shape)
 
-        executed = mask[..., None]
-        if self.on_policy:  # the ratios should all be 1
-            drift = torch.where(executed, output.logprobs.detach() - old_logprobs, 0.0).abs()
-            num_elements = mask.sum() * shape[1]
+        def summed(logprobs: Tensor) -> Tensor:  # [b, C, D] -> positions
+            return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
+
+        executed, positions = mask[..., None], self._position_mask(mask)
+        if self.unchanged:  # the weights that acted, where none came in between, say what they said then
+            fresh = executed & (batch.versions[index].to(device) == self.version)[:, None, None]
+            drift = torch.where(fresh, output.logprobs.detach() - acted, 0.0).abs()
+            num_elements = fresh.sum() * shape[1]
             found.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
+        weights, corrected = None, {}
+        if algorithm.correction.kind != "none":
+            if algorithm.correction.proximal == "interpolate":
+                versions = batch.versions[index, None, None].to(device)
+                proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
+            correction = algorithms.correction(summed(proximal), summed(acted), positions, algorithm.correction)
+            weights, corrected = correction.weights, correction.metrics
         with_values = algorithms.needs_values(algorithm.adv_type)
         inputs = algorithms.LossInputs(
-            logprobs=algorithms.sum_to_level(torch.where(executed, output.logprobs, 0.0), level),
-            old_logprobs=algorithms.sum_to_level(torch.where(executed, old_logprobs, 0.0), level),
+            logprobs=summed(output.logprobs),
+            old_logprobs=summed(proximal),
             advantages=at_level(batch.advantages[index]),
-            mask=self._position_mask(mask),
+            mask=positions,
             entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
             values=at_level(output.values) if with_values else None,
             old_values=at_level(batch.values[index]) if with_values else None,
             returns=at_level(batch.returns[index]) if with_values else None,
+            weights=weights,
             denominator=denominator.to(device),
             dp_size=self.world_size,
         )
         outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
-        found.add(outputs.metrics, weight=float(inputs.mask.sum()))
+        found.add(outputs.metrics | corrected, weight=float(positions.sum()))
         return outputs.loss
 
-    def _fixed_inputs(self, inputs: dict[str, Tensor], num_samples: int) -> dict[str, Tensor]:
-        """What the policy computes once of `inputs` [num_samples, ...] for all epochs, on the CPU."""
+    def _computed(
+        self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """What `compute` makes of `inputs` [n, ...] under the present weights, in micro-batches; on the CPU."""
+        num_samples = len(next(iter(inputs.values())))
         kept: dict[str, Tensor] = {}
         with torch.no_grad(), self.learner.autocast(), torch_threads(self.learner.num_threads):
             for rows in torch.arange(num_samples).split(self.cfg.actor.micro_batch_size):
                 self.report_progress()
-                found = self.policy.fixed_inputs({name: x[rows].to(self.device) for name, x in inputs.items()})
+                found = compute({name: x[rows].to(self.device) for name, x in inputs.items()})
                 if not found:
                     break
                 for name, x in found.items():

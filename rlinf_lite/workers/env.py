@@ -143,13 +143,13 @@ class EnvWorker(Worker):
                 with self.timer("reset"):
                     stage.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
             stage.begin()
-            self._send_obs(stage, stage.env_ids, step * self.num_chunks)
+            self._send_obs(stage, stage.env_ids, step * self.num_chunks, tag=step)
         records: list[EpisodeRecord] = []
         num_env_steps = 0
         for stage, result in self._answers(self.stages):
             num_env_steps += int(result.executed.sum())
             stage.done = stage.t == self.num_chunks
-            self._send_obs(stage, stage.env_ids, step * self.num_chunks + stage.t, result, last=stage.done)
+            self._send_obs(stage, stage.env_ids, step * self.num_chunks + stage.t, result, stage.done, tag=step)
             records += [replace(record, env_id=int(stage.env_ids[record.env_id])) for record in result.episodes]
         states = self.state_dict()
         return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans(), "states": states}
@@ -273,8 +273,9 @@ class EnvWorker(Worker):
         decision: int,
         result: ChunkResult | None = None,
         last: bool = False,
+        tag: int | None = None,
     ) -> None:
-        """Each rollout worker's rows to it, with what came of their last chunk."""
+        """Each rollout worker's rows to it, with what came of their last chunk; `tag` is the step of training."""
         for piece in stage.pieces:
             rows, answer = slice(piece.start, piece.stop), None
             if result is not None:
@@ -287,4 +288,4 @@ class EnvWorker(Worker):
                 answer = StepResult(*played, final_rows, final_obs)
             obs = take_rows(stage.obs, rows)
             message = ObsMessage(stage.index, piece.start, stage.t, obs, noise_ids[rows], decision, answer, last)
-            self.send(message, "rollout", piece.rollout_rank)
+            self.send(message, "rollout", piece.rollout_rank, tag)

@@ -45,7 +45,6 @@ class MultiStepRolloutWorker(Worker):
     layout: Layout
     policy: Policy
     num_chunks: int
-    version: int
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -59,25 +58,28 @@ class MultiStepRolloutWorker(Worker):
         self.receiver = WeightReceiver(
             self, "actor", layout.weight_routes.sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
         )
-        self.version = -1
 
-    def sync_model_from_actor(self, version: int) -> None:
-        """Take the actor's weights, which must be of `version`."""
+    def sync_model_from_actor(self, version: int, number: int = 0) -> None:
+        """Take the actor's weights, which must be of `version`; not if transfer `number` came while acting."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
-            self.receiver.receive(version)
-        self.version = version
+            self.receiver.receive(version, number)
 
-    def generate(self) -> dict[str, Any]:
-        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on."""
+    def generate(self, step: int) -> dict[str, Any]:
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories of `step` on.
+        Weights that the actor has ready meanwhile are taken between two decisions."""
         builders = {
             key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
         }
         unfinished = set(builders)
         while unfinished:
-            env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
-            key = (env_rank, message.stage, message.start)
-            with self.timer(f"act env {env_rank} stage {message.stage}"):
-                self._serve(env_rank, builders[key], message)
+            sender, rank, message = self.recv_first({"actor": None, "env": step}, self.cfg.runner.phase_timeout_s)
+            if sender == "actor":
+                with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
+                    self.receiver.take(message)
+                continue
+            key = (rank, message.stage, message.start)
+            with self.timer(f"act env {rank} stage {message.stage}"):
+                self._serve(rank, builders[key], message, step)
             if message.last:
                 unfinished.remove(key)
         return {"spans": self.pop_spans()}
@@ -99,7 +101,7 @@ class MultiStepRolloutWorker(Worker):
         own = [piece for piece in layout.pieces() if piece.rollout_rank == self.rank]
         return {(p.env_rank, p.stage, p.start): layout.env_ids(p.env_rank, p.stage)[p.start : p.stop] for p in own}
 
-    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
+    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage, step: int) -> None:
         """Take what came of the last decision; then decide again, or hand the trajectories on."""
         result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
         if result is not None:
@@ -113,14 +115,15 @@ class MultiStepRolloutWorker(Worker):
         if not message.last:
             output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
             inputs = {name: x.cpu() for name, x in output.forward_inputs.items()}
-            builder.add_decision(output.logprobs.float().cpu(), output.values.float().cpu(), inputs)
+            logprobs, values = output.logprobs.float().cpu(), output.values.float().cpu()
+            builder.add_decision(logprobs, values, inputs, self.receiver.version)
             return
         if with_values:  # bootstrap: episodes that go on, from what they see now
             running = builder.running_rows()
             builder.need_values(running, take_rows(message.obs, running))
         trajectories = builder.finish(self._values(builder.pending_observations()))
         for actor_rank, rows in self.layout.actor_slices(builder.env_ids):
-            self.send(trajectories.rows(rows), "actor", actor_rank)
+            self.send(trajectories.rows(rows), "actor", actor_rank, tag=step)
 
     def _answer(self, env_rank: int, message: ObsMessage, seed: int, mode: Mode) -> ActionOutput:
         keys = noise_keys(seed, message.noise_ids, message.decision)

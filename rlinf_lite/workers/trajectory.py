@@ -31,6 +31,7 @@ class Trajectories:
     logprobs: Tensor  # float32 [B, T, C, D]
     values: Tensor  # float32 [B, T, 1 or C]
     next_values: Tensor  # float32 [B, T]
+    versions: Tensor  # int64 [B, T]: of the weights that decided
     forward_inputs: dict[str, Tensor]  # each [B, T, ...]
 
     def rows(self, rows: slice) -> Trajectories:
@@ -54,13 +55,17 @@ class TrajectoryBuilder:
     def __init__(self, env_ids: np.ndarray, num_decisions: int) -> None:
         self.env_ids = env_ids
         self._decisions: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self._versions: list[int] = []
         self._results: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rewards, dones, executed; [B, C]
         self._next_values = torch.zeros(len(env_ids), num_decisions)
         self._pending: list[tuple[int, np.ndarray, dict[str, Any]]] = []  # (t, rows, obs) whose value is needed
 
-    def add_decision(self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor]) -> None:
-        """What the policy said about the next decision of every row."""
+    def add_decision(
+        self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor], version: int
+    ) -> None:
+        """What the policy, with weights of `version`, said about the next decision of every row."""
         self._decisions.append((logprobs, values, forward_inputs))
+        self._versions.append(version)
 
     def add_result(self, result: StepResult) -> None:
         """What the environments answered to that decision."""
@@ -100,6 +105,7 @@ class TrajectoryBuilder:
             logprobs=torch.stack(all_logprobs, 1),
             values=values,
             next_values=self._next_values,
+            versions=torch.tensor(self._versions).expand(len(self.env_ids), -1),
             forward_inputs={name: torch.stack([step[name] for step in inputs], 1) for name in inputs[0]},
         )
 

@@ -18,6 +18,7 @@ def build():
             torch.full((B, C, 1), -float(t)),
             torch.arange(B).float()[:, None] + 10 * t,
             {"x": torch.full((B, 2), float(t))},
+            version=t // 2,
         )
         terminated, truncated = np.zeros((B, C), bool), np.zeros((B, C), bool)
         executed, rewards = np.ones((B, C), bool), np.ones((B, C), np.float32)

@@ -124,7 +124,7 @@ def trajectory_bytes(acted: Any) -> int:
     """Bytes of one decision of all rows in the trajectories that are sent to the actors."""
     rows, chunk = acted.actions.shape[:2]
     builder = TrajectoryBuilder(np.arange(rows), 1)
-    builder.add_decision(acted.logprobs, acted.values, acted.forward_inputs)
+    builder.add_decision(acted.logprobs, acted.values, acted.forward_inputs, version=0)
     flags = np.zeros((rows, chunk), bool)
     builder.add_result(StepResult(np.zeros((rows, chunk), np.float32), flags, flags, ~flags, np.empty(0, int), None))
     trajectories = vars(builder.finish(None))

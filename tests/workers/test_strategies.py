@@ -98,6 +98,7 @@ def trajectories(cfg, spec):
         logprobs=by_decision(acted.logprobs),
         values=by_decision(acted.values),
         next_values=torch.from_numpy(rng.normal(size=(NUM_ENVS, T)).astype(np.float32)),
+        versions=torch.zeros(NUM_ENVS, T, dtype=torch.int64),
         forward_inputs={name: by_decision(x) for name, x in acted.forward_inputs.items()},
     )
 

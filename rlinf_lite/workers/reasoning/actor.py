@@ -34,13 +34,13 @@ class LanguageActor(LanguageModelWorker):
             self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s, self.learner.num_threads)
         return self.learner.num_parameters
 
-    def sync_model_to_rollout(self) -> None:
-        """Send the weights of the present version to the rollout workers; to one in this process only if it has
-        weights of its own."""
+    def sync_model_to_rollout(self, number: int = 0) -> None:
+        """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
+        only if it has weights of its own."""
         with self.timer("sync weights"):
             rollout: Any = self.fused.get("rollout")
             if rollout is None:
-                self.sender.send(self.version, self.learner.model)
+                self.sender.send(self.version, self.learner.model, number)
             elif rollout.model is not self.learner.model:
                 copy_weights(self.learner.model, rollout.model)
 

@@ -60,12 +60,12 @@ class LanguageRollout(Worker):
         self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
         self.version = -1
 
-    def sync_model_from_actor(self, version: int) -> None:
-        """Take the actor's weights, which must be of `version`."""
+    def sync_model_from_actor(self, version: int, number: int = 0) -> None:
+        """Take the actor's weights, which must be of `version`; not if transfer `number` came while generating."""
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
             if actor is None:
-                self.receiver.receive(version)
+                self.receiver.receive(version, number)
             elif actor.version != version:
                 raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
         self.version = version

@@ -1,0 +1,55 @@
+"""Rollouts and training at the same time: as exact as it can be, and never staler than it may be."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_lite.runners import AsyncEmbodiedRunner
+from tests.runners.conftest import read_metrics
+
+ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled", "runner.max_steps=5", "runner.save_interval=5"]
+SPREAD = [
+    "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}",
+    "rollout.pipeline_stage_num=2",
+]
+
+
+def weights(result):
+    return load_file(result.checkpoint / "policy" / "model.safetensors")
+
+
+def numbers(line):
+    return {name: x for name, x in line.items() if not name.startswith(("time", "perf/", "async/", "control/"))}
+
+
+@pytest.mark.parametrize("spread", [[], SPREAD], ids=["one of each", "spread"])
+def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start, tmp_path, spread):
+    steps = ["runner.max_steps=4", "runner.save_interval=4", "runner.val_check_interval=2", *spread]
+    sync = start(*steps, root=tmp_path / "sync").run()
+    start.stop()
+    overrides = [*steps, "runner.mode=async", "runner.max_staleness=0"]
+    found = start(*overrides, root=tmp_path / "async", runner_class=AsyncEmbodiedRunner).run()
+    assert weights(sync).keys() == weights(found).keys()
+    assert all(torch.equal(weights(sync)[name], x) for name, x in weights(found).items())
+    for one, other in zip(read_metrics(sync.run_dir), read_metrics(found.run_dir), strict=True):
+        assert numbers(one) == numbers(other)
+    assert sync.evals[-1].total.return_mean == found.evals[-1].total.return_mean
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_staleness_stays_within_its_bound(start, bound):
+    result = start(*ASYNC, f"runner.max_staleness={bound}", *SPREAD, runner_class=AsyncEmbodiedRunner).run()
+    lines = read_metrics(result.run_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0]["async/staleness_max"] == 0  # nothing is older than the first weights
+    assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
+    assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
+
+
+def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start):
+    rates = ["actor.optim.lr=0", "actor.optim.value_lr=0"]
+    lines = read_metrics(start(*ASYNC, *rates, *SPREAD, runner_class=AsyncEmbodiedRunner).run().run_dir)
+    for line in lines:
+        assert line["rollout/logprob_drift"] < 1e-5
+        assert line["train/actor/clip_fraction"] == 0 and line["train/actor/approx_kl_k3"] < 1e-9
+        assert line["train/actor/importance_weight_max"] == pytest.approx(1, abs=1e-4)
