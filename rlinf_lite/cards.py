@@ -107,6 +107,17 @@ class EstimatorNeeds:
     """A greedy answer to the same prompt."""
 
 
+@dataclass(frozen=True)
+class LossNeeds:
+    """What a policy loss says when it is registered; `True`: it needs that."""
+
+    probabilities: bool = False
+    """Likelihoods that are probabilities, as those of tokens are; densities of continuous actions may be above 1."""
+    behaviour: bool = False
+    """The log-probabilities of the policy that acted. Its ratios are against those, so that it corrects for an older
+    version or another engine by itself, and takes no `algorithm.correction`."""
+
+
 class Card:
     """What environments and policies have in common. A subclass sets what differs from the defaults here."""
 
@@ -212,6 +223,8 @@ class PolicyCard(Card):
     """Import path, `pkg.module:Class`, of the subclass of `rlinf_lite.models.Policy`."""
     reads_state: bool = False
     """The state is all that the policy sees."""
+    probabilities: bool = False
+    """Its likelihoods are probabilities, of action tokens; False: densities of continuous actions, or not known."""
 
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         """Whether a directory that `save_pretrained` has not written is a published checkpoint of this policy, whose

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
-from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, PolicyCard, Suite
+from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, Suite
 from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -230,7 +230,10 @@ LOSSES = Registry(
     "algorithm.loss_type",
     "pkg.module:function",
     UnknownAlgorithmError,
-    {name: f"rlinf_lite.algorithms.losses:{name}" for name in ("ppo", "gspo", "cispo")},
+    {
+        **{name: f"rlinf_lite.algorithms.losses:{name}" for name in ("ppo", "gspo", "cispo")},
+        "dppo_tv": Entry("rlinf_lite.algorithms.losses:dppo_tv", LossNeeds(probabilities=True, behaviour=True)),
+    },
 )
 STRATEGIES = Registry(
     "actor.strategy",
@@ -294,3 +297,9 @@ def estimator_needs(name: str) -> EstimatorNeeds:
     """What `algorithm.adv_type` needs. Raises UnknownAlgorithmError, PartImportError."""
     needs = ESTIMATORS.needs(name)
     return EstimatorNeeds() if needs is None else needs
+
+
+def loss_needs(name: str) -> LossNeeds:
+    """What `algorithm.loss_type` needs. Raises UnknownAlgorithmError, PartImportError."""
+    needs = LOSSES.needs(name)
+    return LossNeeds() if needs is None else needs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,6 +19,12 @@ class Renamed(NamedTuple):
     old: str
     new: str
     part: str = ""
+    turned: Callable[[Any], Any] = lambda value: value
+    """What stands under the new name in place of the old value."""
+
+
+def _correction(cap: Any) -> Any:
+    return {"kind": "none"} if cap is None else {"kind": "tis", "high": cap}
 
 
 _OF_OPENVLA = (
@@ -35,16 +41,18 @@ RENAMED = (
     Renamed("model.kwargs", "model.options"),
 )
 """Of runs in simulators. The first row that fits counts; a key of another part's had no effect, and is left out."""
+RENAMED_IN_REASONING = (Renamed("algorithm.importance_cap", "algorithm.correction", turned=_correction),)
+"""Of language models' runs."""
 
 
 def new_names(content: Mapping[str, Any]) -> dict[str, str | None]:
     """Every old key, with what it is called in this config now; None: it has no effect."""
     runner = content.get("runner")
     if isinstance(runner, Mapping) and runner.get("task_type") == "reasoning":
-        return {}
+        return {old: new for old, new, _, _ in RENAMED_IN_REASONING}
     cards = {section: card_in(section, content) for section in ("env", "model")}
     found: dict[str, str | None] = {}
-    for old, new, part in RENAMED:
+    for old, new, part, _ in RENAMED:
         section = old.partition(".")[0]
         if found.get(old) is None:
             fits = not part or isinstance(cards[section], type(card_in(section, {section: {"id": part}})))
@@ -60,6 +68,12 @@ def new_name(key: str, names: Mapping[str, str | None]) -> str | None:
     return key
 
 
+def new_value(key: str, value: Any) -> Any:
+    """What a value given to a dotted old key is under its new name."""
+    turned = {row.old: row.turned for row in (*RENAMED, *RENAMED_IN_REASONING)}.get(key)
+    return value if turned is None else turned(value)
+
+
 def with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
     """A nested dict whose old keys have their new names; it says which, once in a process."""
     changed, names = deepcopy(dict(content)), new_names(content)
@@ -72,7 +86,7 @@ def with_new_names(content: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             said[old] = new
             if new is not None:
-                _merge(changed, new.split("."), value)
+                _merge(changed, new.split("."), new_value(old, value))
     runner = changed.get("runner")
     if isinstance(runner, dict) and isinstance(runner.get("allow_changes"), list):
         allowed = [new_name(key, names) if isinstance(key, str) else key for key in runner["allow_changes"]]

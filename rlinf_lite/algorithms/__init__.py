@@ -1,4 +1,4 @@
-"""Advantages, losses, KL and aggregation: pure functions on tensors, one registry each."""
+"""Advantages, losses, corrections, KL and aggregation: pure functions on tensors, one registry each."""
 
 from rlinf_lite.algorithms.advantages import compute_advantages as compute_advantages
 from rlinf_lite.algorithms.advantages import filter_groups as filter_groups
@@ -6,12 +6,16 @@ from rlinf_lite.algorithms.advantages import gae as gae
 from rlinf_lite.algorithms.advantages import grpo as grpo
 from rlinf_lite.algorithms.advantages import needs_values as needs_values
 from rlinf_lite.algorithms.advantages import opo as opo
+from rlinf_lite.algorithms.advantages import overlong_penalty as overlong_penalty
 from rlinf_lite.algorithms.advantages import register_advantage as register_advantage
 from rlinf_lite.algorithms.advantages import reinforce_plus_plus as reinforce_plus_plus
 from rlinf_lite.algorithms.advantages import reinforce_plus_plus_baseline as reinforce_plus_plus_baseline
 from rlinf_lite.algorithms.advantages import remax as remax
 from rlinf_lite.algorithms.advantages import rloo as rloo
 from rlinf_lite.algorithms.advantages import whitens as whitens
+from rlinf_lite.algorithms.corrections import Correction as Correction
+from rlinf_lite.algorithms.corrections import correction as correction
+from rlinf_lite.algorithms.corrections import interpolated_proximal as interpolated_proximal
 from rlinf_lite.algorithms.kl import AdaptiveKLController as AdaptiveKLController
 from rlinf_lite.algorithms.kl import FixedKLController as FixedKLController
 from rlinf_lite.algorithms.kl import kl_in_rewards as kl_in_rewards
@@ -23,13 +27,13 @@ from rlinf_lite.algorithms.losses import actor_critic_loss as actor_critic_loss
 from rlinf_lite.algorithms.losses import actor_loss as actor_loss
 from rlinf_lite.algorithms.losses import aggregate_loss as aggregate_loss
 from rlinf_lite.algorithms.losses import cispo as cispo
+from rlinf_lite.algorithms.losses import dppo_tv as dppo_tv
 from rlinf_lite.algorithms.losses import gspo as gspo
 from rlinf_lite.algorithms.losses import kl_penalty as kl_penalty
 from rlinf_lite.algorithms.losses import loss_denominator as loss_denominator
 from rlinf_lite.algorithms.losses import policy_loss as policy_loss
 from rlinf_lite.algorithms.losses import ppo as ppo
 from rlinf_lite.algorithms.losses import register_policy_loss as register_policy_loss
-from rlinf_lite.algorithms.losses import truncated_importance_weights as truncated_importance_weights
 from rlinf_lite.algorithms.losses import value_loss as value_loss
 from rlinf_lite.algorithms.masked import explained_variance as explained_variance
 from rlinf_lite.algorithms.masked import masked_mean as masked_mean

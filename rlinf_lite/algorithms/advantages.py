@@ -164,6 +164,17 @@ def filter_groups(inputs: AdvantageInputs) -> Tensor:
     return (num_differing[index] > 0).nonzero().flatten()
 
 
+def overlong_penalty(mask: Tensor, buffer_length: int, factor: float) -> Tensor:
+    """What DAPO adds to the reward of a long response, [B] of [-factor, 0] (Yu et al. 2025, arXiv:2503.14476, section
+    3.4): 0 up to T - buffer_length positions, then falling linearly, to -factor at T, where generation is cut off.
+
+    `mask` [B, T]. With a `buffer_length` of 0 there is none.
+    """
+    lengths = mask.bool().sum(dim=1)
+    exceeding = (lengths - (mask.shape[1] - buffer_length)).clamp(min=0)
+    return -factor * exceeding / max(buffer_length, 1)
+
+
 def _rewards_to_go(inputs: AdvantageInputs, gamma: float) -> Tensor:
     """r_t + gamma * (what follows in the row), [B, T]: undiscounted through masked positions, anew after a done."""
     rewards, valid = inputs.rewards.float(), inputs.mask.bool()

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rlinf_lite.algorithms.masked import masked_mean
-from rlinf_lite.algorithms.records import InputError, LossInputs, LossOutputs, require
+from rlinf_lite.algorithms.records import LOG_RATIO_LIMIT, InputError, LossInputs, LossOutputs, require
+from rlinf_lite.cards import LossNeeds
 from rlinf_lite.config.schema import AlgorithmConfig, BaseAlgorithmConfig
 from rlinf_lite.registry import LOSSES, UnknownAlgorithmError, did_you_mean
 
 PolicyLossFn = Callable[[LossInputs, BaseAlgorithmConfig], LossOutputs]
-AggregationMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+AggregationMode = Literal[
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
 
-LOG_RATIO_LIMIT = 20.0
 KL_LIMIT = 10.0
+SEQUENCE_LOG_RATIO_LIMIT = 10.0  # of gspo, as verl has it
 
 
-def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Make a policy loss available as `algorithm.loss_type: <name>`."""
-    return LOSSES.register(name)
+def register_policy_loss(
+    name: str, probabilities: bool = False, behaviour: bool = False
+) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Make a policy loss available as `algorithm.loss_type: <name>`, and say what it needs; checks ask.
+
+    `probabilities`: those of tokens, not densities of continuous actions. `behaviour`: the log-probabilities of the
+    policy that acted, against which it corrects by itself.
+    """
+    return LOSSES.register(name, LossNeeds(probabilities, behaviour))
 
 
 def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
@@ -83,14 +93,14 @@ def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
 
     One ratio per row, s = exp(mean over valid positions of the log-ratio), and per position max(-A s', -A clip(s'))
     with s' = stop_gradient(s) * p / stop_gradient(p), so that each position has its own advantage and gradient. The
-    paper aggregates by `seq-mean-token-mean` and clips much closer than PPO: low 3e-4, high 4e-4.
+    paper aggregates by `seq-mean-token-mean` and clips much closer than PPO: low 3e-4, high 4e-4. log s is at most 10.
 
     Metrics as in `ppo`, without the dual clip's; ratios are those of rows, `approx_kl` those of positions.
     """
     log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
     row_log_ratio = masked_mean(log_ratio.detach(), inputs.mask, dim=1).unsqueeze(1)  # [B, 1]
     logprobs = _valid(inputs.logprobs, inputs.mask)
-    ratio = (row_log_ratio + logprobs - logprobs.detach()).exp()
+    ratio = (row_log_ratio + logprobs - logprobs.detach()).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     losses, clipped = _clipped(ratio, advantages, cfg)
     return _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
 
@@ -108,19 +118,25 @@ def cispo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     return _policy_outputs(losses, log_ratio, ratio, kept != ratio, inputs, cfg)
 
 
-def truncated_importance_weights(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
-    """min(p_train / p_rollout, cap) per position, [B, T], for `LossInputs.weights`: detached, 0 where masked.
+def dppo_tv(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
+    """DPPO with a binary total variation (arXiv:2602.04879), regularised by a squared log-ratio (arXiv:2602.02276), as
+    prime-rl has it. For policies over tokens, whose likelihoods are probabilities.
 
-    Corrects for a rollout engine whose log-probabilities of the same weights are not quite the trainer's (Yao et al.
-    2025, "Your efficient RL framework secretly brings you off-policy RL training"). Both are of the policy that
-    sampled: `train_logprobs` are `LossInputs.old_logprobs`. Raises InputError for a cap that is not positive.
+    With b the policy that acted (`behaviour_logprobs`; None: `old_logprobs` are its own) and r = p / b, per position
+    -A r + behaviour_kl_coef * (log r)^2, the first term 0 where the probability has moved far enough the way that the
+    advantage pushes it: p - b > `clip_ratio_high` with A > 0, or p - b < -`clip_ratio_low` with A < 0. A rare token may
+    so change by any factor, and a frequent one not by much. Nothing is clipped by ratio.
+
+    Metrics as in `ppo`, without the dual clip's, of p against b: `clip_fraction` is that of the positions left out.
     """
-    if not cap > 0:
-        raise InputError(f"a cap of {cap} on importance weights; above 0 is needed, 2.0 is usual.")
-    valid = mask.bool()
-    log_ratio = _valid(train_logprobs.detach(), mask) - _valid(rollout_logprobs.detach(), mask)
-    weights = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
-    return torch.where(valid, weights, 0.0)
+    if inputs.behaviour_logprobs is not None:
+        inputs = replace(inputs, old_logprobs=inputs.behaviour_logprobs)
+    log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
+    ratio = log_ratio.exp()
+    moved = (_valid(inputs.logprobs, inputs.mask).exp() - _valid(inputs.old_logprobs, inputs.mask).exp()).detach()
+    up, down = (advantages > 0) & (moved > cfg.clip_ratio_high), (advantages < 0) & (moved < -cfg.clip_ratio_low)
+    losses = torch.where(up | down, 0.0, -advantages * ratio) + cfg.behaviour_kl_coef * log_ratio.square()
+    return _policy_outputs(losses, log_ratio, ratio, up | down, inputs, cfg)
 
 
 def value_loss(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
@@ -177,15 +193,18 @@ def aggregate_loss(
     """One scalar from per-position losses [B, T].
 
     `token-mean`: mean over valid positions. `token-sum`: their sum. `seq-mean-token-sum`, `seq-mean-token-mean`: sum or
-    mean of each row, then the mean over rows that have a valid position. 0 where nothing is valid.
+    mean of each row, then the mean over rows that have a valid position. `seq-mean-token-sum-norm`: sum of each row
+    over T, whichever of its positions are valid, then that mean (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783). 0 where
+    nothing is valid.
 
     A loss that is computed in micro-batches or on several ranks needs the count of the whole batch as `denominator`
     (the sum of `loss_denominator` over micro-batches and ranks; `token-sum` has none) and, where gradients are averaged
-    over ranks, their number as `dp_size`. The gradients then add up to those of the whole batch, however it is split.
+    over ranks, their number as `dp_size`. The gradients then add up to those of the whole batch, however it is split,
+    and without columns that are padding in a part of it.
     """
     valid = mask.bool()
     kept = torch.where(valid, loss, 0.0)
-    if mode in ("token-mean", "token-sum", "seq-mean-token-sum"):
+    if mode in ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm"):
         total = kept.sum()
     elif mode == "seq-mean-token-mean":
         total = (kept.sum(dim=1) / valid.sum(dim=1).clamp(min=1)).sum()
@@ -201,11 +220,14 @@ def aggregate_loss(
 
 
 def loss_denominator(mask: Tensor, mode: str) -> Tensor:
-    """What `mode` divides by, counted in this mask: valid positions or rows with one. Adds up over micro-batches."""
+    """What `mode` divides by, counted in this mask [B, T]: valid positions, or rows with one, or those times T. Adds up
+    over micro-batches of the same T."""
     if mode not in get_args(AggregationMode):
         raise _unknown("loss_agg_mode", mode, get_args(AggregationMode))
     valid = mask.bool()
-    return valid.any(dim=1).sum() if mode.startswith("seq-mean") else valid.sum()
+    if not mode.startswith("seq-mean"):
+        return valid.sum()
+    return valid.any(dim=1).sum() * (mask.shape[1] if mode.endswith("sum-norm") else 1)
 
 
 def _valid(values: Tensor, mask: Tensor) -> Tensor:

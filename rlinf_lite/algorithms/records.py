@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios of probabilities are clamped to +- this."""
+
 
 class InputError(ValueError):
     """Tensors that an algorithm cannot work with: one is missing, or has the wrong shape."""
@@ -47,13 +50,14 @@ class LossInputs:
     values: Tensor | None = None  # [B, T]
     old_values: Tensor | None = None  # [B, T]
     returns: Tensor | None = None  # [B, T]
-    weights: Tensor | None = None  # [B, T]; factors of the policy loss, as `truncated_importance_weights` gives them
+    weights: Tensor | None = None  # [B, T]; factors of the policy loss, as `correction` gives them
+    behaviour_logprobs: Tensor | None = None  # [B, T]; of the policy that acted, where `old_logprobs` are another's
     denominator: Tensor | float | None = None
     dp_size: int = 1
 
     def __post_init__(self) -> None:
         names = ("logprobs", "old_logprobs", "advantages", "entropy", "values", "old_values", "returns", "weights")
-        _check_shapes(self, names, ())
+        _check_shapes(self, (*names, "behaviour_logprobs"), ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -427,6 +427,17 @@ def _kl(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
         )
 
 
+@rule("algorithm.overlong.buffer_length", "rollout.max_response_length", kinds=("reasoning",))
+def _overlong_penalty(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    buffer, longest = config.algorithm.overlong.buffer_length, config.rollout.max_response_length
+    if buffer >= longest:
+        yield Problem(
+            "algorithm.overlong.buffer_length",
+            f"{buffer} tokens are not fewer than rollout.max_response_length: {longest}, so that every response would "
+            f"be too long. A fifth of it, {max(longest // 5, 1)}, is usual",
+        )
+
+
 @rule("cluster.fuse", PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
 def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     roles = fused_roles(config)

@@ -22,7 +22,7 @@ from rlinf_lite.cards import Problem
 from rlinf_lite.config.explain import ConfigError, validate
 from rlinf_lite.config.schema import Config
 from rlinf_lite.registry import card_in, did_you_mean
-from rlinf_lite.renamed_keys import new_name, new_names, say_renamed, with_new_names
+from rlinf_lite.renamed_keys import new_name, new_names, new_value, say_renamed, with_new_names
 from rlinf_lite.shipped import shipped
 
 
@@ -183,7 +183,7 @@ def _apply(composed: DictConfig, item: Override, key: str | None) -> Iterator[Pr
         return
     try:
         if not item.is_delete():
-            OmegaConf.update(composed, key, item.value(), merge=False, force_add=True)
+            OmegaConf.update(composed, key, new_value(item.key_or_group, item.value()), merge=False, force_add=True)
             return
         parent, _, last = key.rpartition(".")
         node = OmegaConf.select(composed, parent) if parent else composed

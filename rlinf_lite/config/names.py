@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlinf_lite import registry
-from rlinf_lite.cards import Card, EstimatorNeeds
+from rlinf_lite.cards import Card, EstimatorNeeds, LossNeeds
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 
@@ -64,6 +64,14 @@ def needs_of(config: Any) -> EstimatorNeeds:
         return registry.estimator_needs(config.algorithm.adv_type)
     except registry.PartError:  # said by its own rule
         return registry.estimator_needs(registry.ESTIMATORS.default)
+
+
+def loss_needs_of(config: Any) -> LossNeeds:
+    """What the loss of a run needs; nothing where there is no such loss."""
+    try:
+        return registry.loss_needs(config.algorithm.loss_type)
+    except registry.PartError:  # said by its own rule
+        return LossNeeds()
 
 
 def roles_of(config: ReasoningConfig) -> list[str]:

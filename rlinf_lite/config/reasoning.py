@@ -49,6 +49,15 @@ class KLConfig(Section):
     """adaptive: responses over which the weight may change by a fifth."""
 
 
+class OverlongConfig(Section):
+    """DAPO's soft penalty on long responses, a part of the reward."""
+
+    buffer_length: NonNegativeInt = 0
+    """Tokens before `rollout.max_response_length` over which it grows from 0 to `factor`; 0: none."""
+    factor: PositiveFloat = 1.0
+    """What comes off the reward of a response that fills `rollout.max_response_length`."""
+
+
 class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
     """Of a reasoning run; positions are tokens, and an episode is a response."""
 
@@ -57,9 +66,7 @@ class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
     gae_lambda: UnitFloat = 1.0
     """Lambda of generalised advantage estimation, per token."""
     kl: KLConfig = KLConfig()
-    importance_cap: PositiveFloat | None = None
-    """Weight each token by min(p_actor / p_rollout, this), which corrects for a rollout engine whose probabilities
-    differ from the trainer's; 2 is usual, null: off."""
+    overlong: OverlongConfig = OverlongConfig()
     max_refills: NonNegativeInt = 3
     """filter_groups: times that a step draws more prompts in place of the groups that were dropped. What it has then
     is what it trains on."""

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.names import cards_of, needs_of, schema_keys
+from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
 from rlinf_lite.config.resources import policy_directory
-from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.config.schema import BaseConfig, CorrectionConfig
 
 Kind = Literal["embodied", "sft", "reasoning"]
 Rule = Callable[[Any, Any], Iterator[Problem]]
@@ -120,6 +120,78 @@ def _dual_clip(config: Any, plan: Any) -> Iterator[Problem]:
     if dual is not None and dual <= 1:
         text = f"is {dual:g}, and the dual clip must be above 1. Use 3, or null to turn it off"
         yield Problem("algorithm.clip_ratio_c", text)
+
+
+_BOUND = {"k1": 0.7, "k2": 0.25, "k3": 0.3}  # of a weight of about 2
+_TAKES = {
+    "none": (),
+    "decoupled": ("high", "proximal"),
+    "tis": ("high", "level", "proximal"),
+    "icepop": ("low", "high", "proximal"),
+    "reject": ("low", "high", "level", "metric", "proximal"),
+}
+
+
+def correction_problems(correction: CorrectionConfig) -> Iterator[Problem]:
+    """All that is wrong within `algorithm.correction`: keys that its kind does not use, and bounds that do not fit."""
+    key, kind, metric = "algorithm.correction", correction.kind, correction.metric
+    unused = False
+    for name, field in CorrectionConfig.model_fields.items():
+        value = getattr(correction, name)
+        if name != "kind" and value != field.default and name not in _TAKES[kind]:
+            unused = True
+            with_it = " or ".join(other for other, takes in _TAKES.items() if name in takes)
+            usual = "null" if field.default is None else field.default
+            text = f"is {value}, and kind: {kind} has no {name}. Set it to {usual}, or the kind to {with_it}"
+            yield Problem(f"{key}.{name}", text)
+    if unused:
+        return
+    bounds = correction.with_bounds()
+    low, high, of_equals = bounds.low, bounds.high, 1 if metric == "ratio" else 0
+    if kind == "reject" and low is None and high is None:
+        text = f"is null, as is low, and {metric} has no usual bound. Set it, for example to {_BOUND[metric]}"
+        yield Problem(f"{key}.high", text)
+    elif low is not None and high is not None and low >= high:
+        text = f"is {high:g}, not above low ({low:g}), so that nothing is in bounds. Raise it, or lower low"
+        yield Problem(f"{key}.high", text)
+    elif (low is not None and low > of_equals) or (high is not None and high < of_equals):
+        name, bound = ("low", low) if high is None or high >= of_equals else ("high", high)
+        text = (
+            f"is {bound:g}, which shuts out what has not changed: where both policies agree, {metric} is {of_equals}. "
+            f"Use {of_equals} or {'less' if name == 'low' else 'more'}"
+        )
+        yield Problem(f"{key}.{name}", text)
+
+
+@rule("algorithm.correction", kinds=REINFORCED)
+def _correction(config: Any, plan: Any) -> Iterator[Problem]:
+    yield from correction_problems(config.algorithm.correction)
+
+
+@rule("algorithm.loss_type", "algorithm.correction.kind", kinds=REINFORCED)
+def _corrected_once(config: Any, plan: Any) -> Iterator[Problem]:
+    loss, kind = config.algorithm.loss_type, config.algorithm.correction.kind
+    if kind != "none" and loss_needs_of(config).behaviour:
+        text = f"is {kind}, and {loss} forms its ratios against the policy that acted already. Set it to none"
+        yield Problem("algorithm.correction.kind", text)
+
+
+@rule("algorithm.loss_type", "model.id", kinds=("embodied",))
+def _probabilities_to_compare(config: Any, plan: Any) -> Iterator[Problem]:
+    loss, model = config.algorithm.loss_type, config.model.id
+    if not loss_needs_of(config).probabilities:
+        return
+    try:
+        card = registry.policy_card(model)
+    except registry.PartError:  # said by its own rule
+        return
+    if not card.probabilities:
+        yield Problem(
+            "algorithm.loss_type",
+            f"{loss} compares probabilities of actions, and {model} does not say that it has any (`probabilities` of "
+            "its card): densities of continuous actions may be above 1. Use ppo, for data of other policies with "
+            "algorithm.correction",
+        )
 
 
 @rule("runner.logger.backends")

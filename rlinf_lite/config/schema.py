@@ -130,6 +130,46 @@ class RunnerConfig(Section):
     logger: LoggerConfig = LoggerConfig()
 
 
+CORRECTION_BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "decoupled": (None, None),
+    "tis": (None, 2.0),
+    "icepop": (0.5, 5.0),
+    "reject": (None, 5.0),
+}
+"""`low` and `high` of each kind of correction, where the config has null."""
+
+
+class CorrectionConfig(Section):
+    """For actions of another policy than the one that trains: an earlier version, or an engine whose probabilities
+    differ. A weight is w = p / b, of the probabilities that the trained policy (p, before the step's updates) and the
+    one that acted (b) give to an action."""
+
+    kind: Literal["none", "decoupled", "tis", "icepop", "reject"] = "none"
+    """What each position's loss is multiplied by. none: 1. decoupled: w, of decoupled PPO. tis: min(w, high). icepop: w
+    in [low, high], else 0. reject: w where its `metric` is in [low, high], else 0."""
+    level: Literal["token", "sequence"] = "token"
+    """tis: the w of each position, or that of the row, which is their product. reject: each position is judged, or the
+    row as a whole."""
+    metric: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    """reject: what is judged. ratio: w, k1: log w, k2: (log w)^2 / 2, k3: w - log w - 1; of a row their mean, of ratio
+    the geometric one."""
+    low: Float | None = None
+    """Lower bound; null: 0.5 for icepop, else none."""
+    high: Float | None = None
+    """Upper bound; null: 2 for tis, 5 for icepop and for reject by ratio, none for decoupled, which with one drops what
+    is above."""
+    proximal: Literal["recompute", "interpolate"] = "recompute"
+    """Where p comes from. recompute: a forward pass before the updates. interpolate: between b and the policy in
+    training, by their versions; at a staleness of 1 it is b, and the loss plain PPO."""
+
+    def with_bounds(self) -> CorrectionConfig:
+        """The same with the kind's own bounds where `low` or `high` is null."""
+        low, high = CORRECTION_BOUNDS[self.kind] if self.metric == "ratio" else (None, None)
+        given = {"low": low if self.low is None else self.low, "high": high if self.high is None else self.high}
+        return self.model_copy(update=given)
+
+
 class BaseAlgorithmConfig(Section):
     """What estimators and losses read."""
 
@@ -168,8 +208,13 @@ class BaseAlgorithmConfig(Section):
     """Drop groups whose members all score the same before training."""
     update_epochs: PositiveInt = 1
     """Passes over each batch."""
-    loss_agg_mode: Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    loss_agg_mode: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "token-mean"
     """How per-position losses become one number."""
+    correction: CorrectionConfig = CorrectionConfig()
+    behaviour_kl_coef: NonNegativeFloat = 1e-3
+    """dppo_tv: weight of the squared log-ratio to the policy that acted."""
 
 
 class AlgorithmConfig(BaseAlgorithmConfig):

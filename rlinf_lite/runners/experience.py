@@ -69,9 +69,11 @@ def add_advantages(
 ) -> tuple[DataProto, dict[str, float]]:
     """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics."""
     columns, mask = batch.batch, batch.batch["response_mask"]
-    lengths = mask.sum(1)
-    rewards = torch.zeros(mask.shape).scatter_(1, (lengths - 1)[:, None], columns["scores"][:, None])
-    metrics: dict[str, float] = {}
+    lengths, overlong = mask.sum(1), algorithm.overlong
+    penalty = algorithms.overlong_penalty(mask, overlong.buffer_length, overlong.factor)
+    last = (columns["scores"] + penalty)[:, None]
+    rewards = torch.zeros(mask.shape).scatter_(1, (lengths - 1)[:, None], last)
+    metrics = {"rollout/overlong_penalty": float(penalty.mean())} if overlong.buffer_length else {}
     if algorithm.kl.place == "reward":
         used = controller.coef
         rewards, mean_kl = algorithms.kl_in_rewards(

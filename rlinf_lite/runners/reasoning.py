@@ -189,9 +189,9 @@ class ReasoningRunner(Runner):
 
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
-        algorithm, actor = self.cfg.algorithm, ["old_logprobs", "advantages"]
+        algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "advantages"]
         actor += ["ref_logprobs"] * (algorithm.kl.place == "loss")
-        actor += ["rollout_logprobs"] * (algorithm.importance_cap is not None)
+        actor += ["acted_versions"] * (algorithm.correction.proximal == "interpolate")
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
             if self.critic is not None:

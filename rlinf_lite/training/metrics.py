@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from rlinf_lite.algorithms import explained_variance
 
+_MEAN, _SQUARE = "train/actor/importance_weight_mean", "train/actor/importance_weight_square_mean"
 _CRITIC = ("value_loss", "value_clip_fraction", "values_mean")
 
 
@@ -39,9 +42,7 @@ class MetricSums:
         for name, value in zip(names, values, strict=True):
             full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
             if name.endswith("_max"):
-                if not weight:
-                    continue
-                self._maxima[full] = max(value, self._maxima.get(full, value))
+                self._maxima[full] = max(value if weight else -math.inf, self._maxima.get(full, -math.inf))
             else:
                 total, weights = self._means.get(full, (0.0, 0.0))
                 self._means[full] = (total + (value * weight if weight else 0.0), weights + weight)
@@ -55,15 +56,22 @@ class MetricSums:
             own_total, own_weight = self._means.get(name, (0.0, 0.0))
             self._means[name] = (own_total + total, own_weight + weight)
         for name, value in other._maxima.items():
-            self._maxima[name] = max(value, self._maxima.get(name, value))
+            self._maxima[name] = max(value, self._maxima.get(name, -math.inf))
 
-    def result(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Means over all ranks' positions; maxima of this rank."""
-        names = sorted(self._means)
-        result: dict[str, float] = dict(self._maxima)
+    def result(self, over_ranks: Callable[..., Tensor]) -> dict[str, float]:
+        """Means and maxima over all ranks' positions, and what is formed of them; `over_ranks` sums a tensor over
+        ranks, or does to it what a second argument says."""
+        names, maxima = sorted(self._means), sorted(self._maxima)
+        result: dict[str, float] = {}
+        if maxima:
+            found = over_ranks(torch.tensor([self._maxima[name] for name in maxima], dtype=torch.float64), ReduceOp.MAX)
+            result |= {name: x for name, x in zip(maxima, found.tolist(), strict=True) if x > -math.inf}
         if names:
-            sums = sum_over_ranks(torch.tensor([self._means[name] for name in names], dtype=torch.float64))
+            sums = over_ranks(torch.tensor([self._means[name] for name in names], dtype=torch.float64))
             result |= {n: float(s / w) if w > 0 else 0.0 for n, (s, w) in zip(names, sums.tolist(), strict=True)}
+        if _SQUARE in result:  # (sum w)^2 / (n sum w^2)
+            square = result.pop(_SQUARE)
+            result["train/actor/effective_sample_size"] = result[_MEAN] ** 2 / square if square > 0 else 0.0
         for name, (how, values) in self._scalars.items():
             result[name] = sum(values) / (1 if how == "sum" else len(values))
         return result

@@ -15,6 +15,7 @@ from rlinf_lite.algorithms import (
     actor_critic_loss,
     aggregate_loss,
     cispo,
+    dppo_tv,
     entropy_at_level,
     expand_to_level,
     explained_variance,
@@ -24,7 +25,6 @@ from rlinf_lite.algorithms import (
     policy_loss,
     ppo,
     sum_to_level,
-    truncated_importance_weights,
     value_loss,
     whiten,
 )
@@ -73,6 +73,7 @@ def slow_aggregate(losses: dict[tuple[int, int], float], mode: str) -> float:
         "token-sum": total,
         "seq-mean-token-sum": total / len(by_row),
         "seq-mean-token-mean": sum(sum(row) / len(row) for row in by_row) / len(by_row),
+        "seq-mean-token-sum-norm": sum(sum(row) / T for row in by_row) / len(by_row),
     }[mode]
 
 
@@ -131,6 +132,50 @@ def test_cispo_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
     assert_gradient(inputs, slopes, mode)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_dppo_tv_equals_a_slow_loop(seed: int, mode: AggregationMode) -> None:
+    """Log-probabilities are those of probabilities here; a third set is that of the policy that acted."""
+    drawn = random_inputs(seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    logprobs, behaviour = (torch.rand(B, T, generator=generator).log() for _ in range(2))
+    inputs = replace(drawn, logprobs=logprobs.requires_grad_(), behaviour_logprobs=behaviour)
+    losses, slopes, num_left_out = {}, {}, 0
+    for b, t in inputs.mask.nonzero().tolist():
+        new, acted = math.exp(float(logprobs.detach()[b, t])), math.exp(float(behaviour[b, t]))
+        advantage, log_ratio = float(inputs.advantages[b, t]), math.log(new / acted)
+        left_out = new - acted > 0.3 if advantage > 0 else new - acted < -0.2
+        num_left_out += left_out
+        slopes[b, t] = (0.0 if left_out else -advantage * new / acted) + 2 * 0.01 * log_ratio
+        losses[b, t] = (0.0 if left_out else -advantage * new / acted) + 0.01 * log_ratio**2
+    outputs = dppo_tv(inputs, CFG.model_copy(update={"loss_agg_mode": mode, "behaviour_kl_coef": 0.01}))
+    assert 0 < num_left_out < len(losses)
+    assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+    assert float(outputs.metrics["clip_fraction"]) == pytest.approx(num_left_out / len(losses))
+    outputs.loss.backward()
+    assert_gradient(inputs, slopes, mode)
+
+
+def test_dppo_tv_against_who_acted_where_nobody_else_is_named() -> None:
+    inputs = random_inputs(0)
+    cfg = CFG.model_copy(update={"clip_ratio_high": 0.2})
+    named = dppo_tv(replace(inputs, behaviour_logprobs=inputs.old_logprobs), cfg)
+    torch.testing.assert_close(dppo_tv(inputs, cfg).loss, named.loss)
+
+
+def test_a_rare_token_may_change_by_any_factor_and_a_frequent_one_not_by_much() -> None:
+    logprobs = torch.tensor([[0.010, 0.900]]).log().requires_grad_()
+    inputs = LossInputs(logprobs, torch.tensor([[0.001, 0.600]]).log(), torch.ones(1, 2), torch.ones(1, 2))
+    dppo_tv(inputs, AlgorithmConfig(behaviour_kl_coef=0)).loss.backward()
+    assert logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[-10.0 / 2, 0.0]]))  # ratios of 10 and of 1.5
+
+
+def test_the_log_ratio_of_a_sequence_is_bounded() -> None:
+    inputs = LossInputs(torch.full((1, 2), 15.0), torch.zeros(1, 2), -torch.ones(1, 2), torch.ones(1, 2))
+    assert float(gspo(inputs, CFG).loss) == pytest.approx(math.exp(10))
+
+
 def assert_gradient(inputs: LossInputs, slopes: dict[tuple[int, int], float], mode: str) -> None:
     """The gradient of the log-probabilities is that of the aggregated `slopes`, 0 where masked."""
     grad = inputs.logprobs.grad
@@ -142,7 +187,7 @@ def assert_gradient(inputs: LossInputs, slopes: dict[tuple[int, int], float], mo
     torch.testing.assert_close(grad, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("loss_type", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("loss_type", ["ppo", "gspo", "cispo", "dppo_tv"])
 def test_weights_multiply_every_policy_loss(loss_type: str) -> None:
     inputs = random_inputs(0)
     weights = torch.where(inputs.mask.bool(), 3.0, torch.nan)
@@ -158,17 +203,6 @@ def test_weights_multiply_every_policy_loss(loss_type: str) -> None:
 def test_weights_of_another_shape_are_refused() -> None:
     with pytest.raises(InputError, match="weights has shape"):
         replace(random_inputs(0), weights=torch.ones(B))
-
-
-def test_importance_weights_are_ratios_up_to_the_cap() -> None:
-    nan = torch.nan
-    train = torch.tensor([[math.log(0.5), math.log(0.8), nan]], requires_grad=True)
-    rollout = torch.tensor([[math.log(0.4), math.log(0.1), -1.0]])
-    weights = truncated_importance_weights(train, rollout, torch.tensor([[1.0, 1.0, 0.0]]), cap=2.0)
-    torch.testing.assert_close(weights, torch.tensor([[1.25, 2.0, 0.0]]))
-    assert not weights.requires_grad
-    with pytest.raises(InputError, match="a cap of 0"):
-        truncated_importance_weights(train, rollout, torch.ones(1, 3), cap=0)
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.3])
@@ -225,6 +259,16 @@ def test_gradients_do_not_depend_on_ranks_or_micro_batches(mode: AggregationMode
         torch.testing.assert_close(getattr(split, name).grad, getattr(whole, name).grad)
     parts = [loss_denominator(split.mask[i : i + 2], mode) for i in range(0, B, 2)]
     assert sum(int(part) for part in parts) == int(denominator)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_of_padding_do_not_change_a_loss(mode: AggregationMode) -> None:
+    """A micro-batch of short rows is trimmed; its denominator is that of the whole batch."""
+    inputs = random_inputs(0)
+    inputs.mask[:, T - 2 :] = 0
+    denominator = loss_denominator(inputs.mask, mode)
+    whole, trimmed = (inputs.advantages, inputs.mask), (inputs.advantages[:, : T - 2], inputs.mask[:, : T - 2])
+    torch.testing.assert_close(*(aggregate_loss(*part, mode, denominator) for part in (whole, trimmed)))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -90,7 +90,7 @@ ESTIMATORS = {
     "kl in the loss": [
         "algorithm.adv_type=rloo",
         "algorithm.kl={place: loss, coef: 0.1}",
-        "algorithm.importance_cap=2",
+        "algorithm.correction.kind=tis",
     ],
     "gspo": ["algorithm.loss_type=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
 }

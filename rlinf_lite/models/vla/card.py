@@ -61,6 +61,7 @@ class OpenVLA(PolicyCard):
 
     policy = "rlinf_lite.models.vla.policy:OpenVLAPolicy"
     Options = OpenVLAOptions
+    probabilities = True
     free_options = ("attn_implementation", "gradient_checkpointing", "compile", "sft_label_sigma", "lora.save_base")
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:

@@ -52,9 +52,9 @@ class LanguageActor(LanguageModelWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks: `old_logprobs`, `advantages`, and as the algorithm needs them
-        `ref_logprobs` and `rollout_logprobs`, [B, R]. meta_info: `step`, and `denominator`, what the loss of the whole
-        batch is divided by."""
+        """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `advantages`, and as the
+        algorithm needs them `ref_logprobs` and `acted_versions`, [B, R]. meta_info: `step`, and `denominator`, what the
+        loss of the whole batch is divided by."""
         return self._update(data, self._loss)
 
     def start_supervised(self) -> None:
@@ -90,23 +90,26 @@ class LanguageActor(LanguageModelWorker):
     def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
         algorithm = self.cfg.algorithm
         columns = {name: rows.response(x) for name, x in data.batch.items() if x.dtype == torch.float32}
-        mask, old_logprobs = rows.response(data.batch["response_mask"]), columns["old_logprobs"]
+        mask, behaviour = rows.response(data.batch["response_mask"]), columns["rollout_logprobs"]
         logprobs, entropy = self._score(rows)
-        weights, cap = None, algorithm.importance_cap
-        if cap is not None:
-            weights = algorithms.truncated_importance_weights(old_logprobs, columns["rollout_logprobs"], mask, cap)
+        proximal = columns["old_logprobs"]
+        if algorithm.correction.proximal == "interpolate":
+            versions = rows.response(data.batch["acted_versions"])
+            proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
+        corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction)
         inputs = algorithms.LossInputs(
             logprobs=logprobs,
-            old_logprobs=old_logprobs,
+            old_logprobs=proximal,
             advantages=columns["advantages"],
             mask=mask,
             entropy=entropy,
-            weights=weights,
+            weights=corrected.weights,
+            behaviour_logprobs=behaviour,
             denominator=data.meta_info["denominator"],
             dp_size=self.world_size,
         )
         outputs = algorithms.actor_loss(algorithm.loss_type, inputs, algorithm)
-        loss, metrics = outputs.loss, dict(outputs.metrics)
+        loss, metrics = outputs.loss, {**outputs.metrics, **corrected.metrics}
         if algorithm.kl.place == "loss":
             kl = torch.where(mask, algorithms.kl_penalty(logprobs, columns["ref_logprobs"], algorithm.kl.kind), 0.0)
             mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, self.world_size)

@@ -73,7 +73,7 @@ class LanguageRollout(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Responses to all prompts, in order, a prompt's one behind the other: the columns of `data.sequences` besides
-        `rollout_logprobs` float32 [B, R], `sample` int64 [B] and what the prompts have.
+        `rollout_logprobs` float32 and `acted_versions` int32 [B, R], `sample` int64 [B] and what the prompts have.
 
         `greedy` in meta_info: one response each, the likeliest. Else `algorithm.group_size`, and for remax a greedy one
         behind them.
@@ -142,6 +142,7 @@ class LanguageRollout(Worker):
         logprobs = torch.zeros(tensors["response_mask"].shape)
         logprobs[tensors["response_mask"]] = torch.tensor([x for done in generations for x in done.logprobs])
         tensors["rollout_logprobs"] = logprobs
+        tensors["acted_versions"] = torch.full(logprobs.shape, self.version, dtype=torch.int32)
         tensors["sample"] = torch.tensor([done.sample for done in generations], dtype=torch.int64)
         tensors["stopped"] = torch.tensor([done.finish_reason == "stop" for done in generations], dtype=torch.bool)
         metrics: list[dict[str, Any]] = [{"spans": self.pop_spans()}]
