@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, needs_of
+from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     Plan,
     ReasoningPlan,
     env_card_of,
     episode_steps,
-    max_staleness,
     observed,
     plan_and_problems,
 )
@@ -134,8 +133,8 @@ def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Pro
     ):
         yield Problem(
             "algorithm.recompute_logprobs",
-            f"is false, and algorithm.correction.kind: {correction.kind} compares the log-probabilities of the actor with "
-            "those of acting. Set it to auto, or algorithm.correction.proximal to interpolate",
+            f"is false, and algorithm.correction.kind: {correction.kind} compares log-probabilities of the actor with those "
+            "of acting. Set it to auto, or algorithm.correction.proximal to interpolate",
         )
 
 

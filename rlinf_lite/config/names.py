@@ -1,4 +1,5 @@
-"""Names that a config has: its components or roles, and its keys, those of options among them."""
+"""Names that a config has: its components or roles, and its keys, those of options among them; and what a choice in it
+comes to."""
 
 from __future__ import annotations
 
@@ -72,6 +73,25 @@ def loss_needs_of(config: Any) -> LossNeeds:
         return registry.loss_needs(config.algorithm.loss_type)
     except registry.PartError:  # said by its own rule
         return LossNeeds()
+
+
+def max_staleness(config: Any) -> int:
+    """By how many versions the weights that acted may be older than those that train."""
+    return config.runner.max_staleness if config.runner.mode == "async" else 0
+
+
+def recomputed_logprobs(config: Any) -> tuple[bool, str]:
+    """Whether the actor computes the log-probabilities of what was done again before a step's updates, and why."""
+    asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction
+    if asked != "auto":
+        return asked, f"algorithm.recompute_logprobs is {str(asked).lower()}"
+    if correction.kind != "none":
+        if correction.proximal == "interpolate":
+            return False, "algorithm.correction.proximal is interpolate"
+        return True, "algorithm.correction compares them with those of acting"
+    if config.actor.precision != "fp32":
+        return True, f"in {config.actor.precision} acting and training round differently"
+    return False, "in fp32 the weights that acted give the same numbers again"
 
 
 def roles_of(config: ReasoningConfig) -> list[str]:

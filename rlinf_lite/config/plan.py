@@ -38,25 +38,6 @@ def slots(cluster: ClusterConfig) -> tuple[str, int]:
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
 
 
-def max_staleness(config: BaseConfig) -> int:
-    """By how many versions the weights that acted may be older than those that train."""
-    return config.runner.max_staleness if config.runner.mode == "async" else 0
-
-
-def recomputed_logprobs(config: Config) -> tuple[bool, str]:
-    """Whether the actor computes the log-probabilities of what was done again before a step's updates, and why."""
-    asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction
-    if asked != "auto":
-        return asked, f"algorithm.recompute_logprobs is {str(asked).lower()}"
-    if correction.kind != "none":
-        if correction.proximal == "interpolate":
-            return False, "algorithm.correction.proximal is interpolate"
-        return True, "algorithm.correction compares them with those of acting"
-    if config.actor.precision != "fp32":
-        return True, f"in {config.actor.precision} acting and training round differently"
-    return False, "in fp32 the weights that acted give the same numbers again"
-
-
 def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     """Time limit of an episode in env steps; None where only the simulator knows it."""
     if split.max_episode_steps is not None:

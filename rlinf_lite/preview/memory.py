@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.cards import Observed
-from rlinf_lite.config.names import fused_roles, roles_of
-from rlinf_lite.config.plan import Plan, ReasoningPlan, max_staleness, observed, recomputed_logprobs, slots
+from rlinf_lite.config.names import fused_roles, max_staleness, recomputed_logprobs, roles_of
+from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import Config

@@ -75,7 +75,9 @@ class AsyncEmbodiedRunner(EmbodiedRunner):
         path = self.run_dir / "timeline.json"
         if step > self._first_step + 1 and step in (4, self.total_steps) and not path.exists():
             shown, began, before = self._last
-            write_chrome_trace((s for s in (*before, *spans) if began <= s.end and s.start <= started), path, step=shown)
+            write_chrome_trace(
+                (s for s in (*before, *spans) if began <= s.end and s.start <= started), path, step=shown
+            )
             self.progress.message(f"timeline of step {shown}: {path}")
         self._last = step, started, spans
 

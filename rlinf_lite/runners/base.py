@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
@@ -177,6 +178,11 @@ class Runner(ABC):
         """What comes before the first step of this process, and a state to go back to."""
         if self.supervisor is not None:
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
+        if self.cfg.runner.task_type != "sft":
+            recomputed, why = recomputed_logprobs(self.cfg)
+            log.info(
+                "log-probabilities are %s: %s", "computed again before updates" if recomputed else "of acting", why
+            )
         self.prepare()
         self._take_snapshot(anyway=True)
         if self.supervisor is not None and self._snapshots.newest() is None and self._saved != self._plain_state():
@@ -287,7 +293,7 @@ class Runner(ABC):
             self.progress.message(f"timeline of step {step}: {path}")
 
     def _warn_of_drift(self, drift: float) -> None:
-        """Say once that training gives another probability than acting to what was done, with the weights that acted."""
+        """Say once where training gives what was done another probability than acting did, with the same weights."""
         precision = self.cfg.actor.precision
         if drift > DRIFT_LIMITS[precision] and not self._warned_of_drift:
             self._warned_of_drift = True

@@ -4,7 +4,7 @@ The order of an update, top to bottom:
 
     recv_rollout_batch               trajectories of this actor's environments
     compute_advantages_and_returns   over the global batch; made into samples, one per decision
-    run_training                     log-probabilities again, where `algorithm.recompute_logprobs` asks for them; epochs,
+    run_training                     log-probabilities again, where `config.names.recomputed_logprobs`; then epochs,
                                      minibatches, micro-batches of samples; the loss; `training.Learner`
     run_sft                          the same of demonstrated chunks, without the rest
 
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
-from rlinf_lite.config.plan import recomputed_logprobs
+from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.data.demonstrations import Demonstrations, batch_indices, stride_of
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.envs import EnvSpec
@@ -294,6 +294,7 @@ class EmbodiedFSDPActor(Worker):
             old_values=at_level(batch.values[index]) if with_values else None,
             returns=at_level(batch.returns[index]) if with_values else None,
             weights=weights,
+            behaviour_logprobs=summed(acted),
             denominator=denominator.to(device),
             dp_size=self.world_size,
         )

@@ -60,9 +60,7 @@ class TrajectoryBuilder:
         self._next_values = torch.zeros(len(env_ids), num_decisions)
         self._pending: list[tuple[int, np.ndarray, dict[str, Any]]] = []  # (t, rows, obs) whose value is needed
 
-    def add_decision(
-        self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor], version: int
-    ) -> None:
+    def add_decision(self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor], version: int) -> None:
         """What the policy, with weights of `version`, said about the next decision of every row."""
         self._decisions.append((logprobs, values, forward_inputs))
         self._versions.append(version)

@@ -31,7 +31,7 @@ def start(cluster, tmp_path):
     """`start(*overrides)` gives an initialised, supervised runner; its groups and its master end with the test."""
     with ExitStack() as stack:
 
-        def start(*overrides, root=tmp_path):
+        def start(*overrides, root=tmp_path, runner_class=EmbodiedRunner):
             paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
             cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SUPERVISED, *paths, *overrides])
             supervisor = stack.enter_context(supervise(cfg, cluster))
@@ -40,7 +40,7 @@ def start(cluster, tmp_path):
             groups = cluster.launch(placement, **workers)
             for group in groups.values():
                 stack.callback(group.shutdown)
-            runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=supervisor)
+            runner = runner_class(cfg=cfg, **groups, supervisor=supervisor)
             runner.init_workers()
             return runner
 

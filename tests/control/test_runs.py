@@ -10,6 +10,7 @@ import torch
 
 from rlinf_lite.control import JobFailedError
 from rlinf_lite.control.context import ask_master
+from rlinf_lite.runners import AsyncEmbodiedRunner
 from rlinf_lite.runners.checkpoints import verify
 from rlinf_lite.scheduler import WorkerDiedError
 from tests.control.conftest import Hurt, changed, events, pids
@@ -115,6 +116,28 @@ def test_killed_during_weight_sync(start, undisturbed):
     hurt_within(runner, "update_rollout_weights", {3: ("actor", 0), 6: ("rollout", 1), 9: ("actor", 1)})
     assert equal(run_to_end(runner), undisturbed)
     check_nothing_lost(runner, ["actor[0]"], ["rollout[1]"], ["actor[1]"])
+
+
+ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled"]
+ONE_OF_EACH = {3: ("rollout", 1), 5: ("env", 0), 8: ("actor", 0)}
+
+
+def test_killed_while_playing_and_training_overlap(start):
+    """Whatever was played ahead is played again, by the weights of the step to which everything goes back."""
+    runner = start(*ASYNC, "runner.max_staleness=2", "runner.val_check_interval=4", runner_class=AsyncEmbodiedRunner)
+    hurt_within(runner, "_train", ONE_OF_EACH)
+    result = runner.run()
+    assert result.completed_steps == 14 and len(result.evals) == 5
+    check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
+    staleness = [line["async/staleness_max"] for line in read_metrics(runner.run_dir) if "time/step" in line]
+    assert max(staleness) == 2 and min(staleness[3:]) <= 1  # nothing was ahead after a recovery
+
+
+def test_a_run_without_staleness_recovers_exactly(start, undisturbed):
+    runner = start("runner.mode=async", "runner.max_staleness=0", runner_class=AsyncEmbodiedRunner)
+    hurt_within(runner, "_train", ONE_OF_EACH)
+    assert equal(run_to_end(runner), undisturbed)
+    check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
 
 
 def test_killed_while_idle_beside_an_update(start, undisturbed):

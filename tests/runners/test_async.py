@@ -1,10 +1,14 @@
 """Rollouts and training at the same time: as exact as it can be, and never staler than it may be."""
 
+import json
+import os
+import signal
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_lite.runners import AsyncEmbodiedRunner
+from rlinf_lite.runners import AsyncEmbodiedRunner, base
 from tests.runners.conftest import read_metrics
 
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled", "runner.max_steps=5", "runner.save_interval=5"]
@@ -44,6 +48,37 @@ def test_staleness_stays_within_its_bound(start, bound):
     assert lines[0]["async/staleness_max"] == 0  # nothing is older than the first weights
     assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
     assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
+
+
+def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
+    waits = []
+
+    def wait_all(*handles, what, **arguments):
+        waits.append(what)
+        if waits.count("rollouts") == 3 and what == "rollouts":
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*handles, what=what, **arguments)
+
+    original = base.wait_all
+    monkeypatch.setattr(base, "wait_all", wait_all)
+    overrides = [*ASYNC, *SPREAD, "runner.max_staleness=2", "runner.resume=auto"]
+    result = start(*overrides, runner_class=AsyncEmbodiedRunner).run()
+    assert result.interrupted and result.completed_steps == 2
+    start.stop()
+    result = start(*overrides, runner_class=AsyncEmbodiedRunner).run()
+    lines = read_metrics(result.run_dir)
+    assert result.completed_steps == 5 and [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[2]["async/staleness_max"] == 0  # played by the weights of the checkpoint
+    assert lines[-1]["env/num_steps"] == 5 * 64
+
+
+def test_an_evaluation_is_of_the_present_weights(start):
+    runner = start(*ASYNC, *SPREAD, "runner.val_check_interval=2", runner_class=AsyncEmbodiedRunner)
+    result = runner.run()
+    assert [json.loads(file.read_text())["step"] for file in sorted(result.run_dir.glob("eval/*.json"))] == [0, 2, 4, 5]
+    start.stop()
+    again = start(f"actor.checkpoint_load_path={result.checkpoint}").evaluate()
+    assert again.total.return_mean == pytest.approx(result.evals[-1].total.return_mean, abs=1e-4)
 
 
 def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start):
