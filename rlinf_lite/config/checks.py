@@ -133,8 +133,8 @@ def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Pro
     ):
         yield Problem(
             "algorithm.recompute_logprobs",
-            f"is false, and algorithm.correction.kind: {correction.kind} compares log-probabilities of the actor with those "
-            "of acting. Set it to auto, or algorithm.correction.proximal to interpolate",
+            f"is false, and algorithm.correction.kind: {correction.kind} compares the actor with who "
+            "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
         )
 
 

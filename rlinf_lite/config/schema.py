@@ -102,8 +102,8 @@ class RunnerConfig(Section):
     max_epochs: PositiveInt = 1000
     """Upper limit of reinforcement learning: passes over the prompts; in an embodied run an epoch is one step."""
     mode: Literal["sync", "async"] = "sync"
-    """sync: rollouts and updates take turns. async: the next steps are played while one is trained on, by weights that are
-    at most max_staleness versions older (docs/async.md)."""
+    """sync: rollouts and updates take turns. async: the next steps are played while one is trained on, by weights of at
+    most max_staleness versions before (docs/async.md)."""
     max_staleness: NonNegativeInt = 1
     """With mode: async, versions (one per step) by which the weights that acted may be older than those that train; 0
     gives the very numbers of mode: sync."""
