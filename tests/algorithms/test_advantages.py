@@ -16,6 +16,7 @@ from rlinf_lite.algorithms import (
     grpo,
     needs_values,
     opo,
+    overlong_penalty,
     register_advantage,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
@@ -158,6 +159,34 @@ def test_opo_equals_a_slow_loop(seed: int) -> None:
         advantages.append(scores[b] - (weighted if len(group) > 1 else 0.0))
     outputs = opo(inputs, CFG)
     torch.testing.assert_close(outputs.advantages, at_valid_positions(advantages, inputs), atol=1e-5, rtol=0)
+
+
+def test_the_baseline_of_opo_is_the_optimal_one_where_gradients_grow_with_length() -> None:
+    """Of all baselines, tried one by one, the one with the least E[|g|^2 (s - b)^2], with |g|^2 a row's length."""
+    inputs = replace(random_inputs(0, False, False), group_ids=torch.zeros(B, dtype=torch.int64))
+    scores, lengths = scores_by_row(inputs), inputs.mask.sum(1).tolist()
+
+    def variance(baseline: float) -> float:
+        return sum(length * (score - baseline) ** 2 for length, score in zip(lengths, scores, strict=True))
+
+    best = min((number / 1000 for number in range(-5000, 5000)), key=variance)
+    advantages = opo(inputs, CFG).advantages
+    first = [int(row.int().argmax()) for row in inputs.mask.bool()]
+    found = [scores[b] - float(advantages[b, t]) for b, t in enumerate(first)]
+    assert found == pytest.approx([best] * B, abs=1e-3)
+    assert abs(best - sum(scores) / B) > 0.05  # and not the mean
+
+
+def test_the_overlong_penalty_equals_a_slow_loop() -> None:
+    lengths = torch.arange(13)
+    mask = torch.arange(12) < lengths[:, None]
+    expected = []
+    for length in lengths.tolist():
+        exceeding = length - (12 - 4)
+        expected.append(0.0 if exceeding <= 0 else -0.5 * exceeding / 4)
+    assert overlong_penalty(mask, 4, 0.5).tolist() == pytest.approx(expected)
+    assert min(expected) == -0.5
+    assert overlong_penalty(mask, 0, 0.5).abs().max() == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_lite import registry
-from rlinf_lite.algorithms import needs_values, register_advantage
+from rlinf_lite.algorithms import needs_values, register_advantage, register_policy_loss
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config, resources
 from rlinf_lite.config.names import fused_roles, roles_of
 from rlinf_lite.preview.dry_run import describe
@@ -129,6 +129,19 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             GRPO,
             ["algorithm.group_size=1"],
             "algorithm.group_size: grpo compares the episodes of a group, and a group has 1. Use 2 or more",
+        ),
+        (
+            PPO,
+            ["algorithm.loss_type=dppo_tv"],
+            "algorithm.loss_type: dppo_tv compares probabilities of actions, and mlp_gaussian does not say that it has "
+            "any (`probabilities` of its card): densities of continuous actions may be above 1. Use ppo, for data of "
+            "other policies with algorithm.correction",
+        ),
+        (
+            PPO,
+            ["algorithm.correction={kind: decoupled, low: 0.5}"],
+            "algorithm.correction.low: is 0.5, and kind: decoupled has no low. Set it to null, or the kind to icepop "
+            "or reject",
         ),
         (
             PPO,
@@ -306,6 +319,19 @@ def test_unknown_names_get_the_nearest(override: str, expected: str) -> None:
 def test_names_registered_in_this_process_are_known() -> None:
     register_advantage("test_checks_estimator")(lambda inputs, cfg: None)  # type: ignore[return-value]
     assert problems_of(PPO, "algorithm.adv_type=test_checks_estimator") == []
+
+
+def test_checks_ask_a_loss_what_it_needs_and_a_policy_what_it_has() -> None:
+    for name, needs in (("anything", {}), ("probabilities", {"probabilities": True}), ("acted", {"behaviour": True})):
+        register_policy_loss(f"test_checks_{name}", **needs)(lambda inputs, cfg: None)  # type: ignore[return-value]
+    corrected = "algorithm.correction.kind=icepop"
+    assert problems_of(PPO, "algorithm.loss_type=test_checks_anything", corrected) == []
+    [problem] = problems_of(PPO, "algorithm.loss_type=test_checks_probabilities")
+    assert problem.startswith("algorithm.loss_type: test_checks_probabilities compares probabilities")
+    [problem] = problems_of(PPO, "algorithm.loss_type=test_checks_acted", corrected)
+    assert problem.startswith("algorithm.correction.kind: is icepop, and test_checks_acted forms its ratios")
+    assert problems_of("tabletop_ppo_vla", "algorithm.loss_type=dppo_tv") == []
+    assert registry.loss_needs("dppo_tv") == registry.loss_needs("rlinf_lite.algorithms.losses:dppo_tv")
 
 
 def test_checks_launching_and_dry_run_ask_an_estimator_alike_what_it_needs() -> None:

@@ -27,6 +27,38 @@ BROKEN = {
     "algorithm.kl.controller: adaptive steers the weight of the KL in the reward": ["algorithm.kl.controller=adaptive"],
     "algorithm.kl.kind: k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average over "
     "tokens drawn from p. Use k2": ["algorithm.kl={place: loss, kind: k1}"],
+    "algorithm.correction.low: is 0.5, and kind: tis has no low. Set it to null, or the kind to icepop or reject": [
+        "algorithm.correction={kind: tis, low: 0.5}"
+    ],
+    "algorithm.correction.high: is 2.0, and kind: none has no high. Set it to null, or the kind to decoupled or tis": [
+        "algorithm.correction.high=2"
+    ],
+    "algorithm.correction.level: is sequence, and kind: icepop has no level. Set it to token, or the kind to tis": [
+        "algorithm.correction={kind: icepop, level: sequence}"
+    ],
+    "algorithm.correction.metric: is k3, and kind: decoupled has no metric. Set it to ratio": [
+        "algorithm.correction={kind: decoupled, metric: k3}"
+    ],
+    "algorithm.correction.proximal: is interpolate, and kind: none has no proximal. Set it to recompute": [
+        "algorithm.correction.proximal=interpolate"
+    ],
+    "algorithm.correction.high: is 0.4, not above low (0.5), so that nothing is in bounds": [
+        "algorithm.correction={kind: icepop, high: 0.4}"
+    ],
+    "algorithm.correction.high: is 0.9, which shuts out what has not changed: where both policies agree, ratio is 1. "
+    "Use 1 or more": ["algorithm.correction={kind: tis, high: 0.9}"],
+    "algorithm.correction.low: is 0.1, which shuts out what has not changed: where both policies agree, k1 is 0. Use 0 "
+    "or less": ["algorithm.correction={kind: reject, metric: k1, low: 0.1}"],
+    "algorithm.correction.high: is null, as is low, and k3 has no usual bound. Set it, for example to 0.3": [
+        "algorithm.correction={kind: reject, metric: k3}"
+    ],
+    "algorithm.correction.kind: is tis, and dppo_tv forms its ratios against the policy that acted already": [
+        "algorithm.correction.kind=tis",
+        "algorithm.loss_type=dppo_tv",
+    ],
+    "algorithm.overlong.buffer_length: 48 tokens are not fewer than rollout.max_response_length: 48": [
+        "algorithm.overlong.buffer_length=48"
+    ],
     "cluster.fuse: there is no role 'learner'": ["cluster.fuse='actor,learner'"],
     "cluster.fuse: actor,actor names a role twice": ["cluster.fuse='actor,actor'"],
     "cluster.fuse: actor and reward share processes, and cluster.component_placement puts them in different places": [

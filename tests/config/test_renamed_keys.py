@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlinf_lite import renamed_keys
-from rlinf_lite.config import load_config
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.runners.run_config import find_changes, read_config
 
 OLD = Path(__file__).parent / "old"  # as they were written before
@@ -51,6 +51,29 @@ def test_a_policy_built_on_ours_keeps_its_options() -> None:
     assert custom.model.options.model_dump() == {"hidden_size": 128}
     built_on = load_config("gym_pendulum_ppo_mlp", ["model.id=rlinf_lite.models.mlp.policy:MLPGaussianPolicy"])
     assert built_on.model.options.hidden_sizes == [64, 64]
+
+
+def test_a_cap_on_importance_weights_is_a_correction_by_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a file, as an override, and as the config that an old run wrote."""
+    now = load_config("math_arithmetic_grpo", ["algorithm.correction={kind: tis, high: 3}"])
+    assert load_config("math_arithmetic_grpo", ["algorithm.importance_cap=3"]) == now
+    [line] = [record.message for record in caplog.records]
+    assert line == "keys have new names: algorithm.importance_cap -> algorithm.correction"
+    file = tmp_path / "math_arithmetic_grpo.yaml"
+    file.write_text("defaults: [math/math_arithmetic_grpo, _self_]\nalgorithm: {importance_cap: 3.0}\n")
+    assert load_config(file) == now
+    content = now.model_dump(mode="json")
+    del content["algorithm"]["correction"]
+    file.write_text(yaml.safe_dump(content | {"algorithm": content["algorithm"] | {"importance_cap": None}}))
+    saved = read_config(file)
+    assert saved is not None and saved["algorithm"]["correction"] == {"kind": "none"}
+    assert [str(change) for change in find_changes(saved, now)] == ["algorithm.correction.kind: none -> tis"]
+    off = load_config("math_arithmetic_grpo", ["algorithm.importance_cap=null"])
+    assert off.algorithm.correction.kind == "none"  # type: ignore[attr-defined]
+    allowed = load_config("math_arithmetic_grpo", ["runner.allow_changes=[algorithm.importance_cap]"])
+    assert allowed.runner.allow_changes == ["algorithm.correction"]
+    with pytest.raises(ConfigError, match=r"algorithm.importance_cap: there is no such key"):
+        load_config("tabletop_ppo_vla", ["algorithm.importance_cap=3"])
 
 
 @pytest.mark.parametrize("name", ["tabletop_ppo_vla", "maniskill_pushcube_ppo_mlp"])

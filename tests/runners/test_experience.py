@@ -62,6 +62,16 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
     assert "advantages" not in rows.batch  # the caller's batch is as it was
 
 
+def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
+    rows = batch([1.0, 1.0, 0.0], [0, 0, 1], [0, 1, 0], lengths=[1, 2, 3])
+    cfg = algorithm("adv_type=reinforce_plus_plus", "overlong={buffer_length: 2, factor: 0.5}")
+    found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl))
+    assert found.batch["returns"][:, 0].tolist() == [1.0, 0.75, -0.5]
+    assert metrics["rollout/overlong_penalty"] == pytest.approx(-0.25)
+    assert metrics["rollout/rewards"] == pytest.approx(2 / 3)
+    assert len(experience.with_signal(rows)) == 0  # the first two are alike, by their scores
+
+
 def test_the_controller_follows_the_config() -> None:
     adaptive = "kl={place: reward, controller: adaptive, coef: 0.2, target: 0.1, horizon: 100}"
     assert isinstance(experience.kl_controller(algorithm().kl), FixedKLController)

@@ -93,6 +93,11 @@ ESTIMATORS = {
         "algorithm.correction.kind=tis",
     ],
     "gspo": ["algorithm.loss_type=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
+    "dppo_tv": ["algorithm.loss_type=dppo_tv", "algorithm.loss_agg_mode=seq-mean-token-sum-norm"],
+    "interpolated": [
+        "algorithm.correction={kind: reject, metric: k3, level: sequence, high: 0.5, proximal: interpolate}",
+        "algorithm.overlong.buffer_length=8",
+    ],
 }
 
 
@@ -113,6 +118,9 @@ def test_ratios_are_one_on_the_first_pass(start_reasoning):
     result = start_reasoning("runner.max_steps=1", "actor.global_batch_size=16").run()
     line = read_metrics(result.run_dir)[0]
     assert line["train/actor/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    for name in ("importance_weight_mean", "importance_weight_max", "effective_sample_size"):
+        assert line[f"train/actor/{name}"] == pytest.approx(1, abs=1e-3)
+    assert abs(line["train/actor/behaviour_k3"]) < 1e-6 and line["train/actor/rejected_fraction"] == 0
     assert line["train/actor/ratio_max"] == pytest.approx(1, abs=1e-4)
     assert line["train/actor/approx_kl"] == pytest.approx(0, abs=1e-5)
 
