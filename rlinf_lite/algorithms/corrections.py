@@ -44,7 +44,7 @@ def correction(proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: Correctio
 
     log w is clamped to +-20.
 
-    Metrics, of whatever kind: `importance_weight_mean`, `_max` and `_square_mean` of w before bounds, `behaviour_k3`
+    Metrics, of whatever kind: `importance_weight_mean`, `_max` and `_mean_square` of w before bounds, `behaviour_k3`
     (mean of w - 1 - log w, an estimate of KL(b || p)), `rejected_fraction` (of the valid positions). The effective
     sample size (sum w)^2 / (n sum w^2) is no mean over micro-batches: `training.metrics` forms it from the first moment
     and the second, once these are those of all positions.
@@ -75,7 +75,7 @@ def correction(proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: Correctio
         kept &= judged <= high if high is not None else valid
     metrics = {
         "importance_weight_mean": masked_mean(weights, valid),
-        "importance_weight_square_mean": masked_mean(weights.square(), valid),
+        "importance_weight_mean_square": masked_mean(weights.square(), valid),
         "importance_weight_max": torch.where(valid, weights, 0.0).max(),
         "behaviour_k3": masked_mean(k3, valid),
         "rejected_fraction": masked_mean((~kept).float(), valid),

@@ -11,7 +11,8 @@ from torch.distributed import ReduceOp
 
 from rlinf_lite.algorithms import explained_variance
 
-_MEAN, _SQUARE = "train/actor/importance_weight_mean", "train/actor/importance_weight_square_mean"
+_MEAN = "train/actor/importance_weight_mean"
+_SQUARE = f"{_MEAN}_square"  # of which the effective sample size is made; not logged
 _CRITIC = ("value_loss", "value_clip_fraction", "values_mean")
 
 

@@ -94,7 +94,7 @@ def test_where_policies_agree_nothing_changes(kind: str) -> None:
     measured = {name: float(value) for name, value in found.metrics.items()}
     assert measured == {
         "importance_weight_mean": 1.0,
-        "importance_weight_square_mean": 1.0,
+        "importance_weight_mean_square": 1.0,
         "importance_weight_max": 1.0,
         "behaviour_k3": 0.0,
         "rejected_fraction": 0.0,
