@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from rlinf_lite.algorithms import explained_variance
 
-_MEAN, _SQUARE = "train/actor/importance_weight_mean", "train/actor/importance_weight_square_mean"
+_MEAN, _SQUARE = (f"train/actor/importance_weight_{moment}" for moment in ("mean", "square_mean"))
 _CRITIC = ("value_loss", "value_clip_fraction", "values_mean")
 
 

@@ -34,7 +34,7 @@ def make_rows(num_rows):
     prompt, response = (torch.from_numpy(rng.integers(1, n, num_rows)) for n in (6, 5))
     mask = torch.arange(4) < response[:, None]
     attention = torch.cat([torch.arange(6) >= 6 - prompt[:, None], mask], 1)
-    names = ("old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+    names = ("old_logprobs", "ref_logprobs", "advantages", "values", "returns", "rollout_logprobs")
     noise = torch.from_numpy(rng.normal(size=(len(names), num_rows, 4))).float()
     tensors = {"input_ids": torch.from_numpy(rng.integers(4, 60, (num_rows, 10))) * attention}
     tensors |= {"attention_mask": attention, "response_mask": mask}
@@ -52,7 +52,7 @@ def train(strategy, directory, rank=0, world_size=1, port=0):
         worker.fused = {"rollout": Worker()}  # nobody to send weights to
     actor.init(str(directory), WeightRoutes([0], [0] * world_size), 10)
     critic.init(str(directory), 10)
-    columns = ["old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
+    columns = ["old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "values", "returns"]
     found = []
     for num_rows in SIZES:
         batch = experience.for_ranks(make_rows(num_rows), columns, world_size)
