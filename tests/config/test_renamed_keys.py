@@ -69,7 +69,7 @@ def test_a_cap_on_importance_weights_is_a_correction_by_now(tmp_path: Path, capl
     assert saved is not None and saved["algorithm"]["correction"] == {"kind": "none"}
     assert [str(change) for change in find_changes(saved, now)] == ["algorithm.correction.kind: none -> tis"]
     off = load_config("math_arithmetic_grpo", ["algorithm.importance_cap=null"])
-    assert off.algorithm.correction.kind == "none"  # type: ignore[attr-defined]
+    assert off.algorithm.correction.kind == "none"
     allowed = load_config("math_arithmetic_grpo", ["runner.allow_changes=[algorithm.importance_cap]"])
     assert allowed.runner.allow_changes == ["algorithm.correction"]
     with pytest.raises(ConfigError, match=r"algorithm.importance_cap: there is no such key"):

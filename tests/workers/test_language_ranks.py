@@ -34,7 +34,7 @@ def make_rows(num_rows):
     prompt, response = (torch.from_numpy(rng.integers(1, n, num_rows)) for n in (6, 5))
     mask = torch.arange(4) < response[:, None]
     attention = torch.cat([torch.arange(6) >= 6 - prompt[:, None], mask], 1)
-    names = ("old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+    names = ("old_logprobs", "ref_logprobs", "advantages", "values", "returns", "rollout_logprobs")
     noise = torch.from_numpy(rng.normal(size=(len(names), num_rows, 4))).float()
     tensors = {"input_ids": torch.from_numpy(rng.integers(4, 60, (num_rows, 10))) * attention}
     tensors |= {"attention_mask": attention, "response_mask": mask}
@@ -52,7 +52,7 @@ def train(strategy, directory, rank=0, world_size=1, port=0):
         worker.fused = {"rollout": Worker()}  # nobody to send weights to
     actor.init(str(directory), WeightRoutes([0], [0] * world_size), 10)
     critic.init(str(directory), 10)
-    columns = ["old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
+    columns = ["old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "values", "returns"]
     found = []
     for num_rows in SIZES:
         batch = experience.for_ranks(make_rows(num_rows), columns, world_size)
@@ -71,10 +71,9 @@ def rank_main(rank, port, directory, expected):
             where = np.argsort(order)[np.array_split(rows, 2)[rank]]  # the larger part first, as ranks are given rows
             for name, column in scored.batch.items():
                 torch.testing.assert_close(column, whole.batch[name][where], atol=1e-5, rtol=0)
-            assert metrics.keys() == wanted.keys() or len(rows) < 2
-            for name in metrics.keys() & wanted.keys():
-                if not name.endswith("_max"):  # of a rank's own rows
-                    np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
+            assert metrics.keys() == wanted.keys()
+            for name in metrics:
+                np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
         if rank == 0:
             for state, want in zip(states, expected[1], strict=True):
                 for name, tensor in state.items():

@@ -45,9 +45,10 @@ def make_rollouts(cfg, number):
     first = LanguageRollout(cfg)
     first.init(None, WeightRoutes([0], [0]))
     workers = [first, *(LanguageRollout(cfg) for _ in range(number - 1))]
+    shared = ("model", "engine", "stops", "version")
     for worker in workers:
         worker.check_abort = lambda doing: None
-        vars(worker).update({name: x for name, x in vars(first).items() if name in ("model", "engine", "stops")})
+        vars(worker).update({name: x for name, x in vars(first).items() if name in shared})
     return workers
 
 
