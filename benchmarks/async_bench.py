@@ -54,7 +54,7 @@ class WaitingEnvWorker(EnvWorker):
     def _build_stages(self, split: Any, layout: Layout) -> Any:
         stages = super()._build_stages(split, layout)
         for stage in stages:
-            stage.env = WaitingEnv(stage.env, self.wait_s)  # type: ignore[assignment]
+            stage.env = WaitingEnv(stage.env, self.wait_s)
         return stages
 
 
@@ -90,8 +90,8 @@ def main() -> None:
             say(f"  {repeat + 1}/{args.repeats}: env steps/s: {', '.join(rates)}")
 
     figures = {name: median(values) for name, values in report.measurements.items()}
-    what = [name.partition(": ")[2] for name in figures if name.startswith("sync: ")]
-    rows = [[w, *(f"{figures[f'{name}: {w}']:.4g}" for name in contestants)] for w in what]
+    kinds = [name.partition(": ")[2] for name in figures if name.startswith("sync: ")]
+    rows = [[kind, *(f"{figures[f'{name}: {kind}']:.4g}" for name in contestants)] for kind in kinds]
     print_table(args.config, ["median", *contestants], rows)
     rollouts, others = figures["sync: rollouts, s"], figures["sync: step, s"] - figures["sync: rollouts, s"]
     hoped = figures["sync: env steps/s"] * figures["sync: step, s"] / max(rollouts, others)

@@ -277,7 +277,7 @@ class EmbodiedFSDPActor(Worker):
             num_elements = fresh.sum() * shape[1]
             found.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
         weights, corrected = None, {}
-        if algorithm.correction.kind != "none":
+        if algorithm.correction.kind != "none" or self.cfg.runner.mode == "async":
             if algorithm.correction.proximal == "interpolate":
                 versions = batch.versions[index, None, None].to(device)
                 proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)

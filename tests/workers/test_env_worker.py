@@ -15,10 +15,10 @@ from rlinf_lite.workers.messages import ActionMessage
 class Played(EnvWorker):
     """Two rollout workers serve halves of its one stage; `answers` says whose half of which decision comes next."""
 
-    def send(self, obj, group, rank):
+    def send(self, obj, group, rank, tag=None):
         self.sent.append(obj)
 
-    def recv_any(self, group, timeout_s=None):
+    def recv_any(self, group, timeout_s=None, tag=None):
         half = next(self.answers)
         if half is None:
             raise AbortedError("a worker is being started again")

@@ -98,10 +98,10 @@ def pendulum():
 
 
 class Played(EnvWorker):
-    def send(self, obj, group, rank):
+    def send(self, obj, group, rank, tag=None):
         self.sent = obj
 
-    def recv_any(self, group, timeout_s=None):
+    def recv_any(self, group, timeout_s=None, tag=None):
         return 0, ActionMessage(0, 0, np.zeros((8, 5, 1), np.float32))
 
 
@@ -126,7 +126,8 @@ def test_updates_with_every_micro_batch():
         acted = actor.policy.predict_action_batch({"state": state}, "train")
     mask, ones = torch.ones(32, 1, dtype=torch.bool), torch.ones(32, 1)
     valid = np.ones(32, bool)
-    actor.batch = _Batch(acted.forward_inputs, acted.logprobs, acted.values, ones, ones, mask, mask, valid)
+    scores = acted.logprobs, acted.logprobs, torch.zeros(32, dtype=torch.int64), acted.values
+    actor.batch = _Batch(acted.forward_inputs, *scores, ones, ones, mask, mask, valid)
     watched = Watched(actor)
     actor.policy.register_forward_pre_hook(watched.unit)
     actor.run_training(0)
@@ -142,10 +143,10 @@ def test_rewards_with_every_row(monkeypatch):
 
 
 class Sending(Worker):
-    def recv(self, group, rank, timeout_s=None):
+    def recv(self, group, rank, timeout_s=None, tag=None):
         return _Ready(on_cpu=True, complete=False, segment=None)
 
-    def send(self, obj, group, rank):
+    def send(self, obj, group, rank, tag=None):
         pass
 
 
