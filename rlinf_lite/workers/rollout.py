@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlinf_lite.algorithms import needs_values
 from rlinf_lite.config import Config
+from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
 from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
@@ -60,6 +61,10 @@ class MultiStepRolloutWorker(Worker):
             self, "actor", layout.weight_routes.sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
         )
         self.version = -1
+
+    def take_statistics(self, statistics: dict[str, Statistics]) -> None:
+        """Normalise as the actor's policy does since it has seen the demonstrations."""
+        self.policy.take_statistics(statistics)
 
     def sync_model_from_actor(self, version: int) -> None:
         """Take the actor's weights, which must be of `version`."""
