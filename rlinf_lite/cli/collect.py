@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +38,11 @@ def collect(arguments: Sequence[str]) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
-    print(f"  imitate it: rlinf-lite sft --config-name {name} data.source=folder data.demos_dir={given.out}")
+    env = {"env.id": given.env, "env.task": given.task}
+    same = [f"{key}={value}" for key, value in env.items() if value is not None]
+    same += [text for text in given.overrides if text.startswith("env.options")]
+    where = ["data.source=folder", f"data.demos_dir={given.out}", *same]
+    print(f"  imitate it: {shlex.join(['rlinf-lite', 'sft', '--config-name', name, *where])}")
     return 0
 
 
@@ -89,6 +94,8 @@ def _overrides(given: argparse.Namespace) -> list[str]:
         "model.num_action_chunks": None if given.policy is None else _chunk_of(Path(given.policy)),
     }
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
+    own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
+    own += ["cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
     return [*own, *(f"{key}={value}" for key, value in short.items() if value is not None), *given.overrides]
 
 

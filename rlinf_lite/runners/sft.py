@@ -20,6 +20,7 @@ from rlinf_lite.data.demonstrations import (
     Demonstrations,
     beyond_bounds,
     decode_frames,
+    keys_of,
     open_dataset,
     read_provenance,
     stride_of,
@@ -135,4 +136,7 @@ def check_demonstrations(cfg: Config) -> None:
     if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
         if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
             return  # to be collected
-        open_dataset(cfg, Path(demos_dir), observed(cfg))
+        seen = observed(cfg)
+        dataset = open_dataset(cfg, Path(demos_dir), seen)
+        if seen is not None:
+            dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))

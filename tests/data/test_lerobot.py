@@ -227,6 +227,112 @@ def test_damage_names_the_file(copy):
     read(copy)
 
 
+def test_what_is_not_in_the_tables_is_named(copy):
+    tasks, episodes = copy / "meta/tasks.parquet", copy / "meta/episodes/chunk-000/file-000.parquet"
+    data = copy / "data/chunk-000/file-000.parquet"
+    whole = {file: file.read_bytes() for file in (data, tasks, episodes, copy / "meta/info.json")}
+
+    def refused(file, match):
+        with pytest.raises(LeRobotError, match=match) as caught:
+            read(copy)
+        assert str(file) in str(caught.value)
+        for one, content in whole.items():
+            one.write_bytes(content)
+
+    def set_column(name, values):
+        return lambda table: table.set_column(table.schema.names.index(name), name, values)
+
+    info = copy / "meta/info.json"
+    for fps in (0, -5, None, "10", True):
+        edit_info(copy, lambda content, fps=fps: content.update(fps=fps))
+        refused(info, rf"fps is {fps!r}, and a number above 0 is needed")
+    info.write_bytes(b"\xff\xfe\x00")
+    refused(info, "cannot be read")
+    edit_info(copy, lambda content: content.update(data_path="data/{episode_chunk:03d}.parquet"))
+    refused(info, r"has \{episode_chunk\}, which v3.0 does not know")
+    rewrite(tasks, lambda table: table.drop_columns(["task"]))
+    refused(tasks, "has no column task, but task_index")
+    rewrite(tasks, lambda table: table.drop_columns(["task_index"]))
+    refused(tasks, "has no column task_index")
+    rewrite(tasks, set_column("task", pa.array([None, "task 1"], pa.string())))
+    refused(tasks, "the sentence of task 0 is None, and no text")
+    rewrite(tasks, set_column("task_index", pa.array([1, 1])))
+    refused(tasks, r"2 tasks have the numbers \[1, 1\]")
+    rewrite(episodes, set_column("data/file_index", pa.array([0, None, 0])))
+    refused(episodes, "data/file_index is empty in some row")
+    rewrite(data, set_column("task_index", pa.array([-1] * 16)))
+    refused(copy, "a frame has task -1, and there are 2")
+    states = np.zeros(64, np.float32)
+    states[25] = np.nan
+    rewrite(data, set_column(STATE, pa.FixedSizeListArray.from_arrays(pa.array(states), 4)))
+    refused(data, r"observation\.state\[1\] is nan in frame 1 of episode 1")
+    assert not list((copy / ".frames").iterdir()), "something unfinished was left"
+    png = writer.png(np.zeros((32, 48), np.uint16))
+    pictures = pq.read_table(data)[WRIST].to_pylist()
+    rewrite(data, set_column(WRIST, pa.array([*pictures[:15], {"bytes": png, "path": ""}], writer._PNG)))
+    refused(data, "wrist has mode I;16, as depth maps have")
+    rewrite(data, set_column(WRIST, pa.array([*pictures[:15], None], writer._PNG)))
+    refused(data, "wrist cannot be decoded: there are no bytes of it")
+
+    # a table with more than LeRobot writes, and one whose index pandas has not named
+    rewrite(tasks, lambda table: table.add_column(0, "category", pa.array(["easy", "hard"])))
+    assert read(copy).tasks == ["task 0", "task 1"]
+    rewrite(tasks, lambda table: table.drop_columns(["category"]).rename_columns(["task_index", "__index_level_0__"]))
+    assert read(copy).tasks == ["task 0", "task 1"]
+
+
+def test_frames_are_at_their_times(copy):
+    """LeRobot finds a picture by the time of its frame, here it is by number."""
+    data = copy / "data/chunk-000/file-000.parquet"
+    late = pa.array((np.array([*range(5), *range(8), *range(3)]) / 7).astype(np.float32))
+    rewrite(data, lambda table: table.set_column(table.schema.names.index("timestamp"), "timestamp", late))
+    with pytest.raises(
+        LeRobotError, match=rf"{data}: frame 1 is at 0\.1429 s .* by info\.json \(10 frames/s\) .* 0\.1"
+    ):
+        read(copy)
+
+
+def test_a_video_of_other_episodes_is_named(copy, tmp_path):
+    """A shift by one picture, clips that overlap, and v2.1's files in the wrong place."""
+    episodes, begins = copy / "meta/episodes/chunk-000/file-000.parquet", f"videos/{TOP}/from_timestamp"
+    clips = pq.read_table(episodes).select([begins, f"videos/{TOP}/to_timestamp"]).to_pylist()
+    kept = episodes.read_bytes()
+    for change, match in (
+        ({0: (0.1, 0.0)}, "an episode of 5 frames has 4 pictures"),
+        (
+            {0: (0.0, 0.3)},
+            "an episode of 5 frames has 8 pictures, from 0.0000 s to 0.8000 s. Is it",
+        ),
+        ({0: (0.1, 0.1)}, r"an episode begins at 0\.5000 s, within the one before it"),
+        ({2: (0.1, 0.1)}, r"ends at 0\.70 s, and the dataset has a frame at 0\.80 s: is it truncated"),
+    ):
+        for number, (late, later) in change.items():
+            for (name, second), more in zip(clips[number].items(), (late, later), strict=True):
+                values = [clip[name] for clip in clips]
+                values[number] = second + more
+                column = pa.array(values)
+                rewrite(episodes, lambda t, name=name, x=column: t.set_column(t.schema.names.index(name), name, x))
+        with pytest.raises(LeRobotError, match=match):
+            read(copy)
+        episodes.write_bytes(kept)
+    read(copy)
+
+    write_v21(tmp_path / "v2")
+    first, second = (tmp_path / f"v2/videos/chunk-000/{TOP}/episode_{i:06d}.mp4" for i in range(2))
+    shutil.copy(second, first)
+    with pytest.raises(LeRobotError, match=f"{first}: an episode of 4 frames has 6 pictures"):
+        read(tmp_path / "v2", Keys({"eye": TOP}, STATE, ACTION))
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"episode_index": 1}', '{"episode_index": "1", "length": 6}'])
+def test_lines_of_version_2_1_that_say_too_little_are_named(tmp_path, line):
+    write_v21(tmp_path / "set")
+    file = tmp_path / "set/meta/episodes.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n" + line + "\n")
+    with pytest.raises(LeRobotError, match=rf"{file}: line 2 has no (episode_index|length) that is int"):
+        LeRobotDataset(tmp_path / "set")
+
+
 def test_a_video_that_ends_early_is_named(copy):
     clip = copy / f"videos/{TOP}/chunk-000/file-000.mp4"
     short = VideoWriter(clip, 64, 96, 10)
@@ -234,7 +340,7 @@ def test_a_video_that_ends_early_is_named(copy):
     short.close()
     with pytest.raises(LeRobotError, match=f"{clip} ends at 0.50 s, and the dataset has a frame at 0.60 s"):
         read(copy)
-    assert not list((copy / ".frames").iterdir()), "something unfinished was left"
+    assert not list((copy / ".frames").glob("*")), "something unfinished was left"
 
 
 def test_a_part_of_a_video_is_what_the_whole_has(tmp_path):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -114,14 +116,13 @@ def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
     for folder, task, more in ((push, "push", []), (pick, "pick", ["--noise", "0.5"])):
         options = ["--env", "tabletop", "--task", task, "--episodes", "12", "--num-envs", "12", "--seed", "1"]
         assert collect(["--out", str(folder), *options, *more, "env.options.obs_mode=rgb+state"]) == 0
-    both = [
-        "model.id=pi05",
-        "model.options.max_prompt_length=128",
-        "env.task=push",
-        "env.options.obs_mode=rgb+state",
-        *TOGETHER,
-    ]
-    both += ["env.eval.num_episodes=4", "actor.global_batch_size=8"]
+    [table] = (pick / "data").glob("*/*.parquet")  # of a robot that measures in centimetres
+    rows, column = pq.read_table(table), "observation.state"
+    scaled = np.stack(rows[column].to_numpy()) * np.float32(100)
+    states = pa.FixedSizeListArray.from_arrays(pa.array(scaled.ravel()), scaled.shape[1])
+    pq.write_table(rows.set_column(rows.schema.names.index(column), column, states), table)
+    both = ["model.id=pi05", "model.options.max_prompt_length=128", *TOGETHER]
+    both += ["env.task=push", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=4", "env.eval.num_videos=0"]
 
     def run(root: str, steps: int, folder: Path, *more: str) -> Any:
         own = [*both, "data.source=folder", f"data.demos_dir={folder}", f"runner.max_steps={steps}", *more]
