@@ -153,6 +153,8 @@ def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
     load = [*both, f"actor.checkpoint_load_path={whole.checkpoint}", "runner.task_type=embodied", "runner.max_steps=1"]
     loaded = start(*load, config="tabletop_sft_flow", small=SMALL, runner_class=EmbodiedRunner, root=tmp_path / "rl")
     assert loaded.evaluate().episodes == whole.last_eval.episodes
+    acted_by = whole.last_eval.protocol["model_options"]
+    assert (acted_by["num_steps"], acted_by["horizon"]) == (4, 4), "what the config leaves to the policy"
     start.stop()
 
     run("half", 1, push)
