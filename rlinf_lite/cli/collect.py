@@ -39,7 +39,7 @@ def collect(arguments: Sequence[str]) -> int:
         return 1
     name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
     env = {"env.id": given.env, "env.task": given.task}
-    same = [f"{key}={value}" for key, value in env.items() if value is not None]
+    same = [f"{key}={_quoted(value) if ',' in value else value}" for key, value in env.items() if value is not None]
     same += [text for text in given.overrides if text.startswith("env.options")]
     where = ["data.source=folder", f"data.demos_dir={given.out}", *same]
     print(f"  imitate it: {shlex.join(['rlinf-lite', 'sft', '--config-name', name, *where])}")
@@ -96,7 +96,12 @@ def _overrides(given: argparse.Namespace) -> list[str]:
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
     own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
     own += ["cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
-    return [*own, *(f"{key}={value}" for key, value in short.items() if value is not None), *given.overrides]
+    return [*own, *(f"{key}={_quoted(value)}" for key, value in short.items() if value is not None), *given.overrides]
+
+
+def _quoted(value: object) -> object:
+    """A text in Hydra's quotes: a list of tasks has commas, a path may have anything."""
+    return "'" + value.replace("'", "\\'") + "'" if isinstance(value, str) else value
 
 
 def _chunk_of(policy: Path) -> int | None:

@@ -304,9 +304,9 @@ def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
         if feature is None or not _is_vector(feature):
             problems.append(f"data.keys.{name}: no vector {number_key!r}. {did_you_mean(number_key, numbers)}")
         elif feature.width != num_dims:
-            problems.append(
-                f"data.keys.{name}: {number_key} has {feature.width} numbers, and the environment's {name} {num_dims}"
-            )
+            unless = ". Write data.keys.state=null if the policy reads none" if name == "state" else ""
+            text = f"{number_key} has {feature.width} numbers, and the environment's {name} {num_dims}{unless}"
+            problems.append(f"data.keys.{name}: {text}")
     if problems:
         raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
 

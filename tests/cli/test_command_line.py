@@ -14,6 +14,7 @@ import pytest
 
 from rlinf_lite import __version__
 from rlinf_lite.cli import EXAMPLES
+from rlinf_lite.cli.collect import requested
 from rlinf_lite.config.loading import config_names
 
 CommandLine = Callable[[list[str]], int]
@@ -133,6 +134,13 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     (run_dir / "report.html").unlink(missing_ok=True)
     assert run("report", str(run_dir), cwd=tmp_path).returncode == 0
     assert (run_dir / "report.html").is_file()
+
+
+def test_one_process_collects_whatever_workers_a_config_has() -> None:
+    """The config spreads environments over two workers in two stages; a list of tasks is one text."""
+    words = ["--out", "demos", "--config-name", "metaworld_sft_vla", "--task", "reach-v3,push-v3", "--num-envs", "1"]
+    cfg = requested([*words, "--episodes", "2"])
+    assert (cfg.env.task, cfg.env.train.num_envs, cfg.data.num_episodes) == ("reach-v3,push-v3", 1, 2)
 
 
 def test_collected_episodes_are_a_dataset(

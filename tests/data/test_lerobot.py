@@ -125,13 +125,14 @@ def test_version_2_1_is_read(tmp_path):
     assert psnr(frames.images["eye"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
+@pytest.mark.parametrize("list_of", [pa.list_, pa.large_list])
 @pytest.mark.parametrize("rows", [[[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0]], [[1.0] * 3] * 2, [None, [1.0] * 4]])
-def test_rows_of_another_length_name_the_file(tmp_path, rows):
+def test_rows_of_another_length_name_the_file(tmp_path, rows, list_of):
     """Uneven ones whose sum fits, too short ones, an empty one: states would be those of other frames."""
     write_v21(tmp_path / "set")
     file = tmp_path / "set/data/chunk-000/episode_000001.parquet"
     kept = pq.read_table(file)[STATE].to_pylist()
-    states = pa.array([*rows, *kept[2:]], pa.list_(pa.float32()))
+    states = pa.array([*rows, *kept[2:]], list_of(pa.float32()))
     rewrite(file, lambda table: table.set_column(table.schema.names.index(STATE), STATE, states))
     with pytest.raises(LeRobotError, match=r"episode_000001\.parquet: .*observation\.state"):
         read(tmp_path / "set", Keys({}, STATE, ACTION))
@@ -139,8 +140,13 @@ def test_rows_of_another_length_name_the_file(tmp_path, rows):
 
 def test_what_lerobot_wrote_is_read(repo, tmp_path):
     """A dataset of LeRobot 0.4.4's own writer: random numbers, and pictures by a formula."""
-    frames = Frames(decode(LeRobotDataset(repo / "tests" / "data" / "written_by_lerobot"), KEYS, tmp_path))
+    directory = repo / "tests" / "data" / "written_by_lerobot"
+    frames = Frames(decode(LeRobotDataset(directory), KEYS, tmp_path))
     assert frames.episodes.tolist() == [[0, 5], [5, 8], [13, 3]]
+    theirs = json.loads((directory / "meta" / "stats.json").read_text())  # whose quantiles are means of episodes'
+    for name, key in (("state", STATE), ("action", ACTION)):
+        for statistic in ("min", "max", "mean", "std", "count"):
+            np.testing.assert_allclose(frames.statistics[name][statistic], theirs[key][statistic], rtol=1e-5, atol=1e-6)
     rng, (y, x) = np.random.default_rng(0), np.mgrid[:64, :96]
     for number, (first, length) in enumerate(frames.episodes):
         obs = frames.read(np.arange(first, first + length))

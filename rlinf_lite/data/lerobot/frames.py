@@ -24,7 +24,8 @@ from rlinf_lite.data.lerobot.layout import LeRobotError
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
-FORMAT = 1
+FORMAT = 2
+"""Of decoded frames, and of what has been checked before they are kept."""
 _CONTENTS = "contents.json"
 
 

@@ -123,7 +123,7 @@ class LeRobotDataset:
         num_rows = len(column)
         if column.null_count:
             raise LeRobotError(f"{file}: {column.null_count} of {num_rows} rows of {key} are empty")
-        if pa.types.is_list(column.type) and len(feature.shape) == 1:
+        if (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) and len(feature.shape) == 1:
             lengths = {length for length in pc.list_value_length(column).to_pylist() if length != feature.width}
             if lengths:
                 raise LeRobotError(f"{file}: {key} has {feature.width} numbers in info.json, and {min(lengths)} there")
