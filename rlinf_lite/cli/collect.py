@@ -39,10 +39,10 @@ def collect(arguments: Sequence[str]) -> int:
         return 1
     name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
     env = {"env.id": given.env, "env.task": given.task}
-    same = [f"{key}={_quoted(value) if ',' in value else value}" for key, value in env.items() if value is not None]
-    same += [text for text in given.overrides if text.startswith("env.options")]
-    where = ["data.source=folder", f"data.demos_dir={given.out}", *same]
-    print(f"  imitate it: {shlex.join(['rlinf-lite', 'sft', '--config-name', name, *where])}")
+    same = [f"\"{key}='{value}'\"" if "," in value else f"{key}={value}" for key, value in env.items() if value]
+    same += [shlex.quote(text) for text in given.overrides if text.startswith("env.options")]
+    where = " ".join(["data.source=folder", shlex.quote(f"data.demos_dir={given.out}"), *same])
+    print(f"  imitate it: rlinf-lite sft --config-name {name} {where}")
     return 0
 
 

@@ -223,8 +223,8 @@ def _file_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[
         loaded.save_pretrained(directory)
         again = type(policy).from_pretrained(directory)
     with torch.inference_mode():
-        before, after = (one.eval().predict_action_batch(obs).actions for one in (loaded, again))
-    if not torch.equal(before, after):
+        acted = [one.eval().predict_action_batch(obs).actions for one in (loaded, again)]
+    if not torch.equal(*acted):
         yield "after take_statistics a saved and loaded policy acts differently; keep what it takes in config_dict."
 
 

@@ -62,10 +62,6 @@ class MultiStepRolloutWorker(Worker):
         )
         self.version = -1
 
-    def take_statistics(self, statistics: dict[str, Statistics]) -> None:
-        """Normalise as the actor's policy does since it has seen the demonstrations."""
-        self.policy.take_statistics(statistics)
-
     def sync_model_from_actor(self, version: int) -> None:
         """Take the actor's weights, which must be of `version`."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
@@ -102,6 +98,10 @@ class MultiStepRolloutWorker(Worker):
         left_open = [name for name, value in dict(self.cfg.model.options).items() if value is None]
         has = self.policy.config_dict()
         return {name: has[name] for name in left_open if name in has}
+
+    def take_statistics(self, statistics: dict[str, Statistics]) -> None:
+        """Normalise as the actor's policy does since it has seen the demonstrations."""
+        self.policy.take_statistics(statistics)
 
     def _pieces(self, layout: Layout) -> dict[tuple[int, int, int], np.ndarray]:
         """Environments that this worker serves, by env rank, stage and first row."""

@@ -151,7 +151,9 @@ def test_collected_episodes_are_a_dataset(
     words += ["--pictures", "video", "--fps", "5", "--seed", "3", "env.options.obs_mode=rgb+state"]
     assert command_line(words) == 0
     written = capsys.readouterr().out
-    assert "6 of 6 episodes (successes)" in written and f"data.demos_dir={out}" in written
+    assert "6 of 6 episodes (successes)" in written
+    imitated = "env.id=tabletop env.task=push env.options.obs_mode=rgb+state"  # else another task's environment
+    assert written.endswith(f"data.source=folder data.demos_dir={out} {imitated}\n")
     info = json.loads((out / "meta" / "info.json").read_text())
     assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
     assert info["features"]["observation.images.top"]["dtype"] == "video"

@@ -140,7 +140,7 @@ class Normalizer:
 
     def usual_range(self) -> tuple[list[float], list[float]]:
         """Low and high by dimension: of standard deviations two on either side."""
-        one, other = self._statistics
+        one, other = (np.asarray(x, np.float64) for x in self._statistics)
         low, high = (one - 2 * other, one + 2 * other) if self.kind == "mean_std" else (one, other)
         return low.tolist(), high.tolist()
 
