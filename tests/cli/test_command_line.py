@@ -15,6 +15,7 @@ import pytest
 from rlinf_lite import __version__
 from rlinf_lite.cli import EXAMPLES
 from rlinf_lite.cli.collect import requested
+from rlinf_lite.config import ConfigError
 from rlinf_lite.config.loading import config_names
 
 CommandLine = Callable[[list[str]], int]
@@ -141,6 +142,16 @@ def test_one_process_collects_whatever_workers_a_config_has() -> None:
     words = ["--out", "demos", "--config-name", "metaworld_sft_vla", "--task", "reach-v3,push-v3", "--num-envs", "1"]
     cfg = requested([*words, "--episodes", "2"])
     assert (cfg.env.task, cfg.env.train.num_envs, cfg.data.num_episodes) == ("reach-v3,push-v3", 1, 2)
+
+
+@pytest.mark.parametrize(("name", "model_id"), [("tabletop_vla", "openvla"), ("tabletop_flow", "pi0")])
+def test_a_policy_that_collects_acts_in_its_own_chunks(name: str, model_id: str) -> None:
+    """Whose length is in one file or another; asked more often, it would not be the policy that was trained."""
+    words = ["--out", "demos", "--env", "tabletop", "--policy", f"assets/{name}", "--episodes", "2", "--num-envs", "2"]
+    cfg = requested(words)
+    assert (cfg.model.id, cfg.model.num_action_chunks, cfg.env.options.obs_mode) == (model_id, 4, "rgb")
+    with pytest.raises(ConfigError, match=r"a chunk of 6 is no whole number of the teacher's chunks of 4"):
+        requested([*words, "model.num_action_chunks=6"])
 
 
 def test_collected_episodes_are_a_dataset(
