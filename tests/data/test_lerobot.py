@@ -14,7 +14,7 @@ import pytest
 from rlinf_lite.cards import Observed
 from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
-from rlinf_lite.data.lerobot import video, writer
+from rlinf_lite.data.lerobot import layout, video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
@@ -109,16 +109,24 @@ def test_statistics_are_exact_over_the_whole_set(written):
 def test_files_roll_at_their_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "DATA_FILE_MB", 0.002)
     monkeypatch.setattr(writer, "VIDEO_FILE_MB", 0.0)  # after every episode
+    monkeypatch.setattr(layout, "CHUNKS_SIZE", 2)
     episodes = write_dataset(tmp_path / "set", lengths=(5, 8, 3, 4), num_parts=2)
     assert len(list((tmp_path / "set" / "data").glob("*/*"))) > 1
     assert len(list((tmp_path / "set" / "videos").glob("*/*/*"))) == 4
+    assert (tmp_path / "set" / f"videos/{TOP}/chunk-001/file-001.mp4").is_file()
     frames = read(tmp_path / "set")
     assert np.array_equal(frames.actions, np.concatenate([episode[ACTION] for episode in episodes]))
     assert psnr(frames.images["top"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
-def test_version_2_1_is_read(tmp_path):
+@pytest.mark.parametrize("chunks_size", [1000, 1])
+def test_version_2_1_is_read(tmp_path, chunks_size):
     episodes = write_v21(tmp_path / "set")
+    edit_info(tmp_path / "set", lambda info: info.update(chunks_size=chunks_size))
+    for file in [*(tmp_path / "set").rglob("episode_000001.*")] if chunks_size == 1 else ():
+        moved = Path(str(file).replace("chunk-000", "chunk-001"))
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(moved)
     frames = read(tmp_path / "set", Keys({"eye": TOP}, STATE, ACTION))
     assert frames.episodes.tolist() == [[0, 4], [4, 6]] and frames.tasks == ["task 0", "task 1"]
     assert np.array_equal(frames.state, np.concatenate([episode[STATE] for episode in episodes]))

@@ -15,7 +15,8 @@ import torch
 from rlinf_lite.cli.collect import collect
 from rlinf_lite.models import load_policy
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
-from tests.runners.conftest import read_metrics
+from tests.runners.conftest import WORKERS, read_metrics
+from tests.runners.rollouts import Saying
 
 SMALL = [
     "env.train.num_envs=4",
@@ -133,9 +134,12 @@ def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
             config="tabletop_sft_flow",
             small=SMALL,
             runner_class=SFTRunner,
+            workers={**WORKERS, "rollout": Saying},
             root=tmp_path / root,
         )
         result = runner.run()
+        [acting] = runner.rollout.said().wait()
+        assert acting == load_policy(result.checkpoint / "policy").config_dict()
         start.stop()
         return result
 
