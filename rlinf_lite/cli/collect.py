@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 
 _DEFAULT = "embodiment/tabletop_sft_vla"
 PRINT_INTERVAL_S = 2.0
@@ -37,7 +38,11 @@ def collect(arguments: Sequence[str]) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
-    print(f"  imitate it: rlinf-lite sft --config-name {name} data.source=folder data.demos_dir={given.out}")
+    env = {"env.id": given.env, "env.task": given.task}
+    same = [f"\"{key}='{value}'\"" if "," in value else f"{key}={value}" for key, value in env.items() if value]
+    same += [shlex.quote(text) for text in given.overrides if text.startswith("env.options")]
+    where = " ".join(["data.source=folder", shlex.quote(f"data.demos_dir={given.out}"), *same])
+    print(f"  imitate it: rlinf-lite sft --config-name {name} {where}")
     return 0
 
 
@@ -75,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _overrides(given: argparse.Namespace) -> list[str]:
     """The config keys that the options are short for, then what was written out."""
+    policy = {} if given.policy is None else _said_of(given.policy)
     short = {
+        # checks ask what the policy reads; a config has one of its own, with its options
+        "model.id": None if given.config_name or not given.env else policy.get("policy_id"),
         "env.id": given.env,
         "env.task": given.task,
         "env.train.num_envs": given.num_envs,
@@ -86,18 +94,25 @@ def _overrides(given: argparse.Namespace) -> list[str]:
         "data.pictures": given.pictures,
         "data.fps": given.fps,
         "data.keep_failures": True if given.keep_failures else None,
-        "model.num_action_chunks": None if given.policy is None else _chunk_of(Path(given.policy)),
+        "model.num_action_chunks": chunk_of(policy),
     }
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
-    return [*own, *(f"{key}={value}" for key, value in short.items() if value is not None), *given.overrides]
+    own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
+    own += ["cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
+    return [*own, *(f"{key}={_quoted(value)}" for key, value in short.items() if value is not None), *given.overrides]
 
 
-def _chunk_of(policy: Path) -> int | None:
-    """How many actions a saved policy emits at once; None where there is none, which the checks report."""
+def _quoted(value: object) -> object:
+    """A text in Hydra's quotes: a list of tasks has commas, a path may have anything."""
+    return "'" + value.replace("'", "\\'") + "'" if isinstance(value, str) else value
+
+
+def _said_of(policy: str) -> dict[str, Any]:
+    """`policy_config` of a saved policy; nothing where there is none, which the checks report."""
     try:
-        return int(json.loads((policy_directory(policy) / "config.json").read_text())["num_action_chunks"])
-    except (OSError, ValueError, KeyError):
-        return None
+        return policy_config(policy_directory(policy))
+    except (OSError, ValueError):
+        return {}
 
 
 def _play(cfg: Config, out: Path) -> None:

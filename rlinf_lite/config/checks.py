@@ -19,7 +19,7 @@ from rlinf_lite.config.plan import (
     plan_and_problems,
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import policy_config, policy_directory
+from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 from rlinf_lite.config.rules import REINFORCED, SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
 from rlinf_lite.config.schema import BaseConfig, Config
 
@@ -358,7 +358,7 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem("data.teacher_dir", text)
         return
     said = policy_config(file.parent)
-    of_teacher = said.get("num_action_chunks", 1)
+    of_teacher = chunk_of(said) or 1
     if chunk % of_teacher:
         yield Problem(
             "model.num_action_chunks",

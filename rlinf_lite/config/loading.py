@@ -166,8 +166,8 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Pro
             parsed.append(item)
             continue
         key, values = item.key_or_group, text.partition("=")[2]
-        advice = f"sweeps over values ({values}) are not supported. Give one; a list is '{key}=[a,b]'"
-        problems.append(Problem(key, advice))
+        one = f"Give one; a list is '{key}=[a,b]', and a text \"{key}='a,b'\""
+        problems.append(Problem(key, f"sweeps over values ({values}) are not supported. {one}"))
         suspects.add(key)
     return parsed, problems, suspects
 

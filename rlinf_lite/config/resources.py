@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ def policy_config(directory: Path) -> dict[str, Any]:
     own = directory / OWN_CONFIG
     said: dict[str, Any] = json.loads((directory / "config.json").read_text())
     return said | (json.loads(own.read_text()) if own.is_file() else {})
+
+
+def chunk_of(said: Mapping[str, Any]) -> int | None:
+    """How many actions a policy emits at once, by its `policy_config`; None where that does not say so."""
+    settings = said.get("rlinf_lite", {}).get("settings", said)
+    found: int | None = settings.get("num_action_chunks")
+    return found
 
 
 def start_dir(config: Any) -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +23,10 @@ from rlinf_lite import __version__
 from rlinf_lite.cards import Observed, Section
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.data.lerobot import statistics
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
+from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.registry import did_you_mean, env_card, is_installed
 
 if TYPE_CHECKING:
@@ -75,6 +77,18 @@ class Demonstrations:
         rows, end = self._rows(indices)
         following = np.minimum(rows[:, None] + np.arange(self._chunk), end[:, None] - 1)
         return self.frames.read(rows), torch.from_numpy(np.asarray(self.frames.actions[following]))
+
+    def relative_actions(self, dim: int) -> np.ndarray:
+        """One dimension of all executed actions of all chunks, less that of the state where each begins; float32 [n].
+
+        Raises DemonstrationError where there is no such state.
+        """
+        state, actions = self.frames.state, self.frames.actions
+        if state is None or dim >= state.shape[1]:
+            raise DemonstrationError(f"action[{dim}] is relative to state[{dim}], and the demonstrations have none")
+        rows, end = self._rows(np.arange(len(self)))
+        begun = [(rows[rows + i < end], i) for i in range(self._chunk)]
+        return np.concatenate([actions[first + i, dim] - state[first, dim] for first, i in begun])
 
     def _rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The frame where each chunk begins, and the one after its episode's last."""
@@ -152,6 +166,47 @@ def beyond_bounds(frames: Frames, spec: EnvSpec) -> list[str]:
         for dim, (low, high, least, most) in enumerate(bounds)
         if low < least - 1e-5 * (most - least) or high > most + 1e-5 * (most - least)
     ]
+
+
+def policy_statistics(demos: Demonstrations, spec: EnvSpec, num_relative: int = 0) -> dict[str, Statistics]:
+    """Of `state` and `action`, for a policy to normalise by: exact, over every frame; see `Policy.take_statistics`.
+
+    Of the first `num_relative` action dimensions they are of what comes in chunks, relative to the state where each
+    begins. Dimensions that never move span the environment's bounds, or one unit to either side of a state.
+    """
+    found = {name: dict(numbers) for name, numbers in demos.frames.statistics.items()}
+    action, low, high = found["action"], np.array(spec.action_low), np.array(spec.action_high)
+    for dim in range(num_relative):
+        relative = statistics.of_numbers(demos.relative_actions(dim)[:, None])
+        for name in relative.keys() - {"count"}:
+            action[name][dim] = relative[name][0]
+        centre, half = (relative["min"][0] + relative["max"][0]) / 2, (high[dim] - low[dim]) / 2
+        low[dim], high[dim] = centre - half, centre + half
+    usable = {"action": statistics.to_divide_by(action, low, high)}
+    if "state" in found:
+        centres = (np.array(found["state"]["min"]) + np.array(found["state"]["max"])) / 2
+        usable["state"] = statistics.to_divide_by(found["state"], centres - 1, centres + 1)
+    return usable
+
+
+def foreign_dimensions(
+    found: Mapping[str, Statistics], usual: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> list[str]:
+    """A line for each dimension of `state` and `action` in which demonstrations are far from what a policy that was
+    trained elsewhere takes for `usual`: outside of three times its range, or within a fortieth of it."""
+    lines = []
+    for name in found.keys() & usual.keys():
+        numbers, (lows, highs) = found[name], usual[name]
+        for dim, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            there = [numbers[key][dim] for key in ("min", "q01", "q99", "max")]
+            width, rounding = high - low, 1e-6 * max(abs(low), abs(high), 1.0) if np.isfinite(high - low) else 0.0
+            beyond = there[1] < low - width - rounding or there[2] > high + width + rounding
+            if beyond or there[3] - there[0] < width / 40 < np.inf:
+                lines.append(
+                    f"{name}[{dim}] is in [{there[1]:.4g}, {there[2]:.4g}] there, and the policy's statistics say "
+                    f"[{low:.4g}, {high:.4g}]"
+                )
+    return sorted(lines)
 
 
 def recipe(cfg: Config) -> dict[str, Any]:
@@ -249,9 +304,9 @@ def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
         if feature is None or not _is_vector(feature):
             problems.append(f"data.keys.{name}: no vector {number_key!r}. {did_you_mean(number_key, numbers)}")
         elif feature.width != num_dims:
-            problems.append(
-                f"data.keys.{name}: {number_key} has {feature.width} numbers, and the environment's {name} {num_dims}"
-            )
+            unless = ". Write data.keys.state=null if the policy reads none" if name == "state" else ""
+            text = f"{number_key} has {feature.width} numbers, and the environment's {name} {num_dims}{unless}"
+            problems.append(f"data.keys.{name}: {text}")
     if problems:
         raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
 

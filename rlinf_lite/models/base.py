@@ -63,6 +63,8 @@ class Policy(nn.Module, ABC):
     policy_id: str
     num_action_chunks: int
     action_dim: int
+    relative_actions = 0
+    """So many action dimensions are relative to the state where the chunk begins, and statistics of them have to be."""
 
     @abstractmethod
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
@@ -119,6 +121,20 @@ class Policy(nn.Module, ABC):
         Sharded weights are gathered around this call as around `forward`.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_loss")
+
+    def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """Normalise as demonstrations say, where this policy normalises by statistics: in the place of what
+        `from_config` took from the environment, before the first update, in actors and rollout workers alike.
+
+        `statistics` of `action`, and of `state` where the demonstrations have one: `min`, `max`, `mean`, `std`, `q01`,
+        ..., `q99`, by dimension and in the environment's units; no range among them is 0. What is taken has to be in
+        `config_dict()`, by which checkpoints keep it.
+        """
+
+    def usual_ranges(self) -> dict[str, tuple[list[float], list[float]]]:
+        """Low and high by dimension of `state` and `action`, as the statistics say that this policy normalises by;
+        nothing where it has none. What demonstrations are compared with when a trained policy learns from them."""
+        return {}
 
     def fsdp_units(self) -> list[nn.Module]:
         """Modules that are sharded one by one, inner before outer; the policy itself is sharded last."""

@@ -216,6 +216,30 @@ def _file_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[
             "a saved and loaded policy acts differently; register every tensor that matters as a parameter or buffer, "
             "or keep it in config_dict."
         )
+    if type(policy).take_statistics is Policy.take_statistics:
+        return
+    loaded.take_statistics(_statistics(spec))
+    with tempfile.TemporaryDirectory() as directory:
+        loaded.save_pretrained(directory)
+        again = type(policy).from_pretrained(directory)
+    with torch.inference_mode():
+        acted = [one.eval().predict_action_batch(obs).actions for one in (loaded, again)]
+    if not torch.equal(*acted):
+        yield "after take_statistics a saved and loaded policy acts differently; keep what it takes in config_dict."
+
+
+def _statistics(spec: EnvSpec) -> dict[str, dict[str, list[float]]]:
+    """As demonstrations could have them, within the environment's bounds."""
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    ranges = {"action": (low + (high - low) / 4, high)}
+    if spec.state_dim is not None:
+        ranges["state"] = (np.full(spec.state_dim, -1.0), np.full(spec.state_dim, 2.0))
+    named = {"min": 0.0, "q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0, "mean": 0.6}
+    return {
+        name: {key: (least + (most - least) * part).tolist() for key, part in named.items()}
+        | {"std": ((most - least) / 4).tolist()}
+        for name, (least, most) in ranges.items()
+    }
 
 
 def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:

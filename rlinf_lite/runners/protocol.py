@@ -24,9 +24,11 @@ _PACKAGES = (
 """Those that results depend on."""
 
 
-def protocol_of(cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. `played`: the rules that
-    the simulator followed, where the config may leave them open."""
+def protocol_of(
+    cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any], policy: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. What the config may leave
+    open: `played`, the rules that the simulator followed, and `policy`, options that are the checkpoint's."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -45,7 +47,7 @@ def protocol_of(cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any])
         "mode": env.eval.mode,
         "temperature": model.temperature if env.eval.mode == "sampled" else None,
         "model": model.id,
-        "model_options": _plain(model.options),
+        "model_options": {**_plain(model.options), **policy},
         "started_from": str(started_from) if (started_from := start_dir(cfg)) else None,
         **code(),
     }

@@ -20,11 +20,13 @@ from rlinf_lite.data.demonstrations import (
     Demonstrations,
     beyond_bounds,
     decode_frames,
+    keys_of,
     open_dataset,
     read_provenance,
     stride_of,
 )
 from rlinf_lite.data.lerobot.layout import is_dataset
+from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
@@ -38,6 +40,8 @@ class SFTRunner(SimulationRunner):
     _shown = -math.inf
     _learned_from: dict[str, Any] | None = None
     """Which demonstrations, so that a resumed run does not go on with others."""
+    _statistics: dict[str, Statistics] | None = None
+    """Those that the policy took of them; none where it is empty."""
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, decode them, and open them in the actors."""
@@ -64,7 +68,13 @@ class SFTRunner(SimulationRunner):
         )
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
-        self._wait(self.actor.open_demonstrations(str(frames)), what="demonstrations to be opened")
+        opening = self.actor.open_demonstrations(str(frames), self._statistics)
+        self._statistics, foreign = self._wait(opening, what="demonstrations to be opened")[0][0]
+        if self._statistics:
+            self._wait(self.rollout.take_statistics(self._statistics), what="statistics to be taken")
+            self.progress.message(f"states and actions are normalised by the statistics of {directory}")
+        for line in foreign:
+            self.progress.message(f"note: {line}, which it keeps: are they of another robot, or in other units?")
 
     def _check_same(self, chunks: Demonstrations, directory: Path) -> None:
         """Raise DemonstrationError where this run began with other demonstrations; the folder may have moved."""
@@ -80,11 +90,12 @@ class SFTRunner(SimulationRunner):
         )
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "learned_from": self._learned_from}
+        return {**super()._state(), "learned_from": self._learned_from, "statistics": self._statistics}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
         self._learned_from = state.get("learned_from")  # none in checkpoints of versions before
+        self._statistics = state.get("statistics", {})
 
     def run_step(self, step: int) -> None:
         started = time.time()
@@ -125,4 +136,7 @@ def check_demonstrations(cfg: Config) -> None:
     if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
         if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
             return  # to be collected
-        open_dataset(cfg, Path(demos_dir), observed(cfg))
+        seen = observed(cfg)
+        dataset = open_dataset(cfg, Path(demos_dir), seen)
+        if seen is not None:
+            dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))

@@ -76,14 +76,14 @@ class SimulationRunner(Runner):
         """
         with self._phase("eval"):
             self.update_rollout_weights()
-            results = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")[0]
+            results, policies = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")
         episodes = [record for result in results for record in result["episodes"]]
         recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
         if videos is not None and recorded:
             write_gif(recorded, videos)
         episodes.sort(key=lambda record: record.env_id)
         groups = env_card(self.cfg.env.id).task_groups
-        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), results[0]["played"])
+        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), results[0]["played"], policies[0])
         return summarize_episodes(episodes, self.cfg.env.eval.mode, groups, protocol)
 
     def _state(self) -> dict[str, Any]:

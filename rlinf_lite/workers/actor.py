@@ -28,8 +28,16 @@ from torch import Tensor
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
 from rlinf_lite.config.names import recomputed_logprobs
-from rlinf_lite.data.demonstrations import Demonstrations, batch_indices, stride_of
+from rlinf_lite.config.resources import start_dir
+from rlinf_lite.data.demonstrations import (
+    Demonstrations,
+    batch_indices,
+    foreign_dimensions,
+    policy_statistics,
+    stride_of,
+)
 from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
@@ -78,13 +86,14 @@ class EmbodiedFSDPActor(Worker):
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
     demonstrations: Demonstrations  # of an sft run
+    spec: EnvSpec
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
 
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
         """Build the policy and get ready to train; returns the number of parameters."""
-        cfg, self.layout, self.version = self.cfg, layout, 0
+        cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
         self.trajectories, self.batch = None, None
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
@@ -198,13 +207,25 @@ class EmbodiedFSDPActor(Worker):
         self.trajectories, self.batch = None, None
         return learner.result(sums)
 
-    def open_demonstrations(self, frames: str) -> int:
-        """Get ready to train on the frames that were decoded into this directory; returns the number of chunks.
+    def open_demonstrations(
+        self, frames: str, statistics: dict[str, Statistics] | None
+    ) -> tuple[dict[str, Statistics], list[str]]:
+        """Get ready to train on the frames that were decoded into this directory.
+
+        A policy of random weights takes the statistics of a folder, unless `statistics` says which it took before the
+        run was interrupted (none, where empty). Returns those that it took, and a line for each dimension in which a
+        policy that keeps its own knows nothing of what is there.
 
         Raises ValueError where the policy cannot be trained on them: for what it reads, or for one of their sentences.
         """
         cfg = self.cfg
         self.demonstrations = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
+        found = policy_statistics(self.demonstrations, self.spec, self.policy.relative_actions)
+        is_fresh = start_dir(cfg) is None
+        if statistics is None:
+            statistics = found if cfg.data.source == "folder" and is_fresh else {}
+        if statistics:
+            self.policy.take_statistics(statistics)
         tasks = self.demonstrations.frames.tasks
         for first in range(0, len(tasks), _TASKS_AT_ONCE):
             some = tasks[first : first + _TASKS_AT_ONCE]
@@ -214,7 +235,7 @@ class EmbodiedFSDPActor(Worker):
             except KeyError as error:
                 text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
                 raise LeRobotError(text) from error
-        return len(self.demonstrations)
+        return statistics, [] if is_fresh else foreign_dimensions(found, self.policy.usual_ranges())
 
     def run_sft(self, step: int) -> dict[str, Any]:
         """Update once, on the batch of `step`, which every rank reads its own part of. Returns as `run_training`."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlinf_lite.algorithms import needs_values
 from rlinf_lite.config import Config
+from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
 from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
@@ -84,8 +85,9 @@ class MultiStepRolloutWorker(Worker):
                 unfinished.remove(key)
         return {"spans": self.pop_spans()}
 
-    def evaluate(self) -> None:
-        """Act for the evaluation's episodes, without keeping anything."""
+    def evaluate(self) -> dict[str, Any]:
+        """Act for the evaluation's episodes, without keeping anything. Returns what the policy has for the options that
+        the config leaves to it (null), such as a checkpoint's number of denoising steps."""
         cfg = self.cfg.env.eval
         unfinished = set(self._pieces(replace(self.layout, num_envs=cfg.num_envs)))
         while unfinished:
@@ -95,6 +97,13 @@ class MultiStepRolloutWorker(Worker):
             else:
                 self._answer(env_rank, message, cfg.seed, cfg.mode)
         self.pop_spans()
+        left_open = [name for name, value in dict(self.cfg.model.options).items() if value is None]
+        has = self.policy.config_dict()
+        return {name: has[name] for name in left_open if name in has}
+
+    def take_statistics(self, statistics: dict[str, Statistics]) -> None:
+        """Normalise as the actor's policy does since it has seen the demonstrations."""
+        self.policy.take_statistics(statistics)
 
     def _pieces(self, layout: Layout) -> dict[tuple[int, int, int], np.ndarray]:
         """Environments that this worker serves, by env rank, stage and first row."""

@@ -14,6 +14,8 @@ import pytest
 
 from rlinf_lite import __version__
 from rlinf_lite.cli import EXAMPLES
+from rlinf_lite.cli.collect import requested
+from rlinf_lite.config import ConfigError
 from rlinf_lite.config.loading import config_names
 
 CommandLine = Callable[[list[str]], int]
@@ -135,6 +137,23 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     assert (run_dir / "report.html").is_file()
 
 
+def test_one_process_collects_whatever_workers_a_config_has() -> None:
+    """The config spreads environments over two workers in two stages; a list of tasks is one text."""
+    words = ["--out", "demos", "--config-name", "metaworld_sft_vla", "--task", "reach-v3,push-v3", "--num-envs", "1"]
+    cfg = requested([*words, "--episodes", "2"])
+    assert (cfg.env.task, cfg.env.train.num_envs, cfg.data.num_episodes) == ("reach-v3,push-v3", 1, 2)
+
+
+@pytest.mark.parametrize(("name", "model_id"), [("tabletop_vla", "openvla"), ("tabletop_flow", "pi0")])
+def test_a_policy_that_collects_acts_in_its_own_chunks(name: str, model_id: str) -> None:
+    """Whose length is in one file or another; asked more often, it would not be the policy that was trained."""
+    words = ["--out", "demos", "--env", "tabletop", "--policy", f"assets/{name}", "--episodes", "2", "--num-envs", "2"]
+    cfg = requested(words)
+    assert (cfg.model.id, cfg.model.num_action_chunks, cfg.env.options.obs_mode) == (model_id, 4, "rgb")
+    with pytest.raises(ConfigError, match=r"a chunk of 6 is no whole number of the teacher's chunks of 4"):
+        requested([*words, "model.num_action_chunks=6"])
+
+
 def test_collected_episodes_are_a_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
 ) -> None:
@@ -143,7 +162,9 @@ def test_collected_episodes_are_a_dataset(
     words += ["--pictures", "video", "--fps", "5", "--seed", "3", "env.options.obs_mode=rgb+state"]
     assert command_line(words) == 0
     written = capsys.readouterr().out
-    assert "6 of 6 episodes (successes)" in written and f"data.demos_dir={out}" in written
+    assert "6 of 6 episodes (successes)" in written
+    imitated = "env.id=tabletop env.task=push env.options.obs_mode=rgb+state"  # else another task's environment
+    assert written.endswith(f"data.source=folder data.demos_dir={out} {imitated}\n")
     info = json.loads((out / "meta" / "info.json").read_text())
     assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
     assert info["features"]["observation.images.top"]["dtype"] == "video"

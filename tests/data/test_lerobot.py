@@ -14,7 +14,7 @@ import pytest
 from rlinf_lite.cards import Observed
 from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
-from rlinf_lite.data.lerobot import video, writer
+from rlinf_lite.data.lerobot import layout, video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
@@ -109,29 +109,38 @@ def test_statistics_are_exact_over_the_whole_set(written):
 def test_files_roll_at_their_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "DATA_FILE_MB", 0.002)
     monkeypatch.setattr(writer, "VIDEO_FILE_MB", 0.0)  # after every episode
+    monkeypatch.setattr(layout, "CHUNKS_SIZE", 2)
     episodes = write_dataset(tmp_path / "set", lengths=(5, 8, 3, 4), num_parts=2)
     assert len(list((tmp_path / "set" / "data").glob("*/*"))) > 1
     assert len(list((tmp_path / "set" / "videos").glob("*/*/*"))) == 4
+    assert (tmp_path / "set" / f"videos/{TOP}/chunk-001/file-001.mp4").is_file()
     frames = read(tmp_path / "set")
     assert np.array_equal(frames.actions, np.concatenate([episode[ACTION] for episode in episodes]))
     assert psnr(frames.images["top"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
-def test_version_2_1_is_read(tmp_path):
+@pytest.mark.parametrize("chunks_size", [1000, 1])
+def test_version_2_1_is_read(tmp_path, chunks_size):
     episodes = write_v21(tmp_path / "set")
+    edit_info(tmp_path / "set", lambda info: info.update(chunks_size=chunks_size))
+    for file in [*(tmp_path / "set").rglob("episode_000001.*")] if chunks_size == 1 else ():
+        moved = Path(str(file).replace("chunk-000", "chunk-001"))
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(moved)
     frames = read(tmp_path / "set", Keys({"eye": TOP}, STATE, ACTION))
     assert frames.episodes.tolist() == [[0, 4], [4, 6]] and frames.tasks == ["task 0", "task 1"]
     assert np.array_equal(frames.state, np.concatenate([episode[STATE] for episode in episodes]))
     assert psnr(frames.images["eye"], np.concatenate([episode[TOP] for episode in episodes])) > 30
 
 
+@pytest.mark.parametrize("list_of", [pa.list_, pa.large_list])
 @pytest.mark.parametrize("rows", [[[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0]], [[1.0] * 3] * 2, [None, [1.0] * 4]])
-def test_rows_of_another_length_name_the_file(tmp_path, rows):
+def test_rows_of_another_length_name_the_file(tmp_path, rows, list_of):
     """Uneven ones whose sum fits, too short ones, an empty one: states would be those of other frames."""
     write_v21(tmp_path / "set")
     file = tmp_path / "set/data/chunk-000/episode_000001.parquet"
     kept = pq.read_table(file)[STATE].to_pylist()
-    states = pa.array([*rows, *kept[2:]], pa.list_(pa.float32()))
+    states = pa.array([*rows, *kept[2:]], list_of(pa.float32()))
     rewrite(file, lambda table: table.set_column(table.schema.names.index(STATE), STATE, states))
     with pytest.raises(LeRobotError, match=r"episode_000001\.parquet: .*observation\.state"):
         read(tmp_path / "set", Keys({}, STATE, ACTION))
@@ -139,8 +148,13 @@ def test_rows_of_another_length_name_the_file(tmp_path, rows):
 
 def test_what_lerobot_wrote_is_read(repo, tmp_path):
     """A dataset of LeRobot 0.4.4's own writer: random numbers, and pictures by a formula."""
-    frames = Frames(decode(LeRobotDataset(repo / "tests" / "data" / "written_by_lerobot"), KEYS, tmp_path))
+    directory = repo / "tests" / "data" / "written_by_lerobot"
+    frames = Frames(decode(LeRobotDataset(directory), KEYS, tmp_path))
     assert frames.episodes.tolist() == [[0, 5], [5, 8], [13, 3]]
+    theirs = json.loads((directory / "meta" / "stats.json").read_text())  # whose quantiles are means of episodes'
+    for name, key in (("state", STATE), ("action", ACTION)):
+        for statistic in ("min", "max", "mean", "std", "count"):
+            np.testing.assert_allclose(frames.statistics[name][statistic], theirs[key][statistic], rtol=1e-5, atol=1e-6)
     rng, (y, x) = np.random.default_rng(0), np.mgrid[:64, :96]
     for number, (first, length) in enumerate(frames.episodes):
         obs = frames.read(np.arange(first, first + length))
@@ -227,6 +241,112 @@ def test_damage_names_the_file(copy):
     read(copy)
 
 
+def test_what_is_not_in_the_tables_is_named(copy):
+    tasks, episodes = copy / "meta/tasks.parquet", copy / "meta/episodes/chunk-000/file-000.parquet"
+    data = copy / "data/chunk-000/file-000.parquet"
+    whole = {file: file.read_bytes() for file in (data, tasks, episodes, copy / "meta/info.json")}
+
+    def refused(file, match):
+        with pytest.raises(LeRobotError, match=match) as caught:
+            read(copy)
+        assert str(file) in str(caught.value)
+        for one, content in whole.items():
+            one.write_bytes(content)
+
+    def set_column(name, values):
+        return lambda table: table.set_column(table.schema.names.index(name), name, values)
+
+    info = copy / "meta/info.json"
+    for fps in (0, -5, None, "10", True):
+        edit_info(copy, lambda content, fps=fps: content.update(fps=fps))
+        refused(info, rf"fps is {fps!r}, and a number above 0 is needed")
+    info.write_bytes(b"\xff\xfe\x00")
+    refused(info, "cannot be read")
+    edit_info(copy, lambda content: content.update(data_path="data/{episode_chunk:03d}.parquet"))
+    refused(info, r"has \{episode_chunk\}, which v3.0 does not know")
+    rewrite(tasks, lambda table: table.drop_columns(["task"]))
+    refused(tasks, "has no column task, but task_index")
+    rewrite(tasks, lambda table: table.drop_columns(["task_index"]))
+    refused(tasks, "has no column task_index")
+    rewrite(tasks, set_column("task", pa.array([None, "task 1"], pa.string())))
+    refused(tasks, "the sentence of task 0 is None, and no text")
+    rewrite(tasks, set_column("task_index", pa.array([1, 1])))
+    refused(tasks, r"2 tasks have the numbers \[1, 1\]")
+    rewrite(episodes, set_column("data/file_index", pa.array([0, None, 0])))
+    refused(episodes, "data/file_index is empty in some row")
+    rewrite(data, set_column("task_index", pa.array([-1] * 16)))
+    refused(copy, "a frame has task -1, and there are 2")
+    states = np.zeros(64, np.float32)
+    states[25] = np.nan
+    rewrite(data, set_column(STATE, pa.FixedSizeListArray.from_arrays(pa.array(states), 4)))
+    refused(data, r"observation\.state\[1\] is nan in frame 1 of episode 1")
+    assert not list((copy / ".frames").iterdir()), "something unfinished was left"
+    png = writer.png(np.zeros((32, 48), np.uint16))
+    pictures = pq.read_table(data)[WRIST].to_pylist()
+    rewrite(data, set_column(WRIST, pa.array([*pictures[:15], {"bytes": png, "path": ""}], writer._PNG)))
+    refused(data, "wrist has mode I;16, as depth maps have")
+    rewrite(data, set_column(WRIST, pa.array([*pictures[:15], None], writer._PNG)))
+    refused(data, "wrist cannot be decoded: there are no bytes of it")
+
+    # a table with more than LeRobot writes, and one whose index pandas has not named
+    rewrite(tasks, lambda table: table.add_column(0, "category", pa.array(["easy", "hard"])))
+    assert read(copy).tasks == ["task 0", "task 1"]
+    rewrite(tasks, lambda table: table.drop_columns(["category"]).rename_columns(["task_index", "__index_level_0__"]))
+    assert read(copy).tasks == ["task 0", "task 1"]
+
+
+def test_frames_are_at_their_times(copy):
+    """LeRobot finds a picture by the time of its frame, here it is by number."""
+    data = copy / "data/chunk-000/file-000.parquet"
+    late = pa.array((np.array([*range(5), *range(8), *range(3)]) / 7).astype(np.float32))
+    rewrite(data, lambda table: table.set_column(table.schema.names.index("timestamp"), "timestamp", late))
+    with pytest.raises(
+        LeRobotError, match=rf"{data}: frame 1 is at 0\.1429 s .* by info\.json \(10 frames/s\) .* 0\.1"
+    ):
+        read(copy)
+
+
+def test_a_video_of_other_episodes_is_named(copy, tmp_path):
+    """A shift by one picture, clips that overlap, and v2.1's files in the wrong place."""
+    episodes, begins = copy / "meta/episodes/chunk-000/file-000.parquet", f"videos/{TOP}/from_timestamp"
+    clips = pq.read_table(episodes).select([begins, f"videos/{TOP}/to_timestamp"]).to_pylist()
+    kept = episodes.read_bytes()
+    for change, match in (
+        ({0: (0.1, 0.0)}, "an episode of 5 frames has 4 pictures"),
+        (
+            {0: (0.0, 0.3)},
+            "an episode of 5 frames has 8 pictures, from 0.0000 s to 0.8000 s. Is it",
+        ),
+        ({0: (0.1, 0.1)}, r"an episode begins at 0\.5000 s, within the one before it"),
+        ({2: (0.1, 0.1)}, r"ends at 0\.70 s, and the dataset has a frame at 0\.80 s: is it truncated"),
+    ):
+        for number, (late, later) in change.items():
+            for (name, second), more in zip(clips[number].items(), (late, later), strict=True):
+                values = [clip[name] for clip in clips]
+                values[number] = second + more
+                column = pa.array(values)
+                rewrite(episodes, lambda t, name=name, x=column: t.set_column(t.schema.names.index(name), name, x))
+        with pytest.raises(LeRobotError, match=match):
+            read(copy)
+        episodes.write_bytes(kept)
+    read(copy)
+
+    write_v21(tmp_path / "v2")
+    first, second = (tmp_path / f"v2/videos/chunk-000/{TOP}/episode_{i:06d}.mp4" for i in range(2))
+    shutil.copy(second, first)
+    with pytest.raises(LeRobotError, match=f"{first}: an episode of 4 frames has 6 pictures"):
+        read(tmp_path / "v2", Keys({"eye": TOP}, STATE, ACTION))
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"episode_index": 1}', '{"episode_index": "1", "length": 6}'])
+def test_lines_of_version_2_1_that_say_too_little_are_named(tmp_path, line):
+    write_v21(tmp_path / "set")
+    file = tmp_path / "set/meta/episodes.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n" + line + "\n")
+    with pytest.raises(LeRobotError, match=rf"{file}: line 2 has no (episode_index|length) that is int"):
+        LeRobotDataset(tmp_path / "set")
+
+
 def test_a_video_that_ends_early_is_named(copy):
     clip = copy / f"videos/{TOP}/chunk-000/file-000.mp4"
     short = VideoWriter(clip, 64, 96, 10)
@@ -234,7 +354,7 @@ def test_a_video_that_ends_early_is_named(copy):
     short.close()
     with pytest.raises(LeRobotError, match=f"{clip} ends at 0.50 s, and the dataset has a frame at 0.60 s"):
         read(copy)
-    assert not list((copy / ".frames").iterdir()), "something unfinished was left"
+    assert not list((copy / ".frames").glob("*")), "something unfinished was left"
 
 
 def test_a_part_of_a_video_is_what_the_whole_has(tmp_path):

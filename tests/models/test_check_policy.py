@@ -114,6 +114,16 @@ class HiddenState(Good):
         return super()._mean(state) + self.factor
 
 
+class HiddenStatistics(Good):
+    """What it takes of demonstrations is not in the config."""
+
+    def take_statistics(self, statistics: Any) -> None:
+        self.spread = torch.tensor(statistics["state"]["std"])
+
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(state / getattr(self, "spread", 1.0))
+
+
 class TupleConfig(Good):
     def config_dict(self) -> dict[str, Any]:
         return {**super().config_dict(), "hidden_sizes": (256, 256, 256)}
@@ -149,6 +159,7 @@ class NeedsImages(Good):
         (GlobalNoise, "gave other actions the second time; take all noise from obs['noise_key']"),
         (NeverExplores, "other noise keys gave the same actions"),
         (HiddenState, "a saved and loaded policy acts differently; register every tensor"),
+        (HiddenStatistics, "after take_statistics a saved and loaded policy acts differently"),
         (TupleConfig, "config_dict changes on its way through JSON"),
         (NoInputs, "forward_inputs holds nothing in mode train"),
         (PlainTuple, "forward returns a builtins.tuple; return a rlinf_lite.models.PolicyOutput"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rlinf_lite.cli.collect import collect
 from rlinf_lite.models import load_policy
-from rlinf_lite.runners import SFTRunner
-from tests.runners.conftest import read_metrics
+from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from tests.runners.conftest import WORKERS, read_metrics
+from tests.runners.rollouts import Saying
 
 SMALL = [
     "env.train.num_envs=4",
@@ -100,3 +106,70 @@ def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, act
     ]
     for line, other in zip(learned, found[1], strict=True):
         assert line == pytest.approx({name: other[name] for name in line}, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.timeout(600)
+def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
+    start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the actor, in rollout workers and in checkpoints; after a resume, those that the run began with."""
+    push, pick = tmp_path / "push", tmp_path / "pick"
+    for folder, task, more in ((push, "push", []), (pick, "pick", ["--noise", "0.5"])):
+        options = ["--env", "tabletop", "--task", task, "--episodes", "12", "--num-envs", "12", "--seed", "1"]
+        assert collect(["--out", str(folder), *options, *more, "env.options.obs_mode=rgb+state"]) == 0
+    [table] = (pick / "data").glob("*/*.parquet")  # of a robot that measures in centimetres
+    rows, column = pq.read_table(table), "observation.state"
+    scaled = np.stack(rows[column].to_numpy()) * np.float32(100)
+    states = pa.FixedSizeListArray.from_arrays(pa.array(scaled.ravel()), scaled.shape[1])
+    pq.write_table(rows.set_column(rows.schema.names.index(column), column, states), table)
+    both = ["model.id=pi05", "model.options.max_prompt_length=128", *TOGETHER]
+    both += ["env.task=push", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=4", "env.eval.num_videos=0"]
+
+    def run(root: str, steps: int, folder: Path, *more: str) -> Any:
+        own = [*both, "data.source=folder", f"data.demos_dir={folder}", f"runner.max_steps={steps}", *more]
+        runner = start(
+            *own,
+            f"runner.save_interval={steps}",
+            f"runner.val_check_interval={steps}",
+            config="tabletop_sft_flow",
+            small=SMALL,
+            runner_class=SFTRunner,
+            workers={**WORKERS, "rollout": Saying},
+            root=tmp_path / root,
+        )
+        result = runner.run()
+        [acting] = runner.rollout.said().wait()
+        assert acting == load_policy(result.checkpoint / "policy").config_dict()
+        start.stop()
+        return result
+
+    whole = run("whole", 2, push)
+    learned: Any = load_policy(whole.checkpoint / "policy")
+    said = json.loads((push / "meta" / "stats.json").read_text())
+    for name, key in (("state", "observation.state"), ("actions", "action")):
+        found = {statistic: np.array(x) for statistic, x in learned.cfg.statistics[name].items()}
+        low, high = np.array(said[key]["q01"]), np.array(said[key]["q99"])
+        moves = high > low
+        assert moves.any() and (name == "actions" or not moves.all()), "nothing is tested"
+        assert np.array_equal(found["q01"][moves], low[moves]) and np.array_equal(found["q99"][moves], high[moves])
+        assert (found["q99"] > found["q01"]).all() and (found["std"] > 0).all()
+
+    load = [*both, f"actor.checkpoint_load_path={whole.checkpoint}", "runner.task_type=embodied", "runner.max_steps=1"]
+    loaded = start(*load, config="tabletop_sft_flow", small=SMALL, runner_class=EmbodiedRunner, root=tmp_path / "rl")
+    assert loaded.evaluate().episodes == whole.last_eval.episodes
+    acted_by = whole.last_eval.protocol["model_options"]
+    assert (acted_by["num_steps"], acted_by["horizon"]) == (4, 4), "what the config leaves to the policy"
+    start.stop()
+
+    run("half", 1, push)
+    again = load_policy(run("half", 2, push, "runner.resume=auto").checkpoint / "policy")
+    assert again.config_dict() == learned.config_dict()
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in learned.state_dict().items())
+    other = run("half", 3, pick, "runner.resume=auto", "runner.allow_changes=[data.demos_dir]").checkpoint
+    assert load_policy(other / "policy").config_dict() == learned.config_dict()
+
+    capfd.readouterr()
+    kept = run("kept", 1, pick, f"actor.checkpoint_load_path={whole.checkpoint}")
+    assert load_policy(kept.checkpoint / "policy").config_dict() == learned.config_dict()
+    printed = capfd.readouterr().out
+    assert "note: state[0] is in [" in printed and "and the policy's statistics say [" in printed

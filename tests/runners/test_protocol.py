@@ -24,7 +24,7 @@ def load(*overrides: str) -> Config:
 def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     cfg = load("env.options.render=exact", "env.options.obs_mode=rgb+state", "env.eval.num_episodes=30")
     played = {"max_episode_steps": 500, "ignore_terminations": False}
-    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], played)))
+    said = json.loads(json.dumps(protocol_of(cfg, [*MT10 * 3], played, {})))
     expected = {
         "suite": None,
         "env": "metaworld",
@@ -43,7 +43,7 @@ def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     assert said["env_options"]["render"] == "exact" and "hidden_sizes" in said["model_options"]
     assert {"python", "torch", "rlinf_lite"} <= set(said["versions"])
     overrides = ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
-    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], {"max_episode_steps": 7})
+    own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], {"max_episode_steps": 7}, {})
     assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == [1, 2] and own["suite"] is None
 
 
@@ -57,7 +57,7 @@ def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
     for name, suite in env_card("libero").suites.items():
         cfg = load_config("libero_eval", suite_overrides(name, "libero"), elsewhere=True)
         assert suite_of(env_card("libero"), cfg) == name and suites()[name] == suite
-        said = protocol_of(cfg, ["a", "b"], {"max_episode_steps": 7})
+        said = protocol_of(cfg, ["a", "b"], {"max_episode_steps": 7}, {})
         settling = 15 if name.endswith("-rlinf") else 10
         assert said["initial_states"].startswith("published") and said["env_options"]["settle_steps"] == settling
         assert said["max_episode_steps"] == 7 and said["suite"] == name

@@ -24,7 +24,8 @@ from rlinf_lite.data.lerobot.layout import LeRobotError
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
-FORMAT = 1
+FORMAT = 2
+"""Of decoded frames, and of what has been checked before they are kept."""
 _CONTENTS = "contents.json"
 
 
@@ -143,8 +144,8 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
             if key in columns:
                 images[camera][rows] = columns[key]
         report("frames", rows.stop, total)
-    if task.max() >= len(dataset.tasks):
-        raise LeRobotError(f"{dataset.directory}: a frame has task {task.max()}, and there are {len(dataset.tasks)}")
+    for strange in task[(task < 0) | (task >= len(dataset.tasks))][:1]:
+        raise LeRobotError(f"{dataset.directory}: a frame has task {strange}, and there are {len(dataset.tasks)}")
     for camera, key in keys.cameras.items():
         if info.features[key].dtype == "video":
             for done, (frame, picture) in enumerate(dataset.pictures(key), 1):
@@ -154,18 +155,22 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     found = {"action": statistics.of_numbers(actions)} | (
         {} if state is None else {"state": statistics.of_numbers(state)}
     )
-    _check_finite(dataset.directory, found)
+    _check_finite(dataset, actions, found["action"], keys.action)
+    if state is not None and keys.state is not None:
+        _check_finite(dataset, state, found["state"], keys.state)
     tasks = dataset.tasks if keys.instruction else [""] * len(dataset.tasks)
     content = {"tasks": tasks, "cameras": files, "has_state": state is not None, "statistics": found}
     content |= {"source": str(dataset.directory.absolute()), "keys": asdict(keys)}
     (partial / _CONTENTS).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _check_finite(directory: Path, found: Mapping[str, statistics.Statistics]) -> None:
-    for name, numbers in found.items():
-        bad = np.flatnonzero(~np.isfinite(numbers["mean"]))
-        if len(bad):
-            raise LeRobotError(f"{directory}: {name}[{bad[0]}] is NaN or infinite in some frame")
+def _check_finite(dataset: LeRobotDataset, values: NDArray[Any], found: statistics.Statistics, key: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(found["mean"]))
+    if len(bad):
+        frame = int(np.flatnonzero(~np.isfinite(values[:, bad[0]]))[0])
+        [(number, episode)] = [x for x in enumerate(dataset.episodes) if 0 <= frame - x[1].first_frame < x[1].length]
+        where = f"frame {frame - episode.first_frame} of episode {number}"
+        raise LeRobotError(f"{episode.data_file}: {key}[{bad[0]}] is {values[frame, bad[0]]} in {where}")
 
 
 def _check_room(dataset: LeRobotDataset, keys: Keys, partial: Path) -> None:

@@ -132,9 +132,13 @@ def read_info(directory: Path) -> Info:
             chunks_size=content.get("chunks_size", CHUNKS_SIZE),
             robot_type=content.get("robot_type"),
         )
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except LeRobotError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         what = f"has no {error}" if isinstance(error, KeyError) else str(error)
         raise LeRobotError(f"{file} cannot be read: {what}") from error
+    if isinstance(info.fps, bool) or not isinstance(info.fps, int | float) or not info.fps > 0:
+        raise LeRobotError(f"{file}: fps is {info.fps!r}, and a number above 0 is needed")
     if info.video_path is None and any(feature.dtype == "video" for feature in info.features.values()):
         raise LeRobotError(f"{file}: has video features, and video_path is null")
     return info

@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rlinf_lite.data.lerobot.layout import V2, Feature, LeRobotError, read_info
-from rlinf_lite.data.lerobot.video import check_video, pictures_at
+from rlinf_lite.data.lerobot.layout import INFO, V2, Feature, LeRobotError, read_info
+from rlinf_lite.data.lerobot.video import TOLERANCE_S, check_video, pictures_at
 from rlinf_lite.registry import did_you_mean
 
 _ROWS_AT_ONCE = 256
+_EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Clip:
 
     file: Path
     start_s: float
+    end_s: float | None = None
+    """None where it is the whole of a file."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,22 @@ class LeRobotDataset:
         return found
 
     def check_videos(self, keys: Sequence[str]) -> None:
-        """Open every video of these features."""
+        """Open every video of these features, and compare it with where its episodes are."""
         for key in keys:
             if self.info.features[key].dtype == "video":
-                for file in dict.fromkeys(episode.clips[key].file for episode in self.episodes):
-                    check_video(file, key, self.info.features[key], self.info.fps)
+                for file, episodes in self._by_file(key).items():
+                    found = check_video(file, key, self.info.features[key], self.info.fps)
+                    _check_clips(file, [(x.clips[key], x.length) for x in episodes], self.info.fps, found)
 
     def rows(self, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """Number of the first frame, and by feature [n, D] of numbers or uint8 [n, H, W, 3] of "image"s; in order."""
         first = 0
         counters = ["index", "episode_index", "frame_index"]
+        clock = [key for key in ("timestamp",) if key in self.info.features]
         numbers = iter(self._expected_counters())
         for file in dict.fromkeys(episode.data_file for episode in self.episodes):
             try:
-                for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[*keys, *counters]):
+                for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[*keys, *counters, *clock]):
                     expected = np.array([next(numbers) for _ in range(len(batch))])
                     found = np.stack([batch[name].to_numpy(zero_copy_only=False) for name in counters], axis=1)
                     wrong = np.flatnonzero((found != expected).any(1))
@@ -86,6 +91,8 @@ class LeRobotDataset:
                         of_row = dict(zip(counters, found[wrong[0]].tolist(), strict=True))
                         due = dict(zip(counters, expected[wrong[0]].tolist(), strict=True))
                         raise LeRobotError(f"{file}: frame {first + wrong[0]} is {of_row}, by meta/episodes {due}")
+                    for key in clock:
+                        self._check_clock(file, first, expected[:, 2], self._values(file, key, batch[key])[:, 0])
                     yield first, {key: self._values(file, key, batch[key]) for key in keys}
                     first += len(batch)
             except (OSError, pa.ArrowException) as error:
@@ -93,16 +100,19 @@ class LeRobotDataset:
 
     def pictures(self, key: str) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number of the frame, and its picture uint8 [H, W, 3], of a "video" feature; file after file."""
-        by_file: dict[Path, list[EpisodeEntry]] = {}
-        for episode in self.episodes:
-            by_file.setdefault(episode.clips[key].file, []).append(episode)
-        for file, episodes in by_file.items():
-            episodes.sort(key=lambda episode: episode.clips[key].start_s)
+        for file, episodes in self._by_file(key).items():
             frames = [episode.first_frame + i for episode in episodes for i in range(episode.length)]
             times = [
                 episode.clips[key].start_s + i / self.info.fps for episode in episodes for i in range(episode.length)
             ]
             yield from zip(frames, pictures_at(file, times), strict=True)
+
+    def _by_file(self, key: str) -> dict[Path, list[EpisodeEntry]]:
+        """The episodes of every video of a feature, in the order of its pictures."""
+        found: dict[Path, list[EpisodeEntry]] = {}
+        for episode in sorted(self.episodes, key=lambda episode: episode.clips[key].start_s):
+            found.setdefault(episode.clips[key].file, []).append(episode)
+        return dict(sorted(found.items(), key=lambda item: min(episode.first_frame for episode in item[1])))
 
     def _values(self, file: Path, key: str, column: pa.Array) -> NDArray[Any]:
         feature = self.info.features[key]
@@ -113,7 +123,7 @@ class LeRobotDataset:
         num_rows = len(column)
         if column.null_count:
             raise LeRobotError(f"{file}: {column.null_count} of {num_rows} rows of {key} are empty")
-        if pa.types.is_list(column.type) and len(feature.shape) == 1:
+        if (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) and len(feature.shape) == 1:
             lengths = {length for length in pc.list_value_length(column).to_pylist() if length != feature.width}
             if lengths:
                 raise LeRobotError(f"{file}: {key} has {feature.width} numbers in info.json, and {min(lengths)} there")
@@ -124,11 +134,27 @@ class LeRobotDataset:
             raise LeRobotError(f"{file}: {num_rows} rows of {key} have {values.size} numbers, not {feature.width} each")
         return values.reshape(-1, feature.width)
 
+    def _check_clock(self, file: Path, first: int, frame_index: NDArray[Any], found_s: NDArray[Any]) -> None:
+        """By the time of a frame others find its picture; here its number is used, which has to be the same."""
+        due_s = frame_index / self.info.fps
+        wrong = np.flatnonzero(~(np.abs(found_s - due_s) <= TOLERANCE_S + 1e-6 * due_s))  # times are float32
+        if len(wrong):
+            row = wrong[0]
+            raise LeRobotError(
+                f"{file}: frame {first + row} is at {found_s[row]:.4f} s of its episode, and by info.json "
+                f"({self.info.fps:g} frames/s) frame {frame_index[row]} is at {due_s[row]:.4f} s"
+            )
+
     def _png(self, file: Path, key: str, feature: Feature, content: bytes | None) -> NDArray[np.uint8]:
         try:
-            picture = np.asarray(Image.open(io.BytesIO(content or b"")).convert("RGB"))
+            opened = Image.open(io.BytesIO(content or b""))
+            picture = np.asarray(opened.convert("RGB"))
         except (UnidentifiedImageError, OSError) as error:
-            raise LeRobotError(f"{file}: a picture of {key} cannot be decoded: {error}") from error
+            why = "there are no bytes of it" if not content else "it is damaged, or no picture"
+            raise LeRobotError(f"{file}: a picture of {key} cannot be decoded: {why}") from error
+        if opened.mode not in _EIGHT_BITS:
+            text = f"a picture of {key} has mode {opened.mode}, as depth maps have: colours of 8 bits are read"
+            raise LeRobotError(f"{file}: {text}")
         if picture.shape[:2] != feature.size:
             raise LeRobotError(f"{file}: a picture of {key} is {picture.shape[:2]}, in info.json {feature.size}")
         return picture
@@ -163,24 +189,39 @@ class LeRobotDataset:
 
     def _read_tasks(self) -> list[str]:
         if self.info.version == V2:
-            lines = self._json_lines("meta/tasks.jsonl")
-            texts = {line["task_index"]: line["task"] for line in lines}
+            file = self.directory / "meta/tasks.jsonl"
+            lines = self._json_lines(file, {"task_index": int, "task": str})
+            pairs = [(line["task_index"], line["task"]) for line in lines]
         else:
-            table = self._table(self.directory / "meta" / "tasks.parquet")
-            name = next((name for name in table.column_names if name != "task_index"), "task")
-            texts = dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
-        if sorted(texts) != list(range(len(texts))):
-            raise LeRobotError(f"{self.directory / 'meta'}: the numbers of the tasks are {sorted(texts)[:20]}")
-        return [texts[i] for i in range(len(texts))]
+            file = self.directory / "meta/tasks.parquet"
+            table = self._table(file, ["task_index"], all_columns=True)
+            # the index of a pandas frame, named or not
+            name = next((name for name in ("task", "__index_level_0__") if name in table.column_names), None)
+            if name is None:
+                raise LeRobotError(f"{file} has no column task, but {', '.join(table.column_names)}")
+            pairs = list(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+        if sorted(number for number, _ in pairs if number is not None) != list(range(len(pairs))):
+            raise LeRobotError(f"{file}: {len(pairs)} tasks have the numbers {[number for number, _ in pairs][:20]}")
+        for number, text in pairs:
+            if not isinstance(text, str):
+                raise LeRobotError(f"{file}: the sentence of task {number} is {text!r}, and no text")
+        return [text for _, text in sorted(pairs)]
 
     def _read_episodes(self) -> list[EpisodeEntry]:
-        lines = self._json_lines("meta/episodes.jsonl") if self.info.version == V2 else self._episode_rows()
+        if self.info.version == V2:
+            lines = self._json_lines(self.directory / "meta/episodes.jsonl", {"episode_index": int, "length": int})
+        else:
+            lines = self._episode_rows()
         lines.sort(key=lambda line: int(line["episode_index"]))
         episodes, first = [], 0
         for number, line in enumerate(lines):
             if line["episode_index"] != number:
                 raise LeRobotError(f"{self.directory / 'meta'}: there is no episode {number} among {len(lines)}")
-            entry = self._entry_v2(line, first) if self.info.version == V2 else self._entry_v3(line)
+            try:
+                entry = self._entry_v2(line, first) if self.info.version == V2 else self._entry_v3(line)
+            except KeyError as error:
+                text = f"data_path or video_path has {{{error.args[0]}}}, which {self.info.version} does not know"
+                raise LeRobotError(f"{self.directory / INFO}: {text}") from error
             if entry.first_frame != first:
                 raise LeRobotError(
                     f"{self.directory / 'meta'}: episode {number} begins at frame {entry.first_frame}, and the "
@@ -198,7 +239,7 @@ class LeRobotDataset:
             path = info.video_path or ""
             at = {name: line[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
             file = self.directory / path.format(video_key=key, **at)
-            clips[key] = Clip(file, float(line[f"videos/{key}/from_timestamp"]))
+            clips[key] = Clip(file, *(float(line[f"videos/{key}/{name}_timestamp"]) for name in ("from", "to")))
         file = self.directory / info.data_path.format(**place)
         return EpisodeEntry(line["dataset_from_index"], line["length"], file, clips)
 
@@ -218,25 +259,59 @@ class LeRobotDataset:
             raise LeRobotError(f"{self.directory / 'meta/episodes'}: there is no table of episodes")
         wanted = ["episode_index", "length", "dataset_from_index", "data/chunk_index", "data/file_index"]
         for key in self._videos():
-            wanted += [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+            wanted += [
+                f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+            ]
         return [row for file in files for row in self._table(file, wanted).to_pylist()]
 
-    def _table(self, file: Path, wanted: Sequence[str] | None = None) -> pa.Table:
+    def _table(self, file: Path, wanted: Sequence[str], all_columns: bool = False) -> pa.Table:
+        """Rows of a file of `meta/`, none of whose `wanted` numbers is empty; with `all_columns` what else it has."""
         try:
             names = pq.read_schema(file).names
-            missing = [name for name in wanted or () if name not in names]
+            missing = [name for name in wanted if name not in names]
             if missing:
                 raise LeRobotError(f"{file} has no column {', '.join(missing)}, which info.json's features need")
-            return pq.read_table(file, columns=wanted)
+            table = pq.read_table(file, columns=None if all_columns else wanted)
+            empty = [name for name in wanted if table[name].null_count]
+            if empty:
+                raise LeRobotError(f"{file}: {', '.join(empty)} is empty in some row")
+            return table
         except (OSError, pa.ArrowException) as error:
             raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
 
-    def _json_lines(self, name: str) -> list[dict[str, Any]]:
-        file = self.directory / name
+    def _json_lines(self, file: Path, wanted: Mapping[str, type]) -> list[dict[str, Any]]:
+        """Of a v2.1 table, whose lines have these keys."""
         try:
-            return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        except (OSError, json.JSONDecodeError) as error:
+            lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
             raise LeRobotError(f"{file} cannot be read: {error}") from error
+        for number, line in enumerate(lines, 1):
+            for key, kind in wanted.items():
+                if not isinstance(line, dict) or type(line.get(key)) is not kind:
+                    raise LeRobotError(f"{file}: line {number} has no {key} that is {kind.__name__}: {line!r:.200}")
+        return lines
+
+
+def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_pictures: int) -> None:
+    """Raise LeRobotError where episodes, of these clips and lengths, overlap, have fewer pictures than frames, or leave
+    more than one over, as the video of another episode would."""
+    before = 0
+    for clip, length in clips:
+        start = clip.start_s * fps
+        end = num_pictures if clip.end_s is None else clip.end_s * fps
+        if start < before - 0.5:
+            raise LeRobotError(f"{file}: an episode begins at {clip.start_s:.4f} s, within the one before it")
+        if not length - 0.5 < end - start < length + 1.5:
+            raise LeRobotError(
+                f"{file}: an episode of {length} frames has {end - start:g} pictures, from {clip.start_s:.4f} s to "
+                f"{end / fps:.4f} s. Is it the video of another one, or truncated?"
+            )
+        before = round(start) + length
+    if num_pictures < before:
+        raise LeRobotError(
+            f"{file} ends at {max(num_pictures - 1, 0) / fps:.2f} s, and the dataset has a frame at "
+            f"{num_pictures / fps:.2f} s: is it truncated?"
+        )
 
 
 def _check_column(file: Path, key: str, feature: Feature, schema: pa.Schema) -> None:

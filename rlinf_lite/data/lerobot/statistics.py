@@ -32,6 +32,22 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
     return found | {"count": [len(values)]}
 
 
+def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> Statistics:
+    """`found`, of numbers, without the ranges that nothing should be divided by.
+
+    A dimension that never moves, but for rounding, spans `least` to `most` [D] instead. Where nearly all values are
+    one, as of a gripper that hardly ever closes, q01 and q99 are the smallest and largest: the others would be huge.
+    """
+    numbers = {name: np.array(found[name]) for name in ("min", "max", "mean", "std", *QUANTILES)}
+    low, high = numbers["min"], numbers["max"]
+    still = high - low <= 1e-6 * np.maximum(np.abs(low), np.abs(high))
+    narrow = ~still & (numbers["q99"] - numbers["q01"] < 1e-3 * (high - low))
+    numbers["q01"], numbers["q99"] = np.where(narrow, low, numbers["q01"]), np.where(narrow, high, numbers["q99"])
+    made_up = {"mean": (least + most) / 2, "std": (most - least) / 2, "min": least, "max": most}
+    made_up |= {name: least + (most - least) * q for name, q in QUANTILES.items()} | {"q01": least, "q99": most}
+    return {name: np.where(still, made_up[name], x).tolist() for name, x in numbers.items()}
+
+
 def picture_counts(pictures: NDArray[np.uint8]) -> NDArray[np.int64]:
     """How often each value occurs by channel, int64 [3, 256], in uint8 [n, H, W, 3]."""
     return np.stack([np.bincount(pictures[..., channel].ravel(), minlength=256) for channel in range(3)])

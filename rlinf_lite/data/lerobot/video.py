@@ -89,12 +89,14 @@ class VideoWriter:
         )
 
 
-def check_video(file: Path, key: str, feature: Feature, fps: int) -> None:
-    """Raise LeRobotError where the file cannot be opened, or is not what `feature` says."""
+def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
+    """The number of pictures in the file. Raises LeRobotError where it cannot be opened, or is not what `feature`
+    says."""
     with _open(file) as container:
         stream = container.streams.video[0]
         info, found = feature.info, stream.codec_context
         codec, rate = found.codec.canonical_name, stream.average_rate
+        num_pictures = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         pairs = [
             ("size", f"{feature.size[0]} x {feature.size[1]}", f"{found.height} x {found.width}"),
             ("codec", info.get("video.codec", codec), codec),
@@ -103,6 +105,9 @@ def check_video(file: Path, key: str, feature: Feature, fps: int) -> None:
     wrong = [f"{what} is {got} there and {said} in info.json" for what, said, got in pairs if said != got]
     if wrong:
         raise LeRobotError(f"{file}: of {key} the {'; the '.join(wrong)}")
+    if info.get("is_depth_map") or info.get("video.is_depth_map"):
+        raise LeRobotError(f"{file}: {key} is a depth map in info.json, and colours are read")
+    return num_pictures
 
 
 def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> Iterator[NDArray[np.uint8]]:

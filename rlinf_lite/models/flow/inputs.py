@@ -134,6 +134,16 @@ class Normalizer:
             return cast(Numbers, given * (other + self._eps * self._openpi) + one)
         return cast(Numbers, (given + 1) / 2 * self._range(one, other) + one)
 
+    @property
+    def has_range(self) -> bool:
+        return self.kind != "identity" and self.num_dims > 0
+
+    def usual_range(self) -> tuple[list[float], list[float]]:
+        """Low and high by dimension: of standard deviations two on either side."""
+        one, other = (np.asarray(x, np.float64) for x in self._statistics)
+        low, high = (one - 2 * other, one + 2 * other) if self.kind == "mean_std" else (one, other)
+        return low.tolist(), high.tolist()
+
     def _alike(self, x: Any) -> tuple[Any, Any, Any]:
         """`x` in the type of the statistics, which are arrays or tensors as it is."""
         one, other = self._statistics

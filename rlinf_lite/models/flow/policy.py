@@ -124,6 +124,7 @@ class FlowPolicy(Policy):
         super().__init__()
         self.cfg, self.prompts, self.origin = cfg, prompts, Origin()
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
+        self.relative_actions = cfg.delta_dims
         self.sampler = Sampler.of(cfg)
         self.states = Normalizer(cfg, "state", cfg.state_dim)
         self.actions = Normalizer(cfg, "actions", cfg.action_dim)
@@ -275,6 +276,18 @@ class FlowPolicy(Policy):
         prefix = self._prefix(inputs)
         v, _ = self.network.velocity(prefix, inputs["state"], t * noise + (1 - t) * actions, time)
         return (v - (noise - actions)).square()
+
+    def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """All of them, as a published policy has those of its robot; a state that is not there keeps its own."""
+        found = {"actions": dict(statistics["action"])}
+        if self.cfg.state_dim and "state" in statistics:
+            found["state"] = dict(statistics["state"])
+        self.cfg = replace(self.cfg, statistics={**self.cfg.statistics, **found})
+        self.states = Normalizer(self.cfg, "state", self.cfg.state_dim)
+        self.actions = Normalizer(self.cfg, "actions", self.cfg.action_dim)
+
+    def usual_ranges(self) -> dict[str, tuple[list[float], list[float]]]:
+        return {name: x.usual_range() for name, x in (("state", self.states), ("action", self.actions)) if x.has_range}
 
     # what the framework asks
 

@@ -26,7 +26,8 @@ class MLPGaussianPolicy(Policy):
     """Actor and critic are two MLPs that share nothing; orthogonal initialisation as in CleanRL's PPO.
 
     The network works in normalised actions: [-1, 1] maps onto the environment's bounds. Samples are not squashed: the
-    environment clips what lies outside, and log-probabilities are those of the unclipped sample.
+    environment clips what lies outside, and log-probabilities are those of the unclipped sample. States are read as
+    they are, unless demonstrations say how they are distributed.
     """
 
     policy_id, card = "mlp_gaussian", MLP
@@ -42,9 +43,11 @@ class MLPGaussianPolicy(Policy):
         activation: str = "tanh",
         log_std_init: float = -0.5,
         temperature: float = 1.0,
+        state_mean: list[float] | None = None,
+        state_std: list[float] | None = None,
     ) -> None:
         super().__init__()
-        self._config = {
+        self._config: dict[str, Any] = {
             "state_dim": state_dim,
             "action_low": list(action_low),
             "action_high": list(action_high),
@@ -54,6 +57,8 @@ class MLPGaussianPolicy(Policy):
             "activation": activation,
             "log_std_init": log_std_init,
             "temperature": temperature,
+            "state_mean": state_mean,
+            "state_std": state_std,
         }
         self.num_action_chunks, self.action_dim, self.state_dim = num_action_chunks, len(action_low), state_dim
         low, high = torch.tensor(action_low), torch.tensor(action_high)
@@ -113,8 +118,19 @@ class MLPGaussianPolicy(Policy):
         mean = self._mean(state)
         return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), self.critic(state).float())
 
+    def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """Z-scores of the state; actions keep the environment's bounds, which exploration is measured in."""
+        if "state" in statistics:
+            self._config |= {f"state_{name}": list(statistics["state"][name]) for name in ("mean", "std")}
+
+    def usual_ranges(self) -> dict[str, tuple[list[float], list[float]]]:
+        if self._config["state_mean"] is None:
+            return {}
+        mean, std = np.array(self._config["state_mean"]), np.array(self._config["state_std"])
+        return {"state": ((mean - 2 * std).tolist(), (mean + 2 * std).tolist())}
+
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {"state": torch.from_numpy(np.asarray(obs["state"], dtype=np.float32))}
+        return {"state": self._normalized(obs)}
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Squared error of the mean in normalised actions; standard deviations keep their values for exploration."""
@@ -128,7 +144,14 @@ class MLPGaussianPolicy(Policy):
         return self.actor(state).float().view(-1, self.num_action_chunks, self.action_dim)
 
     def _state(self, obs: Mapping[str, Any]) -> Tensor:
-        return torch.from_numpy(np.asarray(obs["state"], dtype=np.float32)).to(self.head.log_std.device)
+        return self._normalized(obs).to(self.head.log_std.device)
+
+    def _normalized(self, obs: Mapping[str, Any]) -> Tensor:
+        state = np.asarray(obs["state"], dtype=np.float32)
+        if self._config["state_mean"] is not None:
+            mean, std = np.array(self._config["state_mean"]), np.array(self._config["state_std"])
+            state = ((state - mean) / std).astype(np.float32)
+        return torch.from_numpy(state)
 
 
 def _mlp(widths: list[int], num_outputs: int, activation: str, output_gain: float) -> nn.Sequential:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from rlinf_lite.models.vla.config import VLAConfig
 
+RANGES = ("min", "max", "q01", "q99")
+"""Statistics that are read, two of them by `norm_type`."""
+
 
 class StatisticsError(ValueError):
     """The policy's normalisation statistics do not serve: a wrong `unnorm_key`, a missing entry, a wrong length."""
@@ -32,6 +35,7 @@ class Normalizer:
         if len(low) != num_dims:
             raise StatisticsError(f"the statistics describe {len(low)} {name} dimensions, the policy has {num_dims}")
         mask = np.array(entry.get("mask", [True] * num_dims))
+        self._usual = np.where(mask, low, -np.inf), np.where(mask, high, np.inf)
         self.offset = _float32(np.where(mask, (high + low) / 2, 0.0))  # [num_dims]
         self.scale = _float32(np.where(mask, np.maximum((high - low) / 2, 1e-8), 1.0))  # [num_dims]
 
@@ -42,6 +46,11 @@ class Normalizer:
     def unnormalize(self, x: Tensor) -> Tensor:
         """The inverse of `normalize`, of [..., num_dims]."""
         return self.offset.to(x.device) + self.scale.to(x.device) * x
+
+    def usual_range(self) -> tuple[list[float], list[float]]:
+        """Low and high by dimension; infinite where nothing is normalised."""
+        low, high = self._usual
+        return low.tolist(), high.tolist()
 
 
 class ActionCodec:

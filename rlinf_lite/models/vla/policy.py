@@ -20,7 +20,7 @@ from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.vla import checkpoint
-from rlinf_lite.models.vla.actions import ActionCodec, Normalizer, dataset_statistics
+from rlinf_lite.models.vla.actions import RANGES, ActionCodec, Normalizer, dataset_statistics
 from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
 from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
@@ -53,9 +53,8 @@ class OpenVLAPolicy(Policy):
         self.origin, self.save_base = Origin(), True
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
         self.sft_label_sigma = 0.0
-        self.codec, self.head = ActionCodec(cfg), CategoricalTokens(cfg.temperature)
-        has_statistics = cfg.proprio_dim and "proprio" in dataset_statistics(cfg)
-        self.proprio = Normalizer(cfg, "proprio", cfg.proprio_dim) if has_statistics else None
+        self.head = CategoricalTokens(cfg.temperature)
+        self._read_statistics()
 
         text = dict(cfg.text)
         text_config = AutoConfig.for_model(text.pop("model_type"), **text)
@@ -195,6 +194,29 @@ class OpenVLAPolicy(Policy):
         mask = batch["mask"]
         return (losses.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
+    def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """Bins span the demonstrated actions as far as the environment takes them; the state is normalised."""
+        action = {name: list(statistics["action"][name]) for name in RANGES}
+        bounds = dataset_statistics(self.cfg)["action"]
+        for dim, (least, most) in enumerate(zip(bounds["min"], bounds["max"], strict=True)):
+            for low, high in (("min", "max"), ("q01", "q99")):
+                ends = max(action[low][dim], least), min(action[high][dim], most)
+                action[low][dim], action[high][dim] = ends if ends[0] < ends[1] else (least, most)
+        found: dict[str, Any] = {"action": action}
+        if self.cfg.proprio_dim and "state" in statistics:
+            found["proprio"] = {name: list(statistics["state"][name]) for name in RANGES}
+        self.cfg = replace(self.cfg, norm_stats={"demonstrations": found}, unnorm_key=None)
+        self._read_statistics()
+
+    def usual_ranges(self) -> dict[str, tuple[list[float], list[float]]]:
+        found = {"action": self.codec.normalizer} | ({} if self.proprio is None else {"state": self.proprio})
+        return {name: normalizer.usual_range() for name, normalizer in found.items()}
+
+    def _read_statistics(self) -> None:
+        self.codec = ActionCodec(self.cfg)
+        has_state = self.cfg.proprio_dim and "proprio" in dataset_statistics(self.cfg)
+        self.proprio = Normalizer(self.cfg, "proprio", self.cfg.proprio_dim) if has_state else None
+
     def _action_states(self, inputs: dict[str, Tensor], bins: Tensor) -> Tensor:
         """The states [B, C * D, width] that emit the action tokens, given the tokens."""
         if self.cfg.parallel_decoding:
@@ -284,7 +306,8 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
-        statistics = {"min": spec.action_low, "max": spec.action_high}
+        low, high = spec.action_low, spec.action_high
+        statistics = {"min": low, "max": high, "q01": low, "q99": high}
         tiny = preset("tiny")  # whose tokenizer is the one that is shipped
         fresh = replace(
             preset(cfg.options.size),
