@@ -252,8 +252,8 @@ class WeightReceiver:
         self._complete = False
         self._segment: str | None = None
 
-    def receive(self, version: int) -> None:
-        """Wait for `version` and put it into the module.
+    def receive(self, version: int | None = None) -> int:
+        """Wait for `version` (None: whichever comes) and put it into the module; returns it.
 
         Raises:
             WeightVersionError: if another version arrives.
@@ -262,6 +262,7 @@ class WeightReceiver:
         last = False
         while not last:
             sent, content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
+            version = sent if version is None else version
             if sent != version:
                 raise WeightVersionError(f"{self._worker.name} expects weights {version}, {self._group} sent {sent}")
             if isinstance(content, tuple):
@@ -277,6 +278,7 @@ class WeightReceiver:
                 if not last:
                     self._worker.send("copied", self._group, self._sender)
         self._complete = True
+        return int(sent)
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:

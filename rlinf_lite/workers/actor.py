@@ -145,8 +145,10 @@ class EmbodiedFSDPActor(Worker):
             )
         return metrics
 
-    def run_training(self, step: int) -> dict[str, Any]:
-        """Update `update_epochs` times over the batch. Returns `train/*` metrics, the same on every rank, and spans."""
+    def run_training(self, step: int | None = None) -> dict[str, Any]:
+        """Update `update_epochs` times over the batch. `step`: for the learning rate and the shuffles; None: as many as
+        are done. Returns `train/*` metrics, the same on every rank, and spans."""
+        step = self.version if step is None else step
         cfg, batch, learner, sums = self.cfg, self.batch, self.learner, MetricSums()
         assert batch is not None, "run_training before compute_advantages_and_returns"
         num_samples, target_kl = len(batch.valid), cfg.algorithm.target_kl

@@ -61,11 +61,10 @@ class MultiStepRolloutWorker(Worker):
         )
         self.version = -1
 
-    def sync_model_from_actor(self, version: int) -> None:
-        """Take the actor's weights, which must be of `version`."""
+    def sync_model_from_actor(self, version: int | None = None) -> None:
+        """Take the actor's weights, which must be of `version`; None: of whichever it sends."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
-            self.receiver.receive(version)
-        self.version = version
+            self.version = self.receiver.receive(version)
 
     def generate(self) -> dict[str, Any]:
         """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on."""

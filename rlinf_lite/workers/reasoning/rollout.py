@@ -60,15 +60,14 @@ class LanguageRollout(Worker):
         self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
         self.version = -1
 
-    def sync_model_from_actor(self, version: int) -> None:
-        """Take the actor's weights, which must be of `version`."""
+    def sync_model_from_actor(self, version: int | None = None) -> None:
+        """Take the actor's weights, which must be of `version`; None: of whichever it sends."""
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
-            if actor is None:
-                self.receiver.receive(version)
-            elif actor.version != version:
-                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
-        self.version = version
+            found = self.receiver.receive(version) if actor is None else actor.version
+            if version is not None and found != version:
+                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {found}")
+        self.version = found
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
