@@ -21,6 +21,9 @@ from rlinf_lite.scheduler.group import WorkerGroup
 from rlinf_lite.scheduler.handle import Handle, wait_alone
 from rlinf_lite.scheduler.host import SHARED_BYTES, payload_bytes
 
+if TYPE_CHECKING:
+    from rlinf_lite.control.supervisor import Supervisor
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 PreFunc = Callable[..., Any]
 PostFunc = Callable[[Any], Any]
@@ -128,6 +131,11 @@ class RoleGroup:
 
     def __init__(self, group: WorkerGroup, recover: Recover | None = None, ranks: Sequence[int] | None = None) -> None:
         self._group, self._recover, self._only = group, recover, ranks
+
+    @property
+    def workers(self) -> WorkerGroup:
+        """The same workers as a training run's runner calls them: by `@register`, and nothing is made again here."""
+        return self._group
 
     @property
     def world_size(self) -> int:
@@ -281,6 +289,9 @@ class BaseTrainer(PortedTrainer, ABC):
     RG_REFERENCE: RoleGroup
     RG_REWARD: RoleGroup
     RG_CRITIC: RoleGroup
+
+    supervisor: Supervisor | None = None
+    """The job's: a Runner that is given it, with `group.workers`, recovers as in a training run."""
 
     actors = _Each("actor")
     rollouts = _Each("rollout")

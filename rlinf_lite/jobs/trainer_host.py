@@ -92,6 +92,7 @@ class TrainerHost:
         while True:
             trainer: BaseTrainer = cls(groups, self._spec.user_config(), job, self._restarts)
             self._trainer, self._start_trainer_again = trainer, False
+            trainer.supervisor = supervisor
             try:
                 trainer.init()
                 trainer.fit()
