@@ -233,7 +233,7 @@ def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobInfo) -> None:
     trainer.fit()
     assert trainer.step == 3
     with pytest.raises(AttributeError, match=r"no attribute 'RL_ACTOR'"):
-        _ = trainer.RL_ACTOR  # type: ignore[attr-defined]
+        _ = trainer.RL_ACTOR
     with pytest.raises(AttributeError, match=r"no 'critic' \(its roles: actor, rollout\); add \.critic\("):
         _ = trainer.RG_CRITIC
     with pytest.raises(AttributeError, match=r"add \.role\('sim', \.\.\.\) to its builder"):

@@ -54,7 +54,7 @@ def test_a_job_as_it_is_written_there(cluster: Cluster) -> None:
     spec = builder.with_collocation(RLRoleType.ACTOR, RLRoleType.ROLLOUT).build().spec
     assert spec.config == {"optim": {"lr": 0.5, "half": 0.5}} and type(spec.config["optim"]) is dict
     classes, job = load_classes(spec), JobInfo.of(spec, "demo", "demo.master")
-    workers = classes["actor"].create_group(spec.user_config(), job)  # type: ignore[attr-defined]
+    workers = classes["actor"].create_group(spec.user_config(), job)
     actors = RoleGroup(workers.launch(cluster, "0-1:0-1", name="actor"))
     trainer = classes["trainer"]({"actor": actors, "UDF_1": actors}, spec.user_config(), job)
 
