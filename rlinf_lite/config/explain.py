@@ -42,6 +42,13 @@ _NESTED: dict[str, type[BaseModel]] = {
 }
 
 
+_COUNTERPARTS = (
+    ("actor.micro_batch_size", "actor.max_tokens_per_micro_batch"),
+    ("env.train.num_envs", "data.num_prompts"),
+)
+"""Keys of runs in simulators, and what they are in those of language models."""
+
+
 class ConfigError(ValueError):
     """Everything that is wrong with a configuration, found before anything starts.
 
@@ -93,7 +100,7 @@ def _explained(
             continue  # a union's other members did not fit: no matter where one fits but for a key within
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
-            meant, advice = _nearest_key(location, known)
+            meant, advice = _in_other_runs(key, known) or _nearest_key(location, known)
             problems.append(Problem(key, f"there is no such key. {advice}"))
             suspects |= {meant} if meant else set()
         else:
@@ -143,6 +150,13 @@ def _wrong_value(found: list[ErrorDetails]) -> str:
         return f"{value}. It must be one of {details['ctx']['expected'].replace(' or ', ', ')}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input should ")
     return f"{value}. It {message if message.startswith('must') else f'must {message}'}"
+
+
+def _in_other_runs(key: str, known: list[str]) -> tuple[str, str] | None:
+    """The key that does in these runs what this one does in those of the other kind."""
+    pair = next((pair for pair in _COUNTERPARTS if key in pair), ())
+    meant = next((other for other in pair if other in known), None)
+    return None if meant is None else (meant, f"In runs of this runner.task_type it is {meant}")
 
 
 def _nearest_key(location: Location, keys: list[str]) -> tuple[str | None, str]:

@@ -20,6 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.explain import ConfigError, validate
+from rlinf_lite.config.names import built_in_cards, walk
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.registry import card_in, did_you_mean
 from rlinf_lite.renamed_keys import new_name, new_names, new_value, say_renamed, with_new_names
@@ -166,10 +168,21 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Pro
             parsed.append(item)
             continue
         key, values = item.key_or_group, text.partition("=")[2]
-        one = f"Give one; a list is '{key}=[a,b]', and a text \"{key}='a,b'\""
-        problems.append(Problem(key, f"sweeps over values ({values}) are not supported. {one}"))
+        advice = f"sweeps over values ({values}) are not supported. {_how_to_write(key, values)}"
+        problems.append(Problem(key, advice))
         suspects.add(key)
     return parsed, problems, suspects
+
+
+def _how_to_write(key: str, values: str) -> str:
+    """What was meant by values with commas between them, in quotes for the shell."""
+    schemas = (Config, ReasoningConfig)
+    fields = [field for schema in schemas for name, field, _ in walk(schema, built_in_cards(schema)) if name == key]
+    kinds = " ".join(str(field.annotation) for field in fields)
+    if "list" in kinds or "tuple" in kinds:
+        return f"A list is '{key}=[{values}]'"
+    quoted = f"{key}='{values}'"
+    return f'A text is "{quoted}"' if "str" in kinds else "Give one"
 
 
 def _is_for_hydra(item: Override) -> bool:

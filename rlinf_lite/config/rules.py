@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import BaseConfig, CorrectionConfig
 
 Kind = Literal["embodied", "sft", "reasoning"]
@@ -219,8 +219,15 @@ def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
 _directory_rule("rollout.model_dir", True, ALL)
 _directory_rule("actor.checkpoint_load_path", True, ALL)
 _directory_rule("critic.model_dir", True, ("reasoning",))
-_directory_rule("actor.tokenizer.tokenizer_model", False, ("reasoning",))
+_directory_rule("actor.tokenizer.tokenizer_model", False, ALL)
 _directory_rule("data.teacher_dir", False, SIMULATED)
+
+
+@rule("actor.tokenizer.tokenizer_model", "rollout.model_dir", "actor.checkpoint_load_path", kinds=SIMULATED)
+def _policy_without_a_tokenizer(config: Any, plan: Any) -> Iterator[Problem]:
+    if config.actor.tokenizer.tokenizer_model is not None and start_dir(config) is None:
+        text = "a policy of random weights brings its tokenizer. Set it to null, or rollout.model_dir to a policy"
+        yield Problem("actor.tokenizer.tokenizer_model", text)
 
 
 @rule("runner.resume")

@@ -386,11 +386,17 @@ class TrainConfig(Section):
     optim: OptimConfig = OptimConfig()
 
 
+class PolicyTokenizerConfig(Section):
+    tokenizer_model: str | None = None
+    """Directory of a tokenizer, for a policy whose own directory has none."""
+
+
 class ActorConfig(TrainConfig):
     """Of an embodied run."""
 
     micro_batch_size: PositiveInt = 1024
     """Largest number of samples per forward pass and rank."""
+    tokenizer: PolicyTokenizerConfig = PolicyTokenizerConfig()
 
 
 class WeightSyncConfig(Section):

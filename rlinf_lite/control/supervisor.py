@@ -73,10 +73,12 @@ class Supervisor:
             self.finish(Stage.FAILED, f"{type(error).__name__}: {error}")
 
     def begin(self, directory: str, step: int, total_steps: int, trainer_restarts: int = 0) -> None:
-        """All groups are launched: from now on they are watched. `directory` is where events are written."""
-        self._known.directory, self._known.step, self._known.total_steps = directory, step, total_steps
-        self._known.trainer_restarts = trainer_restarts
+        """All groups are launched: from now on they are watched. `directory` is where events are written. Where that
+        was said before, as by the process of a job's trainer to a runner, it stays, and so do restarts."""
         has_begun = self._attachment is not None
+        self._known.step, self._known.total_steps = step, total_steps
+        if not has_begun:
+            self._known.directory, self._known.trainer_restarts = directory, trainer_restarts
         self._attach()
         self._cluster.calls.explain_death = self._explain_death
         if not has_begun:

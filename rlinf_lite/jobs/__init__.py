@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlinf_lite.jobs.builder import RLJobBuilder as RLJobBuilder
+from rlinf_lite.jobs.ported import RLRoleType as RLRoleType
 from rlinf_lite.jobs.spec import JobSpecError as JobSpecError
 from rlinf_lite.jobs.workload import BaseWorkload as BaseWorkload
 from rlinf_lite.lazy import lazy_names

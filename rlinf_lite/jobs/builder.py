@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlinf_lite.jobs import exit_code as exit_code
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, builder_call, place_roles
 
 
@@ -36,6 +38,7 @@ class RLJobBuilder:
         self._drafts: list[RoleSpec] = []
         self._collocations: list[tuple[str, ...] | None] = []
         self._misplaced: list[str] = []
+        self._unresolved: list[str] = []
 
     def node_num(self, count: int) -> RLJobBuilder:
         self._job["num_nodes"] = count
@@ -50,8 +53,17 @@ class RLJobBuilder:
         self._job["device_type"] = kind
         return self
 
-    def config(self, config: dict[str, Any]) -> RLJobBuilder:
-        """What the trainer and all workers get; must be JSON."""
+    def config(self, config: Any) -> RLJobBuilder:
+        """What the trainer and all workers get: a dict of JSON, or a DictConfig of OmegaConf, whose references are
+        resolved here."""
+        omegaconf, self._unresolved = sys.modules.get("omegaconf"), []  # whoever gives one of its has imported it
+        self._job["omegaconf"] = omegaconf is not None and omegaconf.OmegaConf.is_config(config)
+        if omegaconf is not None and self._job["omegaconf"]:
+            try:
+                config = omegaconf.OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+            except omegaconf.errors.OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0]
+                self._unresolved = [f".config(...): {error.full_key}: {reason}. Set it, or correct the reference."]
         self._job["config"] = config
         return self
 
@@ -129,7 +141,7 @@ class RLJobBuilder:
         if self._job["device_type"] not in ("GPU", "CPU"):
             fix = "Write 'GPU', or 'CPU' for virtual devices."
             problems.append(f".device_type({self._job['device_type']!r}): unknown. {fix}")
-        problems += _config_problems(self._job["config"])
+        problems += self._unresolved or _config_problems(self._job["config"])
         problems += _env_problems(".global_env", self._job["env"])
         for draft in self._drafts:
             problems += _env_problems(f"{draft.call}.env", draft.env)

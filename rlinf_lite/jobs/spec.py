@@ -58,6 +58,16 @@ class JobSpec:
     trainer: RoleSpec
     roles: tuple[RoleSpec, ...]
     collocations: tuple[tuple[str, ...], ...] = ()
+    omegaconf: bool = False
+    """The config was a DictConfig."""
+
+    def user_config(self) -> Any:
+        """The config as trainer and workers get it: a dict, or a DictConfig where one was given."""
+        if not self.omegaconf:
+            return self.config
+        from omegaconf import OmegaConf
+
+        return OmegaConf.create(self.config)
 
     def role(self, name: str) -> RoleSpec:
         return next(role for role in self.roles if role.role == name)

@@ -16,6 +16,7 @@ import ray
 from rlinf_lite.control.context import Outcome, Stage, master_name
 from rlinf_lite.control.failover import Decision
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
+from rlinf_lite.jobs.ported import FOREIGN_ARGUMENTS, without_ray_remote
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
@@ -64,6 +65,9 @@ class TrainerHost:
         except Exception as error:  # whatever a user's trainer raises ends the job, with its traceback in the log
             traceback.print_exc()
             stage, reason = Stage.FAILED, f"{type(error).__name__}: {error}"
+            if not isinstance(error, SchedulerError | JobSpecError):  # whose messages say where
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                reason += f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
         if self._supervisor is None:
             self._outcome = stage, reason, None
         else:
@@ -73,12 +77,12 @@ class TrainerHost:
             self._outcome = self._supervisor.outcome(stage, reason)  # should the master not have been there
 
     def _launch(self, cluster: Cluster, classes: dict[str, type], job: JobInfo) -> dict[str, WorkerGroup]:
-        placed = place_roles(self._spec)
+        placed, config = place_roles(self._spec), self._spec.user_config()
         groups = {}
         with cluster.launching():
             for role in self._spec.roles:
                 cls = classes[role.role]
-                args = (self._spec.config, job) if issubclass(cls, BaseWorkload) else (self._spec.config,)
+                args = (config, job) if issubclass(cls, BaseWorkload) else (config,)
                 group: WorkerGroup = cls.create_group(*args)  # type: ignore[attr-defined]
                 env = self._spec.env | role.env
                 groups[role.role] = group.launch(cluster, placed[role.role], name=role.role, env_vars=env)
@@ -86,8 +90,9 @@ class TrainerHost:
 
     def _train(self, cls: type, groups: dict[str, RoleGroup], job: JobInfo, supervisor: Supervisor) -> None:
         while True:
-            trainer: BaseTrainer = cls(groups, self._spec.config, job, self._restarts)
+            trainer: BaseTrainer = cls(groups, self._spec.user_config(), job, self._restarts)
             self._trainer, self._start_trainer_again = trainer, False
+            trainer.supervisor = supervisor
             try:
                 trainer.init()
                 trainer.fit()
@@ -184,7 +189,7 @@ def _load(spec: RoleSpec, base: type) -> type | str:
     except Exception as error:  # whatever a user's module raises while it is imported
         reason = f"{type(error).__name__}: {error}"
         return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
-    found = getattr(module, spec.cls, None)
+    found = without_ray_remote(getattr(module, spec.cls, None))
     if found is None:
         classes = [name for name, value in vars(module).items() if isinstance(value, type)]
         return f"{spec.call}: the module {spec.module!r} has no {spec.cls!r}. {did_you_mean(spec.cls, classes)}"
@@ -193,4 +198,26 @@ def _load(spec: RoleSpec, base: type) -> type | str:
         return f"{where} is not a subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
     if inspect.isabstract(found):
         return f"{where} is abstract. Define {', '.join(sorted(found.__abstractmethods__))}."  # type: ignore[attr-defined]
-    return found
+    return _constructor_problem(where, found) or found
+
+
+def _constructor_problem(where: str, cls: type) -> str | None:
+    """What is wrong with a constructor that cannot take what is given here: told before anything starts, as its
+    workers would, and arguments in another order would be taken for each other in silence."""
+    given, passed_on = ["config"], ""
+    if issubclass(cls, BaseTrainer | BaseWorkload):
+        given = ["config", "job"] if issubclass(cls, BaseWorkload) else ["groups", "config", "job", "restart_count"]
+        passed_on = ", ".join(given)
+    signature = inspect.signature(cls)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in signature.parameters.values() if parameter.kind in kinds]
+    misplaced = any(name in given and name != its for name, its in zip(names, given, strict=False))
+    try:
+        signature.bind(*given)
+        if not misplaced and not set(names) & set(FOREIGN_ARGUMENTS):
+            return None
+    except TypeError:
+        pass
+    body = f"super().__init__({passed_on})" if passed_on else "self.config = config"
+    advice = f"Write: def __init__(self, {', '.join(given)}): {body}" + (", or leave it out." if passed_on else ".")
+    return f"{where}.__init__{signature} is called with ({', '.join(given)}). {advice}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_lite.jobs.ported import PortedWorkload
 from rlinf_lite.jobs.spec import JobSpec
 from rlinf_lite.scheduler.worker import Worker
 
@@ -34,11 +35,20 @@ class JobInfo:
         )
 
 
-class BaseWorkload(Worker):
-    """A worker of a job. `name`, `role`, `rank`, `world_size`, `local_rank` and the rest are those of a Worker."""
+class BaseWorkload(PortedWorkload, Worker):
+    """A worker of a job. `role`, `rank`, `world_size`, `local_rank` and the rest are those of a Worker; its group is
+    called as its role.
 
-    def __init__(self, config: dict[str, Any], job: JobInfo) -> None:
+    `config`: a DictConfig where the job was given one.
+    """
+
+    def __init__(self, config: Any, job: JobInfo) -> None:
         self.config, self.job = config, job
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Of this worker alone, as in errors and `rlinf-lite job status`: `actor[1]`."""
+        return f"{self.role}[{self.rank}]"
 
     @property
     def torch_master_addr(self) -> str:

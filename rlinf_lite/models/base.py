@@ -207,6 +207,16 @@ def read_policy_config(directory: Path) -> dict[str, Any]:
         raise CheckpointFormatError(f"{file}, or our additions to it, cannot be read: {error}") from error
 
 
+def tokenizer_files(directory: Path) -> dict[str, bytes]:
+    """Those in a directory, by name: to be saved with a policy that had none of its own."""
+    names = ("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(directory.iterdir())
+        if file.is_file() and (file.name in names or "tokenizer" in file.name)
+    }
+
+
 def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
     """Compare names and shapes. Raises CheckpointFormatError listing every difference."""
     problems = [f"missing {name}" for name in expected if name not in found]

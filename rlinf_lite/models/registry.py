@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.registry import POLICIES, UnknownPolicyError, import_part, policy_card
 
@@ -53,7 +54,7 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     directory = start_dir(cfg)
     if directory is None:
         return policy_class(cfg.model.id).from_config(cfg.model, spec)
-    policy = load_policy(directory, cfg.model, read_weights)
+    policy = load_policy(directory, cfg.model, read_weights, cfg.actor.tokenizer.tokenizer_model)
     wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
     for name, value in wanted.items():
         if getattr(policy, name) != value:
@@ -62,10 +63,19 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     return policy
 
 
-def load_policy(directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True) -> Policy:
+def load_policy(
+    directory: str | Path,
+    model: ModelConfig | None = None,
+    read_weights: bool = True,
+    tokenizer: str | Path | None = None,
+) -> Policy:
     """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows.
 
     `model`, a run's section, replaces settings that the weights leave open. `read_weights`: as in `build_policy`.
+    `tokenizer`: a directory that has one, where that of the policy has none.
+
+    Raises:
+        ValueError: where the policy reads no tokenizer that is given.
     """
     config = read_policy_config(Path(directory))
     policy_id = config.get("policy_id") or _recognised(Path(directory), config) or config.get("model_type")
@@ -73,9 +83,14 @@ def load_policy(directory: str | Path, model: ModelConfig | None = None, read_we
         raise CheckpointFormatError(
             f"{directory}: config.json has neither policy_id nor model_type, and no registered policy knows the tensors"
         )
-    if read_weights:
-        return policy_class(policy_id).from_pretrained(directory, model)
-    return policy_class(policy_id).from_pretrained(directory, model, read_weights=False)
+    load, options = policy_class(policy_id).from_pretrained, dict[str, Any]()
+    if not read_weights:
+        options["read_weights"] = False
+    if tokenizer is not None:
+        if "tokenizer" not in inspect.signature(load).parameters:
+            raise ValueError(f"actor.tokenizer.tokenizer_model: {policy_id} reads no tokenizer. Set it to null")
+        options["tokenizer"] = policy_directory(tokenizer)
+    return load(directory, model, **options)
 
 
 def _recognised(directory: Path, config: dict[str, Any]) -> str | None:

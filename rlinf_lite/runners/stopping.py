@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Notes requests inside `with stop:`. Outside of it nothing is ever requested."""
+    """Notes requests inside `with stop:`, in a process's main thread. Outside of it nothing is ever requested."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -54,11 +55,12 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._since = None
-        self._before = [signal.signal(number, self._note) for number in _SIGNALS]
+        is_main = threading.current_thread() is threading.main_thread()  # a job's trainer is not, whose master stops it
+        self._before = [(number, signal.signal(number, self._note)) for number in _SIGNALS if is_main]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in zip(_SIGNALS, self._before, strict=True):
+        for number, handler in self._before:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

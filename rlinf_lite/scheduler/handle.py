@@ -240,6 +240,11 @@ class Handle(Pending):
         """
         return _Wait([self], timeout_s, "").run()[0]
 
+    @property
+    def refs(self) -> list[Any]:
+        """Ray's references to what each worker returns, by rank, for `ray.get` and `ray.wait`."""
+        return list(self._refs)
+
     def done(self) -> bool:
         """Whether every worker has finished, or failed."""
         return not ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)[1]

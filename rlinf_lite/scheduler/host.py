@@ -43,6 +43,7 @@ class Host:
         self._name, self._rank = name, rank
         self._why_plain = os.environ.pop(PLAIN, "")
         self._workers: list[Any] = []
+        self._groups: list[str] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
         self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
 
@@ -85,6 +86,7 @@ class Host:
                 worker.__init__(*args, **kwargs)
                 fused[worker.role] = worker
                 self._workers.append(worker)
+                self._groups.append(name)
         except Exception as error:  # whatever a user's constructor raises
             raise self._failure(name, "__init__", error) from None
         torch = sys.modules.get("torch")
@@ -97,7 +99,8 @@ class Host:
                 with suppress(Exception):  # it is gone, and with it whoever watched
                     ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
 
-            Heartbeat([(w.name, w.rank, w._activity) for w in self._workers], tell)
+            activities = zip(self._groups, self._workers, strict=True)
+            Heartbeat([(group, self._rank, worker._activity) for group, worker in activities], tell)
         return [worker._connected().inbox.address for worker in self._workers]
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,7 +112,7 @@ class Host:
                 return getattr(worker, method)(*args, **kwargs)
         except Exception as error:  # whatever a user's method raises
             self._failed.append(task)
-            raise self._failure(worker.name, method, error) from None
+            raise self._failure(self._groups[index], method, error) from None
         finally:
             self._durations[task] = time.perf_counter() - start
             if len(self._durations) > _KEPT_DURATIONS:

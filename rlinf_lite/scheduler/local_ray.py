@@ -151,6 +151,12 @@ def local_ray_has_ended() -> bool:
     return node is not None and any(kind in vital for kind, _ in node.dead_processes())
 
 
+def owns_ray() -> bool:
+    """Whether this process is connected to a Ray that it has started, which ends with it."""
+    node: Any = ray._private.worker._global_node
+    return ray.is_initialized() and node is not None and bool(node.is_head())
+
+
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
     """For `ray.init`, which puts handlers of its own in the place of a program's, and at first one that aborts: SIGTERM

@@ -268,20 +268,22 @@ class WeightReceiver:
         self._segment: str | None = None
         self.version, self._number = -1, 0
 
-    def receive(self, version: int, number: int = 0) -> None:
-        """Wait for transfer `number`, which must be of `version`, unless `take` has had it already.
+    def receive(self, version: int | None = None, number: int = 0) -> int:
+        """Wait for transfer `number`, which must be of `version` (None: of whichever comes), unless `take` has had it
+        already; returns the version.
 
         Raises:
             WeightVersionError: if another version is offered.
         """
         if number and number == self._number:
-            return
+            return self.version
         offer: Offer = self._worker.recv(self._group, self._sender, self._timeout_s)
-        if offer.version != version:
+        if version not in (None, offer.version):
             raise WeightVersionError(
                 f"{self._worker.name} expects weights {version}, {self._group} sent {offer.version}"
             )
         self.take(offer)
+        return self.version
 
     def take(self, offer: Offer) -> None:
         """Put what is offered into the module."""

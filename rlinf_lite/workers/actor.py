@@ -82,6 +82,7 @@ class EmbodiedFSDPActor(Worker):
     learner: Learner
     version: int
 
+    next_step: int  # whose trajectories are received next
     trajectories: Trajectories | None
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
@@ -94,7 +95,7 @@ class EmbodiedFSDPActor(Worker):
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
         """Build the policy and get ready to train; returns the number of parameters."""
         cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
-        self.trajectories, self.batch = None, None
+        self.trajectories, self.batch, self.next_step = None, None, 0
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
         self.learner = Learner(self, self.policy, cfg, "actor")
@@ -109,8 +110,11 @@ class EmbodiedFSDPActor(Worker):
         with self.timer("sync weights"):
             self.sender.send(self.version, self.policy, number)
 
-    def recv_rollout_batch(self, step: int) -> None:
-        """Collect the trajectories of `step` of this actor's environments from whichever rollout workers have them."""
+    def recv_rollout_batch(self, step: int | None = None) -> None:
+        """Collect the trajectories of `step` (None: of that behind the last call's) of this actor's environments, from
+        whichever rollout workers have them."""
+        step = self.next_step if step is None else step
+        self.next_step = step + 1
         parts: list[Trajectories] = []
         while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
             _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s, tag=step)
@@ -165,8 +169,10 @@ class EmbodiedFSDPActor(Worker):
             )
         return metrics
 
-    def run_training(self, step: int) -> dict[str, Any]:
-        """Update `update_epochs` times over the batch. Returns `train/*` metrics, the same on every rank, and spans."""
+    def run_training(self, step: int | None = None) -> dict[str, Any]:
+        """Update `update_epochs` times over the batch. `step`: for the learning rate and the shuffles; None: as many as
+        are done. Returns `train/*` metrics, the same on every rank, and spans."""
+        step = self.version if step is None else step
         cfg, batch, learner, sums = self.cfg, self.batch, self.learner, MetricSums()
         assert batch is not None, "run_training before compute_advantages_and_returns"
         num_samples, target_kl = len(batch.valid), cfg.algorithm.target_kl

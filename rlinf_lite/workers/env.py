@@ -108,6 +108,7 @@ class EnvWorker(Worker):
     layout: Layout
     eval_layout: Layout
     num_chunks: int
+    next_step: int
     stages: list[_Stage]
     eval_stages: list[_Stage]
 
@@ -121,7 +122,7 @@ class EnvWorker(Worker):
         Raises:
             EnvContractError: where an environment breaks the protocol, in sentences.
         """
-        self.layout = layout
+        self.layout, self.next_step = layout, 0
         self.eval_layout = replace(layout, num_envs=self.cfg.env.eval.num_envs)
         self.stages = self._build_stages("train", layout)
         first = self.stages[0]
@@ -133,11 +134,14 @@ class EnvWorker(Worker):
             stage.reset(self._first_seeds(stage))
         return spec
 
-    def interact(self, step: int) -> dict[str, Any]:
-        """Play `num_chunks` decisions in every environment; decision indices count on from `step`.
+    def interact(self, step: int | None = None) -> dict[str, Any]:
+        """Play `num_chunks` decisions in every environment; decision indices count on from `step`. None: the step
+        behind that of the last call, of which a worker that was started again knows nothing.
 
         Returns the finished episodes, the number of env steps, this worker's spans, and `state_dict` at the end.
         """
+        step = self.next_step if step is None else step
+        self.next_step = step + 1
         for stage in self.stages:
             if not self.cfg.env.train.auto_reset:
                 with self.timer("reset"):

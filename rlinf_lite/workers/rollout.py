@@ -46,6 +46,7 @@ class MultiStepRolloutWorker(Worker):
     layout: Layout
     policy: Policy
     num_chunks: int
+    next_step: int
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -53,21 +54,25 @@ class MultiStepRolloutWorker(Worker):
     def init(self, layout: Layout, spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first `sync_model_from_actor`."""
         torch.manual_seed(self.cfg.runner.seed)
-        self.layout = layout
+        self.layout, self.next_step = layout, 0
         self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         self.receiver = WeightReceiver(
             self, "actor", layout.weight_routes.sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
         )
 
-    def sync_model_from_actor(self, version: int, number: int = 0) -> None:
-        """Take the actor's weights, which must be of `version`; not if transfer `number` came while acting."""
+    def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
+        """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
+        came while acting."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
             self.receiver.receive(version, number)
 
-    def generate(self, step: int) -> dict[str, Any]:
-        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories of `step` on.
-        Weights that the actor has ready meanwhile are taken between two decisions."""
+    def generate(self, step: int | None = None) -> dict[str, Any]:
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories of `step` on
+        (None: that behind the last call's). Weights that the actor has ready meanwhile are taken between two decisions.
+        """
+        step = self.next_step if step is None else step
+        self.next_step = step + 1
         builders = {
             key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
         }

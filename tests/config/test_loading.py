@@ -139,6 +139,8 @@ def test_a_reference_to_nothing_says_where_it_stands() -> None:
         ("algorithms.gamma=0.9", "Did you mean algorithm?"),
         ("seed=1", "seed belongs in runner.seed or env.eval.seed"),
         ("env.train.num_env=8", "Did you mean env.train.num_envs?"),
+        ("actor.max_tokens_per_micro_batch=8", "In runs of this runner.task_type it is actor.micro_batch_size"),
+        ("data.num_prompts=8", "In runs of this runner.task_type it is env.train.num_envs"),
         ("cluster.node_groups=[{lable: x, nodes: 0}]", "Did you mean cluster.node_groups[0].label?"),
         ("cluster.component_placement.env={placement: 0, node_grup: x}", "component_placement.env.node_group?"),
         ("qqqqqq=1", "Known in a config: cluster, runner, actor, weight_sync, control, algorithm, env"),

@@ -73,6 +73,15 @@ BROKEN = {
     "runner.resume: no directory 'nowhere'": ["runner.resume=nowhere"],
     "rollout.tempreature: there is no such key. Did you mean rollout.temperature?": ["+rollout.tempreature=1"],
     "env: there is no such key": ["+env.id=tabletop"],
+    "actor.micro_batch_size: there is no such key. In runs of this runner.task_type it is actor.max_tokens_per_micro_"
+    "batch": ["actor.micro_batch_size=4"],
+    'cluster.fuse: sweeps over values (actor,rollout) are not supported. A text is "cluster.fuse=': [
+        "cluster.fuse=actor,rollout"
+    ],
+    "data.train_files: sweeps over values (a,b) are not supported. A list is 'data.train_files=[a,b]'": [
+        "data.train_files=a,b",
+        "runner.val_check_interval=-1",
+    ],
     "cluster.component_placement: no component is called 'env'": ["+cluster.component_placement.env=0"],
 }
 
@@ -87,6 +96,10 @@ def problems(*overrides: str) -> list[str]:
 def test_one_broken_rule_is_one_problem(said: str, overrides: list[str]) -> None:
     found = problems(*overrides)
     assert len(found) == 1 and found[0].startswith(said), found
+
+
+def test_a_text_with_commas_is_taken_as_it_is_recommended() -> None:
+    assert load_config(BASE, ["cluster.fuse='actor,rollout'"]).cluster.fuse == "actor,rollout"
 
 
 def test_all_problems_come_at_once() -> None:

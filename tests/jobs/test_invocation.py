@@ -76,14 +76,42 @@ def test_functions_before_and_after(actors: RoleGroup) -> None:
     assert actors.text() == "0"
 
 
+def test_what_a_function_before_returns_is_the_argument(actors: RoleGroup) -> None:
+    assert actors.at_least_zero(-5) == [(0, 0), (1, 0)] and actors.at_least_zero(3) == [(0, 3), (1, 3)]
+    assert actors.at_least_zero([-5, 3]) == [(0, 0), (1, 3)]
+    pair = (1, {"a": 2})  # no arguments, which are a tuple and a dict
+    assert actors[0].passed_on(pair) == [pair]
+    with pytest.raises(TypeError, match=r"pre_func=nothing\): it returned None\. Return the method's argument"):
+        actors.without_argument(1)
+
+
 def test_async(actors: RoleGroup) -> None:
-    assert actors.nap(0.1) == InvocationResult({0: 0, 1: 1})
+    in_time = actors.nap(0.1)
+    assert in_time == InvocationResult({0: 0, 1: 1}) == [0, 1]
+    assert (in_time.results, in_time.missing) == ({0: 0, 1: 1}, [])
 
 
-@pytest.mark.parametrize("method", ["nap", "short"])
-def test_late_ranks_are_named_and_the_results_of_others_kept(actors: RoleGroup, method: str) -> None:
-    with pytest.raises(InvocationTimeoutError, match=rf"done: actor\[1\]\.{method} \(1 of 2 calls are done\)") as error:
-        getattr(actors, method)([0.0, 2.0])
+def test_async_takes_what_is_ready_and_says_who_is_late(actors: RoleGroup, caplog: pytest.LogCaptureFixture) -> None:
+    for seconds, ready, late in (([2.0, 0.0], {1: 1}, [0]), (2.0, {}, [0, 1])):
+        result = actors.nap(seconds)
+        copied = pickle.loads(pickle.dumps(result))
+        for found in (result, copied):
+            assert (list(found), found.results, found.missing) == (list(ready.values()), ready, late)
+        names = ", ".join(f"actor[{rank}].nap" for rank in late)
+        assert f"not done: {names}" in caplog.text and "their results are dropped" in caplog.text
+        assert actors.echo(1) == [(0, 1, 0), (1, 1, 0)]  # late calls end, and their ranks go on
+
+
+def test_only_async_calls_are_limited_where_no_timeout_is_given() -> None:
+    assert trainer_invocation().limit_s is None and trainer_invocation(blocking=False).limit_s is None
+    assert trainer_invocation(is_async=True).limit_s == 10
+    assert trainer_invocation(is_async=True, timeout=None).limit_s is None
+    assert trainer_invocation(timeout=3).limit_s == 3 == trainer_invocation(is_async=True, timeout=3).limit_s
+
+
+def test_late_ranks_are_named_and_the_results_of_others_kept(actors: RoleGroup) -> None:
+    with pytest.raises(InvocationTimeoutError, match=r"done: actor\[1\]\.short \(1 of 2 calls are done\)") as error:
+        actors.short([0.0, 2.0])
     assert isinstance(error.value, CallTimeoutError)
     assert (error.value.results, error.value.missing) == ({0: 0}, [1])
     copied = pickle.loads(pickle.dumps(error.value))
@@ -181,7 +209,7 @@ def test_late_ranks_are_called_again_where_recover_replaced_them(actors: RoleGro
 def test_workers_know_their_job(actors: RoleGroup) -> None:
     devices = (("actor", "rollout"), True, False)
     for rank, identity in enumerate(actors.identity()):
-        assert identity == ("actor", rank, {"a": 1}, [True] + [False] * 4, devices, "127.0.0.1", True)
+        assert identity == (f"actor[{rank}]", rank, {"a": 1}, [True] + [False] * 4, devices, "127.0.0.1", True)
 
 
 def test_the_master_can_be_asked(actors: RoleGroup) -> None:
@@ -199,10 +227,13 @@ def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobInfo) -> None:
     assert trainer.RG_ACTOR is actors and trainer.RG_ROLLOUT is trainer.role_group("rollout")
     assert trainer.actors[1].echo(1) == [(1, 1, 0)] and len(trainer.rollouts) == 2
     assert (trainer.references, trainer.rewards, trainer.critics) == ([], [], [])
-    assert (trainer.get_workload_resource("actor"), trainer.get_workload_resource("rollout")) == (1.0, 0.5)
+    shares = [trainer.get_workload_resource(role)["accelerator"] for role in ("actor", "rollout")]
+    assert shares == [1.0, 0.5]
     assert (trainer.restart_count, trainer.is_recoverable(), trainer.step) == (2, False, 0)
     trainer.fit()
     assert trainer.step == 3
+    with pytest.raises(AttributeError, match=r"no attribute 'RL_ACTOR'"):
+        _ = trainer.RL_ACTOR
     with pytest.raises(AttributeError, match=r"no 'critic' \(its roles: actor, rollout\); add \.critic\("):
         _ = trainer.RG_CRITIC
     with pytest.raises(AttributeError, match=r"add \.role\('sim', \.\.\.\) to its builder"):

@@ -19,7 +19,29 @@ def doubled(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
     return tuple(2 * value for value in args), kwargs
 
 
+def at_least_zero(value: Any) -> Any:
+    return [max(0, one) for one in value] if isinstance(value, list) else max(0, value)
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def nothing(value: Any) -> None: ...
+
+
 class Actor(BaseWorkload):
+    @trainer_invocation(pre_func=at_least_zero)
+    def at_least_zero(self, value: int) -> Any:
+        return self.rank, value
+
+    @trainer_invocation(pre_func=same)
+    def passed_on(self, value: Any) -> Any:
+        return value
+
+    @trainer_invocation(pre_func=nothing)
+    def without_argument(self, value: Any) -> None: ...
+
     def echo(self, value: Any, plus: Any = 0) -> Any:
         return self.rank, value, plus
 

@@ -205,8 +205,13 @@ def test_a_missing_tokenizer_says_how_to_get_it(copied: Callable[[str], Path]) -
         directory = copied(name)
         for file in directory.rglob("tokenizer.*"):
             file.unlink()
-        with pytest.raises(TokenizerError, match=f"has no tokenizer.*{words}"):
+        with pytest.raises(TokenizerError, match=f"has no tokenizer.*{words}.*Or set actor.tokenizer.tokenizer_model"):
             load_policy(directory)
+        prompts = load_policy(directory, tokenizer=FOLDER / name).prompts
+        assert prompts.ids("move", "\n") == load_policy(FOLDER / name).prompts.ids("move", "\n")
+        load_policy(directory, tokenizer=FOLDER / name).save_pretrained(directory.parent / f"{name} saved")
+        again = load_policy(directory.parent / f"{name} saved").prompts
+        assert again.ids("move", "\n") == prompts.ids("move", "\n")
 
 
 def test_sentencepiece_and_json_are_one_tokenizer(copied: Callable[[str], Path]) -> None:

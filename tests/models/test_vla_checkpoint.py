@@ -5,13 +5,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import CheckpointFormatError, load_policy
-from rlinf_lite.models.base import check_tensors
+from rlinf_lite.models import CheckpointFormatError, build_policy, load_policy
+from rlinf_lite.models.base import check_tensors, tokenizer_files
 from rlinf_lite.models.vla.actions import StatisticsError
 from rlinf_lite.models.vla.checkpoint import read_config
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig, preset
@@ -19,6 +21,7 @@ from rlinf_lite.models.vla.inputs import TokenizerError
 from rlinf_lite.models.vla.keymap import KeyMap
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from tests.models.settings import openvla
+from tests.preview.test_memory import spec_of
 
 FIXTURE = Path(__file__).parent / "tiny_openvla"
 QKV = "vision_backbone.featurizer.blocks.0.attn.qkv"
@@ -419,3 +422,44 @@ def test_one_tower_and_qwen2(tied, tmp_path):
     assert (foreign.cfg.bos_token_id, foreign.cfg.empty_token_id) == (None, 220)
     weight = "language_model.model.layers.1.mlp.up_proj.weight"
     assert torch.equal(foreign.state_dict()[weight], policy.state_dict()[weight])
+
+
+def test_a_run_names_the_tokenizer_of_a_policy_that_has_none(tmp_path):
+    cfg = load_config("tabletop_ppo_vla", ["rollout.model_dir=null"])
+    spec = spec_of(cfg)
+    whole = build_policy(cfg, spec)
+    whole.save_pretrained(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "bare")
+    for file in tokenizer_files(tmp_path / "bare"):
+        (tmp_path / "bare" / file).unlink()
+    images = {name: np.zeros((1, 64, 64, 3), np.uint8) for name in spec.cameras}
+    obs = {"images": images, "instruction": ["pick up the cube"]}
+    with pytest.raises(TokenizerError, match=r"or set actor\.tokenizer\.tokenizer_model"):
+        load_policy(tmp_path / "bare").sft_inputs(obs)
+
+    overrides = [f"rollout.model_dir={tmp_path / 'bare'}", "actor.tokenizer.tokenizer_model=assets/tiny_tokenizer"]
+    policy = build_policy(load_config("tabletop_ppo_vla", overrides), spec)
+    policy.save_pretrained(tmp_path / "saved")
+    assert tokenizer_files(tmp_path / "saved") == tokenizer_files(tmp_path / "whole") != {}
+    for loaded in (policy, load_policy(tmp_path / "saved")):
+        assert torch.equal(loaded.sft_inputs(obs)["input_ids"], whole.sft_inputs(obs)["input_ids"])
+
+    (tmp_path / "other").mkdir()  # not looked at, where the policy has its own
+    load_policy(tmp_path / "whole", tokenizer=tmp_path / "other")
+    with pytest.raises(TokenizerError, match="other has no tokenizer"):
+        load_policy(tmp_path / "bare", tokenizer=tmp_path / "other")
+
+
+def test_a_tokenizer_that_nobody_reads_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer_model: a policy of random weights brings its tokenizer\. Set it to"
+    ):
+        load_config(
+            "tabletop_ppo_vla", ["rollout.model_dir=null", "actor.tokenizer.tokenizer_model=assets/tiny_tokenizer"]
+        )
+    with pytest.raises(ConfigError, match=r"actor\.tokenizer\.tokenizer_model: no directory 'nowhere'"):
+        load_config("tabletop_ppo_vla", ["actor.tokenizer.tokenizer_model=nowhere", f"rollout.model_dir={FIXTURE}"])
+    spec = EnvSpec(1, 3, (), [-1.0], [1.0], 24, True)
+    build_policy(load_config("gym_pendulum_ppo_mlp"), spec).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"tokenizer_model: mlp_gaussian reads no tokenizer\. Set it to null"):
+        load_policy(tmp_path, tokenizer=FIXTURE)

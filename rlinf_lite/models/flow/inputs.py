@@ -220,17 +220,15 @@ class PromptEncoder:
         Raises:
             TokenizerError: where there is none, or one that cannot be read.
         """
-        names, openpi = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model"), cfg.layout == "openpi"
-        folders = (directory, directory / "tokenizer", directory / "vlm")
-        for name in (*names[1:], names[0]) if openpi else names:
-            file = next((folder / name for folder in folders if (folder / name).is_file()), None)
-            if file is not None and file.suffix == ".model":
-                return cls(from_sentencepiece(file), cfg)
-            if file is not None:
-                tokenizer = _from_json(file)
-                tokenizer.encode_special_tokens = openpi
-                return cls(tokenizer, cfg, _padding_id(tokenizer, file.parent))
-        raise TokenizerError(f"{directory} has no tokenizer. {_how_to_get(cfg)}")
+        file = find_tokenizer(directory, cfg)
+        if file is None:
+            other = "Or set actor.tokenizer.tokenizer_model to a directory that has it."
+            raise TokenizerError(f"{directory} has no tokenizer. {_how_to_get(cfg)}. {other}")
+        if file.suffix == ".model":
+            return cls(from_sentencepiece(file), cfg)
+        tokenizer = _from_json(file)
+        tokenizer.encode_special_tokens = cfg.layout == "openpi"
+        return cls(tokenizer, cfg, _padding_id(tokenizer, file.parent))
 
     def ids(self, text: str, last: str) -> list[int]:
         """Of the two texts that `prompt_text` gives, without padding."""
@@ -261,6 +259,14 @@ class PromptEncoder:
         padding = length - len(ids)
         mask = torch.tensor([True] * len(ids) + [False] * padding)
         return torch.tensor([*ids, *[self._pad_id] * padding]), mask
+
+
+def find_tokenizer(directory: Path, cfg: FlowConfig) -> Path | None:
+    """The file that `PromptEncoder.from_directory` reads; None: there is none."""
+    names, openpi = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model"), cfg.layout == "openpi"
+    folders = (directory, directory / "tokenizer", directory / "vlm")
+    files = (folder / name for name in ((*names[1:], names[0]) if openpi else names) for folder in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _from_json(file: Path) -> Tokenizer:

@@ -29,6 +29,7 @@ from rlinf_lite.models.base import (
     read_policy_config,
     recompute_in_backward,
     row_noise_keys,
+    tokenizer_files,
 )
 from rlinf_lite.models.flow import formats
 from rlinf_lite.models.flow.card import Pi0, Pi05, SmolVLA
@@ -45,6 +46,7 @@ from rlinf_lite.models.flow.inputs import (
     ObservationError,
     PromptEncoder,
     TokenizerError,
+    find_tokenizer,
     padded,
     pixel_values,
     read_state,
@@ -372,9 +374,14 @@ class FlowPolicy(Policy):
 
     @classmethod
     def from_pretrained(
-        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+        cls,
+        directory: str | Path,
+        model: ModelConfig | None = None,
+        read_weights: bool = True,
+        tokenizer: Path | None = None,
     ) -> Self:
         """Read what `save_pretrained` wrote, or a published directory. Heads that it does not have are random.
+        `tokenizer`: where there is one, should the directory have none.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
@@ -396,14 +403,18 @@ class FlowPolicy(Policy):
                 log.info(
                     "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)
                 )
+        file = find_tokenizer(directory, cfg)
+        source = directory if tokenizer is None or file is not None else tokenizer
         with no_init_weights():
-            policy = cls(cfg, PromptEncoder.from_directory(directory, cfg))
+            policy = cls(cfg, PromptEncoder.from_directory(source, cfg))
         policy.value_head.init_weights()
         if policy.noise_head is not None:
             policy.noise_head.init_weights()
         if read_weights:
             state, policy.origin = formats.read_state(directory, cfg, policy.state_dict())
             policy.load_state_dict(state, strict=False)  # a published one has no heads
+        if source != directory and (file := find_tokenizer(source, cfg)) is not None:
+            policy.origin.files |= tokenizer_files(file.parent)
         return policy if model is None else policy.prepare(model)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:

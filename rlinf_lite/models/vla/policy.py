@@ -15,7 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, recompute_in_backward, row_noise_keys
+from rlinf_lite.models.base import (
+    ActionOutput,
+    Mode,
+    Policy,
+    PolicyOutput,
+    recompute_in_backward,
+    row_noise_keys,
+    tokenizer_files,
+)
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
@@ -147,7 +155,8 @@ class OpenVLAPolicy(Policy):
     def _prompts(self) -> PromptEncoder:
         if self.prompts is None:
             raise TokenizerError(
-                "the policy came without a tokenizer: copy the files of its base model beside its weights"
+                "the policy came without a tokenizer: copy the files of its base model beside its weights, or set "
+                "actor.tokenizer.tokenizer_model"
             )
         return self.prompts
 
@@ -374,9 +383,14 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_pretrained(
-        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+        cls,
+        directory: str | Path,
+        model: ModelConfig | None = None,
+        read_weights: bool = True,
+        tokenizer: Path | None = None,
     ) -> Self:
         """Read what `save_pretrained` wrote, or a published directory. The latter has no value head: it is random.
+        `tokenizer`: where there is one, should the directory have none.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors, or saying what is not supported.
@@ -387,16 +401,19 @@ class OpenVLAPolicy(Policy):
         cfg = checkpoint.read_config(directory)
         cfg = cfg if model is None else with_run_settings(cfg, model)
         has_tokenizer = (directory / "tokenizer.json").is_file()
+        source = directory if has_tokenizer else tokenizer
         with no_init_weights():
             policy = cls(
                 cfg,
-                PromptEncoder.from_directory(directory, cfg) if has_tokenizer else None,
+                None if source is None else PromptEncoder.from_directory(source, cfg),
                 "sdpa" if model is None else model.options.attn_implementation,
             )
         policy._init_value_head()
         if read_weights:
             state, policy.origin = checkpoint.read_state(directory, cfg, policy.state_dict())
             policy.load_state_dict(state, strict=False)
+        if source is not None and source != directory:
+            policy.origin.files |= tokenizer_files(source)
         return policy if model is None else policy.prepare(model)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:

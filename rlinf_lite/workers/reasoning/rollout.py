@@ -60,15 +60,15 @@ class LanguageRollout(Worker):
         self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
         self.version = -1
 
-    def sync_model_from_actor(self, version: int, number: int = 0) -> None:
-        """Take the actor's weights, which must be of `version`; not if transfer `number` came while generating."""
+    def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
+        """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
+        came while generating."""
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
-            if actor is None:
-                self.receiver.receive(version, number)
-            elif actor.version != version:
-                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
-        self.version = version
+            found = self.receiver.receive(version, number) if actor is None else actor.version
+            if version is not None and found != version:
+                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {found}")
+        self.version = found
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:

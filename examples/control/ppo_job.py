@@ -1,0 +1,58 @@
+"""PPO of a language model as a job: the run of train_math.py, built by RLJobBuilder (its roles are in ppo_roles.py).
+
+python examples/control/ppo_job.py runner.max_steps=2 sft.num_steps=20
+python examples/control/ppo_job.py
+
+Policy, critic and rollout are two workers each on two virtual devices; with GPUs, change DEVICES and `device_type`.
+While it runs, `rlinf-lite job status ppo` in another terminal shows the ids of their processes: kill one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import cast
+
+from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
+from rlinf_lite.config.names import roles_of
+from rlinf_lite.jobs import RLJobBuilder
+from rlinf_lite.scheduler import SchedulerError
+
+CONFIG = "math/math_arithmetic_ppo"
+DEVICES = 2
+
+
+def main() -> int:
+    name = f"ppo-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    directory = Path("results").absolute() / "jobs" / name
+    paths = [f"runner.logger.log_path={directory}", f"actor.checkpoint_save_path={directory}"]
+    apart = ["cluster.fuse=null"]  # a job's roles have processes of their own
+    try:
+        cfg = cast(ReasoningConfig, load_config(CONFIG, [*paths, *apart, *sys.argv[1:]]))
+
+        builder = RLJobBuilder().device_per_node(DEVICES).device_type("CPU").config(cfg.model_dump(mode="json"))
+        builder.trainer("ppo_roles", "Trainer")  # Ray's workers import from this script's directory, as it does
+        for role in roles_of(cfg):  # actor, rollout, critic, reward; a reference where there is a KL
+            builder.role(role, "ppo_roles", role.title()).total(1 if role == "reward" else DEVICES).per_node(DEVICES)
+        job = builder.with_collocation_all().build()
+
+        handle = job.submit(name, directory=directory, control=cfg.control)
+        try:
+            print(f"{name}: {', '.join(roles_of(cfg))}; what it prints: rlinf-lite job logs {name}", flush=True)
+            context = handle.wait()  # raises where it failed
+        finally:
+            handle.stop()  # after Ctrl-C; one that has ended is left as it is
+    except (ConfigError, SchedulerError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    for failover in context.failovers:
+        who, seconds = ", ".join(failover.failed), failover.seconds or 0.0
+        print(f"{who} {failover.kind}: {failover.level} started again in {seconds:.1f} s")
+    print(f"{context.stage} after step {context.step} of {context.total_steps}: {directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

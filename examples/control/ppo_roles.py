@@ -1,0 +1,58 @@
+"""The roles of ppo_job.py: those of every language run, and a trainer that gives them to its runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_lite.config import ReasoningConfig
+from rlinf_lite.jobs import BaseTrainer
+from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic, LanguageReference, LanguageRollout, RewardWorker
+
+
+class Actor(LanguageActor):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ReasoningConfig.model_validate(config))
+
+
+class Rollout(LanguageRollout):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ReasoningConfig.model_validate(config))
+
+
+class Reward(RewardWorker):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ReasoningConfig.model_validate(config))
+
+
+class Reference(LanguageReference):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ReasoningConfig.model_validate(config))
+
+
+class Critic(LanguageCritic):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ReasoningConfig.model_validate(config))
+
+
+class Trainer(BaseTrainer):
+    """Trains; a worker that dies is dealt with as in every training run, and a trainer that was started again goes on
+    from the newest checkpoint."""
+
+    def init(self) -> None:
+        resume = "auto" if self.restart_count else self.config["runner"]["resume"]
+        runner = self.config["runner"] | {"resume": resume}
+        self.cfg = ReasoningConfig.model_validate(self.config | {"runner": runner})
+
+    def fit(self) -> None:
+        from rlinf_lite.data.problems import open_problems
+        from rlinf_lite.runners import ReasoningRunner, check_rewards, claim_run
+
+        roles: dict[str, Any] = {role: group.workers for role, group in self.groups.items()}
+        with claim_run(self.cfg) as claim:
+            problems = open_problems(self.cfg)
+            check_rewards(self.cfg, problems)
+            runner = ReasoningRunner(self.cfg, problems, **roles, supervisor=self.supervisor, claim=claim)
+            runner.init_workers()
+            result = runner.run()
+        self.report_progress(result.completed_steps)
+        print(result.describe(), flush=True)  # `rlinf-lite job logs NAME --role trainer`

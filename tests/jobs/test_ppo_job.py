@@ -1,0 +1,57 @@
+"""examples/control/ppo_job.py: the run of train_math.py as a job, with the same numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("own_ray")
+
+SMALL = [
+    "data.num_prompts=4",
+    "data.max_prompt_length=12",
+    "data.arithmetic={num_train: 400, num_val: 6, num_terms: 2, max_number: 20}",
+    "rollout.max_response_length=24",
+    "actor.global_batch_size=16",
+    "sft.num_steps=2",
+    "sft.batch_size=4",
+    "runner.max_steps=2",
+    "runner.val_check_interval=-1",
+    "runner.report=false",
+    "cluster.fuse=null",
+]
+
+
+def run(home: Path, repo: Path, script: str, *options: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, str(repo / "examples" / script), *options, *SMALL]
+    ended = subprocess.run(
+        command, cwd=home, env=environment | {"PYTHONPATH": str(repo)}, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def numbers(root: Path) -> list[dict[str, float]]:
+    """What each step has learned from, and by: not how long it took."""
+    (file,) = root.glob("**/metrics.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [
+        {name: x for name, x in line.items() if name.startswith(("train/", "rollout/", "reward/"))} for line in lines
+    ]
+    return [line for line in found if line]
+
+
+def test_it_trains_as_the_run_that_is_no_job_does(tmp_path, repo):
+    said = run(tmp_path, repo, "control/ppo_job.py")
+    (job,) = (tmp_path / "results" / "jobs").iterdir()
+    assert f"finished after step 2 of 2: {job}" in said
+    events = [json.loads(line)["event"] for line in (job / "events.jsonl").read_text().splitlines()]
+    assert events == ["running", "finished"]
+    plain = tmp_path / "plain"
+    paths = [f"runner.logger.log_path={plain}", f"actor.checkpoint_save_path={plain}"]
+    run(tmp_path, repo, "math/train_math.py", "--config-name", "math_arithmetic_ppo", *paths)
+    assert len(numbers(job)) >= 2 and numbers(job) == numbers(plain)
