@@ -60,8 +60,8 @@ class MetricSums:
             self._maxima[name] = max(value, self._maxima.get(name, -math.inf))
 
     def result(self, over_ranks: Callable[..., Tensor]) -> dict[str, float]:
-        """Means and maxima over all ranks' positions, and what is formed of them; `over_ranks` sums a tensor over
-        ranks, or does to it what a second argument says."""
+        """Means and maxima over all ranks' positions, and what is formed of them; what was measured at none is not there.
+        `over_ranks` sums a tensor over ranks, or does to it what a second argument says."""
         names, maxima = sorted(self._means), sorted(self._maxima)
         result: dict[str, float] = {}
         if maxima:
@@ -69,7 +69,7 @@ class MetricSums:
             result |= {name: x for name, x in zip(maxima, found.tolist(), strict=True) if x > -math.inf}
         if names:
             sums = over_ranks(torch.tensor([self._means[name] for name in names], dtype=torch.float64))
-            result |= {n: float(s / w) if w > 0 else 0.0 for n, (s, w) in zip(names, sums.tolist(), strict=True)}
+            result |= {name: s / w for name, (s, w) in zip(names, sums.tolist(), strict=True) if w > 0}
         if _SQUARE in result:  # (sum w)^2 / (n sum w^2)
             square = result.pop(_SQUARE)
             result["train/actor/effective_sample_size"] = result[_MEAN] ** 2 / square if square > 0 else 0.0

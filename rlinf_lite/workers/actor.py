@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
-from rlinf_lite.config.names import recomputed_logprobs
+from rlinf_lite.config.names import max_staleness, recomputed_logprobs
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.data.demonstrations import (
     Demonstrations,
@@ -304,7 +304,7 @@ class EmbodiedFSDPActor(Worker):
             num_elements = fresh.sum() * shape[1]
             found.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
         weights, corrected = None, {}
-        if algorithm.correction.kind != "none" or self.cfg.runner.mode == "async":
+        if algorithm.correction.kind != "none" or max_staleness(self.cfg):
             if algorithm.correction.proximal == "interpolate":
                 versions = batch.versions[index, None, None].to(device)
                 proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)

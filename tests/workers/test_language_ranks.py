@@ -71,7 +71,7 @@ def rank_main(rank, port, directory, expected):
             where = np.argsort(order)[np.array_split(rows, 2)[rank]]  # the larger part first, as ranks are given rows
             for name, column in scored.batch.items():
                 torch.testing.assert_close(column, whole.batch[name][where], atol=1e-5, rtol=0)
-            assert metrics.keys() == wanted.keys()
+            assert metrics.keys() == wanted.keys(), metrics.keys() ^ wanted.keys()
             for name in metrics:
                 np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-3, atol=1e-5, err_msg=name)
         if rank == 0:

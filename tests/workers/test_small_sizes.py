@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,18 +105,24 @@ class StubPolicy:
     def predict_values(self, obs: Any) -> Any:
         return torch.from_numpy(obs["state"][:, :1] * 0.5)
 
+    def config_dict(self) -> dict[str, Any]:
+        return {}
 
-Post = dict[tuple[str, int], "queue.Queue[tuple[int, Any]]"]
+
+Post = dict[tuple[str, int], "queue.Queue[tuple[str, int, Any]]"]
 
 
 def employ(kind: type, name: str, rank: int, cfg: Config, post: Post) -> Any:
     """A worker whose messages go through `post` instead of sockets."""
 
     class Employed(kind):
-        def send(self, obj: Any, group: str, rank: int) -> None:
-            post[group, rank].put((self.rank, obj))
+        def send(self, obj: Any, group: str, rank: int, tag: object = None) -> None:
+            post[group, rank].put((self.name, self.rank, obj))
 
-        def recv_any(self, group: str, timeout_s: float | None = None) -> Any:
+        def recv_any(self, group: str, timeout_s: float | None = None, tag: object = None) -> Any:
+            return post[self.name, self.rank].get(timeout=timeout_s)[1:]
+
+        def recv_first(self, tags: object, timeout_s: float | None = None) -> Any:
             return post[self.name, self.rank].get(timeout=timeout_s)
 
     worker = Employed(cfg)
@@ -140,8 +147,9 @@ class Crew:
         self.specs = [worker.init(self.layout) for worker in self.envs]
         for worker in self.rollouts:
             worker.layout, worker.policy, worker.num_chunks = self.layout, StubPolicy(sizes.chunk), sizes.num_chunks
+            worker.next_step, worker.receiver = 0, SimpleNamespace(version=0)
         for worker in self.actors:
-            worker.layout = self.layout
+            worker.layout, worker.next_step = self.layout, 0
 
     def all_at_once(self, calls: list[Any]) -> list[Any]:
         with ThreadPoolExecutor(len(calls)) as pool:
