@@ -60,7 +60,7 @@ class MetricSums:
             self._maxima[name] = max(value, self._maxima.get(name, -math.inf))
 
     def result(self, over_ranks: Callable[..., Tensor]) -> dict[str, float]:
-        """Means and maxima over all ranks' positions, and what is formed of them; what was measured at none is not there.
+        """Means and maxima over all ranks' positions, and what is formed of them; without what was measured at none.
         `over_ranks` sums a tensor over ranks, or does to it what a second argument says."""
         names, maxima = sorted(self._means), sorted(self._maxima)
         result: dict[str, float] = {}

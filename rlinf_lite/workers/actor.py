@@ -187,6 +187,7 @@ class EmbodiedFSDPActor(Worker):
             with self.timer("log-probs"):
                 scored = self._computed(batch.forward_inputs, lambda inputs: {"": self.policy(inputs).logprobs.float()})
             batch.proximal = scored[""]
+            self._measure_drift(batch.proximal, batch.acted, batch.mask, batch.versions, sums)
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -298,11 +299,8 @@ class EmbodiedFSDPActor(Worker):
             return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
 
         executed, positions = mask[..., None], self._position_mask(mask)
-        if self.unchanged:  # the weights that acted, where none came in between, say what they said then
-            fresh = executed & (batch.versions[index].to(device) == self.version)[:, None, None]
-            drift = torch.where(fresh, output.logprobs.detach() - acted, 0.0).abs()
-            num_elements = fresh.sum() * shape[1]
-            found.add({"rollout/logprob_drift": drift.sum() / num_elements.clamp(min=1)}, weight=float(num_elements))
+        if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
+            self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
         weights, corrected = None, {}
         if algorithm.correction.kind != "none" or max_staleness(self.cfg):
             if algorithm.correction.proximal == "interpolate":
@@ -328,6 +326,12 @@ class EmbodiedFSDPActor(Worker):
         outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
         found.add(outputs.metrics | corrected, weight=float(positions.sum()))
         return outputs.loss
+
+    def _measure_drift(self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums) -> None:
+        """How far log-probabilities [n, C, D] are from those of acting, where the same weights acted."""
+        fresh = mask[..., None] & (versions == self.version)[:, None, None]
+        drift, num_elements = torch.where(fresh, now - acted, 0.0).abs().sum(), fresh.sum() * acted.shape[2]
+        sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=float(num_elements))
 
     def _computed(
         self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], dict[str, Tensor]]

@@ -84,7 +84,8 @@ def test_an_evaluation_is_of_the_present_weights(start):
 def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start):
     rates = ["actor.optim.lr=0", "actor.optim.value_lr=0"]
     lines = read_metrics(start(*ASYNC, *rates, *SPREAD, runner_class=AsyncEmbodiedRunner).run().run_dir)
+    assert "rollout/logprob_drift" in lines[0]  # later ones may be played by older weights altogether
     for line in lines:
-        assert line["rollout/logprob_drift"] < 1e-5
+        assert line.get("rollout/logprob_drift", 0) < 1e-5
         assert line["train/actor/clip_fraction"] == 0 and line["train/actor/approx_kl_k3"] < 1e-9
         assert line["train/actor/importance_weight_max"] == pytest.approx(1, abs=1e-4)
