@@ -108,19 +108,23 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[Probl
 
 @rule("runner.mode", "runner.task_type")
 def _mode_has_a_runner(config: BaseConfig, plan: Any) -> Iterator[Problem]:
-    if config.runner.mode == "async" and config.runner.task_type == "sft":
-        yield Problem("runner.mode", "is async, and imitation has no rollouts to overlap with. Set it to sync")
+    why_not = {
+        "sft": "imitation has no rollouts to overlap with",
+        "reasoning": "runs of language models have no asynchronous loop yet",
+    }.get(config.runner.task_type)
+    if config.runner.mode == "async" and why_not:
+        yield Problem("runner.mode", f"is async, and {why_not}. Set it to sync")
 
 
-@rule("runner.mode", "runner.max_staleness", "algorithm.correction", "algorithm.loss_type", kinds=REINFORCED)
+@rule("runner.mode", "runner.max_staleness", "algorithm.correction", "algorithm.loss_type", kinds=("embodied",))
 def _stale_data_is_corrected(config: Any, plan: Any) -> Iterator[Problem]:
     correction = config.algorithm.correction
     if max_staleness(config) and correction.kind == "none" and not loss_needs_of(config).behaviour:
         yield Problem(
             "algorithm.correction.kind",
             f"is none, and with runner.mode: async a step trains on what weights up to {config.runner.max_staleness} "
-            "versions older did, which biases the gradient. Choose one (docs/async.md): decoupled for robot policies, "
-            "tis for language models; or runner.max_staleness=0",
+            "versions older did, which biases the gradient. Choose one (docs/async.md), decoupled for example, or "
+            "runner.max_staleness=0",
         )
 
 
@@ -135,6 +139,24 @@ def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Pro
             "algorithm.recompute_logprobs",
             f"is false, and algorithm.correction.kind: {correction.kind} compares the actor with who "
             "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
+        )
+
+
+@rule("algorithm.recompute_logprobs", kinds=("reasoning",))
+def _language_models_are_always_scored_again(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    if config.algorithm.recompute_logprobs is False:
+        text = "is false, and the actor of a language model always scores responses before its updates. Set it to auto"
+        yield Problem("algorithm.recompute_logprobs", text)
+
+
+@rule("algorithm.target_kl", "algorithm.correction", kinds=("embodied",))
+def _kl_is_of_the_step(config: Config, plan: Plan) -> Iterator[Problem]:
+    correction = config.algorithm.correction
+    if config.algorithm.target_kl is not None and correction.proximal == "interpolate":
+        yield Problem(
+            "algorithm.target_kl",
+            f"is {config.algorithm.target_kl:g}, and with algorithm.correction.proximal: interpolate the KL of an "
+            "update counts what changed before the step too. Set it to null, or proximal to recompute",
         )
 
 

@@ -85,7 +85,7 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
     asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction
     if asked != "auto":
         return asked, f"algorithm.recompute_logprobs is {str(asked).lower()}"
-    if correction.kind != "none":
+    if correction.kind != "none" or max_staleness(config):
         if correction.proximal == "interpolate":
             return False, "algorithm.correction.proximal is interpolate"
         return True, "algorithm.correction compares them with those of acting"

@@ -11,6 +11,7 @@ and nothing that was played is thrown away. With S = 0 this is the synchronous l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,19 +32,22 @@ class AsyncEmbodiedRunner(EmbodiedRunner):
     """By step: the calls of env and rollout workers."""
     _sending: list[Handle]
     """Of the actors, of weights."""
+    _taking: list[Handle]
+    """Of rollout workers, of weights; not waited for, but held, so that any wait hears of their errors."""
     _played_until: float
     """When the last step that was waited for had been played."""
     _last: tuple[int, float, Sequence[Span]]
     """The last step, when it began, and what was done for it."""
 
     def init_workers(self) -> None:
-        self._playing, self._sending, self._played_until = {}, [], 0.0
+        self._playing, self._sending, self._taking, self._played_until = {}, [], [], 0.0
         super().init_workers()
 
     def update_rollout_weights(self) -> None:
         """Offer them. Who plays takes them between two decisions, who does not takes them at once."""
-        _, sending = self._transfer_weights()
+        taking, sending = self._transfer_weights()
         self._sending.append(sending)
+        self._taking = [*self._taking[-self.cfg.runner.max_staleness - 1 :], taking]
 
     def _play(self, step: int) -> tuple[Handle, ...]:
         """Admits every step that may be played ahead of this one's updates."""
@@ -59,7 +63,9 @@ class AsyncEmbodiedRunner(EmbodiedRunner):
         if admitted:
             with self._phase("eval"):
                 self._wait(*admitted, what="rollouts to end before an evaluation")
-        return super().evaluate(videos)
+        summary = super().evaluate(videos)
+        self._played_until = time.time()  # nobody waited for admission
+        return summary
 
     def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
         """Env and rollout workers were busy, or not, from the end of the step that they played before this one."""
@@ -67,7 +73,7 @@ class AsyncEmbodiedRunner(EmbodiedRunner):
         since = self._played_until or first
         metrics["async/trainer_waited_s"] = self._times["generate_rollouts"]
         metrics["async/rollouts_waited_s"] = max(first - since, 0.0)
-        self._played_until = last
+        self._played_until = max(last, self._played_until)
         self._log_step(started, metrics, played + trained, rollouts=(since, last))
 
     def _write_timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
@@ -82,5 +88,6 @@ class AsyncEmbodiedRunner(EmbodiedRunner):
         self._last = step, started, spans
 
     def _restore_envs(self, rows: list[dict[str, Any]]) -> None:
-        self._playing, self._sending = {}, []  # given up: they are admitted again
+        self._playing, self._sending, self._taking = {}, [], []  # given up: they are admitted again
         super()._restore_envs(rows)
+        self._played_until = time.time()

@@ -178,7 +178,7 @@ class Runner(ABC):
         """What comes before the first step of this process, and a state to go back to."""
         if self.supervisor is not None:
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
-        if self.cfg.runner.task_type != "sft":
+        if self.cfg.runner.task_type == "embodied":
             recomputed, why = recomputed_logprobs(self.cfg)
             log.info(
                 "log-probabilities are %s: %s", "computed again before updates" if recomputed else "of acting", why
@@ -232,9 +232,9 @@ class Runner(ABC):
         return self.rollout.sync_model_from_actor(self.completed_steps, self._num_transfers), sending
 
     def _train(self, *handles: Handle) -> list[Any]:
-        """Wait for the updates of a step, which complete it."""
+        """Wait for the updates of a step, which complete it, whatever becomes of those who play ahead meanwhile."""
         self._in_update, started = True, time.monotonic()
-        trained = self._wait(*handles, what="training", grace_s=STOP_TIMEOUT_S)
+        trained = self._wait(*handles, what="training", grace_s=STOP_TIMEOUT_S, alone=True)
         self._update_s = time.monotonic() - started
         self._complete_step()
         self._in_update = False
@@ -243,10 +243,11 @@ class Runner(ABC):
     def _complete_step(self) -> None:
         self.completed_steps += 1
 
-    def _wait(self, *handles: Handle, what: str, grace_s: float = 0.0) -> list[Any]:
-        """Results of calls. A run that is asked to stop meanwhile waits `grace_s` longer, then raises Stopped."""
+    def _wait(self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False) -> list[Any]:
+        """Results of calls. A run that is asked to stop meanwhile waits `grace_s` longer, then raises Stopped. `alone`:
+        the failure of another call is for the next wait."""
         limit_s = self.cfg.runner.phase_timeout_s
-        return wait_all(*handles, timeout_s=limit_s, what=what, check=lambda: self._stop.check(grace_s))
+        return wait_all(*handles, timeout_s=limit_s, what=what, check=lambda: self._stop.check(grace_s), alone=alone)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -361,7 +362,7 @@ class Runner(ABC):
     def _write_state(self, directory: Path) -> None:
         """Everything that training goes on from. Raises CheckpointError where it cannot be written."""
         try:
-            self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint", grace_s=math.inf)
+            self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint", grace_s=math.inf, alone=True)
             self._save_state(directory / "training_state")
         except (OSError, WorkerError) as error:
             problem = error.__cause__ if isinstance(error, WorkerError) else error

@@ -337,7 +337,8 @@ class ReasoningRunner(Runner):
     def _save_state(self, directory: Path) -> None:
         super()._save_state(directory)
         if self.critic is not None and self._others_exist:
-            self._wait(self.critic.save_checkpoint(str(directory)), what="the critic's checkpoint", grace_s=math.inf)
+            saving = self.critic.save_checkpoint(str(directory))
+            self._wait(saving, what="the critic's checkpoint", grace_s=math.inf, alone=True)
 
     def _load(self, checkpoint: Path) -> None:
         super()._load(checkpoint)

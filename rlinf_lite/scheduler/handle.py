@@ -292,17 +292,21 @@ def _only(values: list[Any]) -> Any:
 
 
 def wait_all(
-    *handles: Handle, timeout_s: float | None = None, what: str = "", check: Callable[[], None] | None = None
+    *handles: Handle,
+    timeout_s: float | None = None,
+    what: str = "",
+    check: Callable[[], None] | None = None,
+    alone: bool = False,
 ) -> list[Any]:
     """Wait for calls of several groups together; returns their collected results. While they run, `check` is called
     about every second; what it raises ends the wait.
 
-    Raises as soon as any call of the cluster fails, or any worker of the groups that are called dies, even where others
-    are still blocked; the groups of these handles are then aborted (`group.abort`), so that their workers stop waiting
-    for messages that will not come.
+    Raises as soon as any call of the cluster fails (with `alone`: any of these), or any worker of the groups that are
+    called dies, even where others are still blocked; the groups of these handles are then aborted (`group.abort`), so
+    that their workers stop waiting for messages that will not come.
     """
     try:
-        return _Wait(handles, timeout_s, what, check).run()
+        return _Wait(handles, timeout_s, what, check, alone).run()
     except BaseException as error:
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         running = [handle for handle in handles if not handle.done()]

@@ -162,7 +162,7 @@ class Mailbox:
             for group, tag in tags.items():
                 queue = self._waiting.get(group, deque())
                 for i, (message, parcel) in enumerate(queue):
-                    if rank in (None, message.rank) and message.tag == tag:
+                    if rank in (None, message.rank) and tag in (..., message.tag):
                         del queue[i]
                         return group, message.rank, unpack(parcel)
             with self.activity.waiting(source):

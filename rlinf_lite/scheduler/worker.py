@@ -88,8 +88,8 @@ class Worker:
     def send(self, obj: Any, group: str, rank: int, tag: object = None) -> None:
         """Send any picklable object to a worker. Returns at once; never waits for the receiver. Raises PeerError.
 
-        Who receives names a tag too, and gets messages of an equal one only: what belongs to one step is then not taken
-        for what belongs to another.
+        Who receives names a tag too, and gets messages of an equal one only (`...`: of any), so that what belongs to
+        one step is not taken for what belongs to another.
         """
         self._connected().send(obj, group, rank, tag)
 

@@ -270,12 +270,12 @@ class WeightReceiver:
 
     def receive(self, version: int | None = None, number: int = 0) -> int:
         """Wait for transfer `number`, which must be of `version` (None: of whichever comes), unless `take` has had it
-        already; returns the version.
+        or a later one already; returns the version that is there then.
 
         Raises:
             WeightVersionError: if another version is offered.
         """
-        if number and number == self._number:
+        if number and number <= self._number:
             return self.version
         offer: Offer = self._worker.recv(self._group, self._sender, self._timeout_s)
         if version not in (None, offer.version):

@@ -82,7 +82,6 @@ class EmbodiedFSDPActor(Worker):
     learner: Learner
     version: int
 
-    next_step: int  # whose trajectories are received next
     trajectories: Trajectories | None
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
@@ -95,7 +94,7 @@ class EmbodiedFSDPActor(Worker):
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
         """Build the policy and get ready to train; returns the number of parameters."""
         cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
-        self.trajectories, self.batch, self.next_step = None, None, 0
+        self.trajectories, self.batch = None, None
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
         self.learner = Learner(self, self.policy, cfg, "actor")
@@ -111,13 +110,12 @@ class EmbodiedFSDPActor(Worker):
             self.sender.send(self.version, self.policy, number)
 
     def recv_rollout_batch(self, step: int | None = None) -> None:
-        """Collect the trajectories of `step` (None: of that behind the last call's) of this actor's environments, from
-        whichever rollout workers have them."""
-        step = self.next_step if step is None else step
-        self.next_step = step + 1
+        """Collect the trajectories of `step` (None: of whichever is played) of this actor's environments, from the
+        rollout workers."""
+        tag = ... if step is None else step
         parts: list[Trajectories] = []
         while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
-            _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s, tag=step)
+            _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s, tag)
             with self.timer("receive trajectories"):
                 parts.append(part)
         self.trajectories = Trajectories.concat(parts)

@@ -46,7 +46,6 @@ class MultiStepRolloutWorker(Worker):
     layout: Layout
     policy: Policy
     num_chunks: int
-    next_step: int
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -54,7 +53,7 @@ class MultiStepRolloutWorker(Worker):
     def init(self, layout: Layout, spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first `sync_model_from_actor`."""
         torch.manual_seed(self.cfg.runner.seed)
-        self.layout, self.next_step = layout, 0
+        self.layout = layout
         self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         self.receiver = WeightReceiver(
@@ -68,24 +67,24 @@ class MultiStepRolloutWorker(Worker):
             self.receiver.receive(version, number)
 
     def generate(self, step: int | None = None) -> dict[str, Any]:
-        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories of `step` on
-        (None: that behind the last call's). Weights that the actor has ready meanwhile are taken between two decisions.
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on. Weights
+        that the actor has ready meanwhile are taken between two decisions. `step`: which one is served, where env
+        workers may play several; None: whichever they play.
         """
-        step = self.next_step if step is None else step
-        self.next_step = step + 1
+        tag = ... if step is None else step
         builders = {
             key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
         }
         unfinished = set(builders)
         while unfinished:
-            sender, rank, message = self.recv_first({"actor": None, "env": step}, self.cfg.runner.phase_timeout_s)
+            sender, rank, message = self.recv_first({"actor": None, "env": tag}, self.cfg.runner.phase_timeout_s)
             if sender == "actor":
                 with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
                     self.receiver.take(message)
                 continue
             key = (rank, message.stage, message.start)
             with self.timer(f"act env {rank} stage {message.stage}"):
-                self._serve(rank, builders[key], message, step)
+                self._serve(rank, builders[key], message)
             if message.last:
                 unfinished.remove(key)
         return {"spans": self.pop_spans()}
@@ -115,7 +114,7 @@ class MultiStepRolloutWorker(Worker):
         own = [piece for piece in layout.pieces() if piece.rollout_rank == self.rank]
         return {(p.env_rank, p.stage, p.start): layout.env_ids(p.env_rank, p.stage)[p.start : p.stop] for p in own}
 
-    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage, step: int) -> None:
+    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
         """Take what came of the last decision; then decide again, or hand the trajectories on."""
         result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
         if result is not None:
@@ -136,6 +135,7 @@ class MultiStepRolloutWorker(Worker):
             running = builder.running_rows()
             builder.need_values(running, take_rows(message.obs, running))
         trajectories = builder.finish(self._values(builder.pending_observations()))
+        step = (message.decision - message.t) // self.num_chunks
         for actor_rank, rows in self.layout.actor_slices(builder.env_ids):
             self.send(trajectories.rows(rows), "actor", actor_rank, tag=step)
 

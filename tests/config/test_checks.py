@@ -22,6 +22,7 @@ GRPO = str(YAML / "grpo.yaml")  # groups of 8, episodes of 50
 REASONING = str(YAML / "reasoning.yaml")
 HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 
+INTERPOLATED = ["algorithm.correction.kind=decoupled", "algorithm.correction.proximal=interpolate"]
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
 
 
@@ -44,6 +45,30 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             ["env.train.num_envs=30", "actor.global_batch_size=480", "actor.micro_batch_size=480"],
             "env.train.num_envs: 30 environments do not divide over 2 env workers x 2 stages = 4 slices "
             "(30 / 4 = 7.5). Use 28 or 32, or change rollout.pipeline_stage_num or the env placement",
+        ),
+        (
+            PPO,
+            ["runner.mode=async"],
+            "algorithm.correction.kind: is none, and with runner.mode: async a step trains on what weights up to 1 "
+            "versions older did, which biases the gradient. Choose one (docs/async.md), decoupled for example, or "
+            "runner.max_staleness=0",
+        ),
+        (
+            PPO,
+            ["algorithm.recompute_logprobs=false", "algorithm.correction.kind=tis"],
+            "algorithm.recompute_logprobs: is false, and algorithm.correction.kind: tis compares the actor with who "
+            "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
+        ),
+        (
+            PPO,
+            [*INTERPOLATED, "algorithm.target_kl=0.1"],
+            "algorithm.target_kl: is 0.1, and with algorithm.correction.proximal: interpolate the KL of an update "
+            "counts what changed before the step too. Set it to null, or proximal to recompute",
+        ),
+        (
+            "embodiment/tabletop_sft_mlp",
+            ["runner.mode=async"],
+            "runner.mode: is async, and imitation has no rollouts to overlap with. Set it to sync",
         ),
         (
             PPO,

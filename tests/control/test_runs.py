@@ -133,6 +133,14 @@ def test_killed_while_playing_and_training_overlap(start):
     assert max(staleness) == 2 and min(staleness[3:]) <= 1  # nothing was ahead after a recovery
 
 
+def test_an_update_counts_although_somebody_who_plays_ahead_dies(start):
+    """The only snapshot is of the beginning: an update that were broken off would cost every step."""
+    runner = start(*ASYNC, "control.snapshot_interval=100", runner_class=AsyncEmbodiedRunner)
+    hurt_within(runner, "_train", {3: ("env", 0), 7: ("rollout", 1)})
+    assert runner.run().completed_steps == 14
+    check_nothing_lost(runner, ["env[0]"], ["rollout[1]"])
+
+
 def test_a_run_without_staleness_recovers_exactly(start, undisturbed):
     runner = start("runner.mode=async", "runner.max_staleness=0", runner_class=AsyncEmbodiedRunner)
     hurt_within(runner, "_train", ONE_OF_EACH)

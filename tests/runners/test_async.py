@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlinf_lite.runners import AsyncEmbodiedRunner, base
-from tests.runners.conftest import read_metrics
+from rlinf_lite.workers import EnvWorker
+from tests.runners.conftest import WORKERS, read_metrics
 
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled", "runner.max_steps=5", "runner.save_interval=5"]
 SPREAD = [
@@ -48,6 +50,27 @@ def test_staleness_stays_within_its_bound(start, bound):
     assert lines[0]["async/staleness_max"] == 0  # nothing is older than the first weights
     assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
     assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
+
+
+class SlowEnvWorker(EnvWorker):
+    """Simulates for longer than an update takes, so that several versions arrive within a step."""
+
+    def interact(self, step=None):
+        for stage in self.stages:
+            stage.simulating = lambda stage=stage: (time.sleep(0.1), type(stage).simulating(stage))[1]
+        return super().interact(step)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start, bound):
+    """With one transfer taken in the middle of what is played, and calls of several waiting behind it."""
+    workers = {**WORKERS, "env": SlowEnvWorker}
+    overrides = [*ASYNC, f"runner.max_staleness={bound}", "runner.phase_timeout_s=20", "runner.max_steps=6"]
+    lines = read_metrics(start(*overrides, workers=workers, runner_class=AsyncEmbodiedRunner).run().run_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(line["async/staleness_max"] <= bound for line in lines)
+    assert any(line["async/staleness_mean"] % 1 for line in lines)  # of two versions within a step
+    assert all(line["async/trainer_waited_s"] > 0.3 for line in lines[2:])
 
 
 def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):

@@ -147,9 +147,9 @@ class Crew:
         self.specs = [worker.init(self.layout) for worker in self.envs]
         for worker in self.rollouts:
             worker.layout, worker.policy, worker.num_chunks = self.layout, StubPolicy(sizes.chunk), sizes.num_chunks
-            worker.next_step, worker.receiver = 0, SimpleNamespace(version=0)
+            worker.receiver = SimpleNamespace(version=0)
         for worker in self.actors:
-            worker.layout, worker.next_step = self.layout, 0
+            worker.layout = self.layout
 
     def all_at_once(self, calls: list[Any]) -> list[Any]:
         with ThreadPoolExecutor(len(calls)) as pool:

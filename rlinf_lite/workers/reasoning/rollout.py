@@ -65,10 +65,12 @@ class LanguageRollout(Worker):
         came while generating."""
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
-            found = self.receiver.receive(version, number) if actor is None else actor.version
-            if version is not None and found != version:
-                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {found}")
-        self.version = found
+            if actor is None:
+                self.version = self.receiver.receive(version, number)
+            elif version in (None, actor.version):
+                self.version = actor.version
+            else:
+                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
