@@ -34,7 +34,10 @@ def problems(*overrides: str) -> list[str]:
             [f"rollout.model_dir={FOLDER / 'tiny-pi0'}", "model.options.cameras={side: top}"],
             "model.options.cameras: the policy knows no camera side. It knows base_0_rgb, left_wrist_0_rgb",
         ),
-        (["model.options.keep_prefix=true"], "model.options.keep_prefix: is true, but every update changes the prefix"),
+        (
+            ["model.options.trainable=all"],
+            "model.options.keep_prefix: is true, but every update changes the prefix",
+        ),
         (
             ["model.id=smolvla", "model.options.trainable=expert", "model.options.keep_prefix=true"],
             "model.options.keep_prefix: is true, but smolvla's prefix ends in the state, whose projection trains",

@@ -70,7 +70,6 @@ def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start,
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["async/staleness_max"] <= bound for line in lines)
     assert any(line["async/staleness_mean"] % 1 for line in lines)  # of two versions within a step
-    assert all(line["async/trainer_waited_s"] > 0.3 for line in lines[2:])
 
 
 def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
