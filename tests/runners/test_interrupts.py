@@ -229,7 +229,7 @@ def test_stopped_during_a_recovery(runs, points, undisturbed):
     points.at(("training", last), fail)
     started = time.monotonic()
     stopped = runner.run()
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 50  # 4 s; beside three busy processes 20
     assert stopped.interrupted and stopped.completed_steps == last == supervisor.stopped_after
     points.at(None, None)
     assert_equal(weights(runs.start("recovery", "runner.resume=auto").run()), expected, "stopped during a recovery")
