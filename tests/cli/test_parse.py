@@ -71,7 +71,10 @@ def test_help_lists_configs_and_every_key() -> None:
     done = cli("--help")
     assert done.returncode == 0, done.stderr
     assert all(f"  {name}\n" in done.stdout for name in config_names())
-    assert "  actor.optim.lr: 0.0003\n      Learning rate; at 0 nothing trains, and acting and training must agree.\n" in done.stdout
+    assert (
+        "  actor.optim.lr: 0.0003\n      Learning rate; at 0 nothing trains, and acting and training must agree.\n"
+        in done.stdout
+    )
     assert "  actor.precision: fp32 (fp32 | bf16)\n" in done.stdout
     lines = done.stdout.split("keys:\n")[1].splitlines()
     assert all(help_line.strip() for help_line in lines[1::2]), "a key has no line of help in schema.py"
