@@ -2,6 +2,7 @@
 
     python benchmarks/async_bench.py [--config embodiment/tabletop_ppo_vla] [--staleness 0 1 2] [--repeats 5]
     python benchmarks/async_bench.py --wait-ms 150      # a simulator that waits so long per chunk, as one on a GPU does
+    python benchmarks/async_bench.py --config math/math_arithmetic_async_grpo
 
 Each contestant in turn launches workers and trains `--steps` steps, of which the first two are left out. What can be
 hoped for comes from the synchronous run: the longer of its rollouts and the rest of its step, instead of their sum.
@@ -13,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import tempfile
 import time
 from typing import Any
 
 from common import Comparison, Report, median, print_table, say
-from session import Session
+from session import LanguageSession, Session, logged_steps, undisturbed
 
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.scheduler import Cluster
@@ -28,6 +28,8 @@ from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.layout import Layout
 
 TARGET = 0.9
+RATES = {"env steps/s": "perf/env_steps_per_s", "tokens/s": "perf/tokens_per_s"}
+ALL_STEPS_ALIKE = ["runner.timeline=false", "algorithm.critic_warmup_steps=0"]
 
 
 class WaitingEnv:
@@ -75,49 +77,40 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         configs = {
-            name: load_config(args.config, [*quiet(scratch), *args.overrides, *more])
+            name: load_config(args.config, [*undisturbed(scratch), *ALL_STEPS_ALIKE, *args.overrides, *more])
             for name, more in contestants.items()
         }
-        first = configs["sync"].cluster
+        first, is_language = configs["sync"].cluster, configs["sync"].runner.task_type == "reasoning"
+        unit = "tokens/s" if is_language else "env steps/s"
         cluster = stack.enter_context(Cluster(first.num_nodes, first.num_gpus_per_node, first.accelerator))
         env = (WaitingEnvWorker, args.wait_ms / 1000) if args.wait_ms else (EnvWorker,)
+
+        def session_of(cfg: Any) -> Session | LanguageSession:
+            return LanguageSession(cluster, cfg) if is_language else Session(cluster, cfg, env)
+
         for repeat in range(args.repeats):
             for name, cfg in configs.items():
-                with Session(cluster, cfg, env) as session:
+                with session_of(cfg) as session:
                     for what, value in train(session.new_runner(), args.steps).items():
                         report.measurements.setdefault(f"{name}: {what}", []).append(value)
-            rates = (f"{name} {report.measurements[f'{name}: env steps/s'][-1]:,.0f}" for name in configs)
-            say(f"  {repeat + 1}/{args.repeats}: env steps/s: {', '.join(rates)}")
+            rates = (f"{name} {report.measurements[f'{name}: {unit}'][-1]:,.0f}" for name in configs)
+            say(f"  {repeat + 1}/{args.repeats}: {unit}: {', '.join(rates)}")
 
     figures = {name: median(values) for name, values in report.measurements.items()}
     kinds = [name.partition(": ")[2] for name in figures if name.startswith("sync: ")]
     rows = [[kind, *(f"{figures[f'{name}: {kind}']:.4g}" for name in contestants)] for kind in kinds]
     print_table(args.config, ["median", *contestants], rows)
     rollouts, others = figures["sync: rollouts, s"], figures["sync: step, s"] - figures["sync: rollouts, s"]
-    hoped = figures["sync: env steps/s"] * figures["sync: step, s"] / max(rollouts, others)
+    hoped = figures[f"sync: {unit}"] * figures["sync: step, s"] / max(rollouts, others)
     for bound in args.staleness:
-        ours = figures[f"staleness {bound}: env steps/s"]
+        ours = figures[f"staleness {bound}: {unit}"]
         name, against = f"staleness {bound}", ("the longer of both, of sync", hoped)
         if not args.wait_ms or bound == 0:
-            against = ("sync", figures["sync: env steps/s"])
+            against = ("sync", figures[f"sync: {unit}"])
         target = TARGET if args.wait_ms and bound else 0.0
         ratio = ours / against[1]
-        report.comparisons.append(Comparison(name, ours, *against, "env steps/s", ratio, target, at_least=True))
+        report.comparisons.append(Comparison(name, ours, *against, unit, ratio, target, at_least=True))
     report.write()
-
-
-def quiet(scratch: str) -> list[str]:
-    return [
-        f"runner.logger.log_path={scratch}",
-        f"actor.checkpoint_save_path={scratch}",
-        "runner.val_check_interval=-1",
-        "runner.save_interval=-1",
-        "runner.max_steps=100000",
-        "runner.max_epochs=100000",
-        "runner.report=false",
-        "runner.timeline=false",
-        "algorithm.critic_warmup_steps=0",
-    ]
 
 
 def train(runner: Any, num_steps: int) -> dict[str, float]:
@@ -125,17 +118,16 @@ def train(runner: Any, num_steps: int) -> dict[str, float]:
     runner.total_steps = num_steps
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         runner.run()
-    lines = [json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "time/step" in line][2:]
-    played = sum(line["perf/env_steps_per_s"] * line["time/step"] for line in steps)
+    steps = logged_steps(runner)[2:]
+    unit, rate = next((unit, rate) for unit, rate in RATES.items() if rate in steps[0])
+    played = sum(line[rate] * line["time/step"] for line in steps)
+    idle = [name for name in ("env", "rollout", "actor") if f"perf/{name}_idle_frac" in steps[0]]
     return {
-        "env steps/s": played / sum(line["time/step"] for line in steps),
+        unit: played / sum(line["time/step"] for line in steps),
         "step, s": median([line["time/step"] for line in steps]),
         "rollouts, s": median([line["time/generate_rollouts"] for line in steps]),
         "training, s": median([line["time/training"] for line in steps]),
-        "env idle": median([line["perf/env_idle_frac"] for line in steps]),
-        "rollout idle": median([line["perf/rollout_idle_frac"] for line in steps]),
-        "actor idle": median([line["perf/actor_idle_frac"] for line in steps]),
+        **{f"{name} idle": median([line[f"perf/{name}_idle_frac"] for line in steps]) for name in idle},
     }
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import tempfile
 
 from common import Comparison, Report, median, print_table, say
-from session import Session
+from session import Session, logged_steps, undisturbed
 
 from rlinf_lite.config import load_config
 from rlinf_lite.scheduler import Cluster
@@ -44,16 +43,7 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     report = Report("loop", vars(args))
     with tempfile.TemporaryDirectory() as scratch:
-        quiet = [
-            f"runner.logger.log_path={scratch}",
-            f"actor.checkpoint_save_path={scratch}",
-            "runner.val_check_interval=-1",
-            "runner.save_interval=-1",
-            "runner.max_steps=100000",
-            "runner.max_epochs=100000",
-            "runner.report=false",
-        ]
-        cfg = load_config(args.config, [*quiet, *args.overrides])
+        cfg = load_config(args.config, [*undisturbed(scratch), *args.overrides])
         with (
             Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster,
             Session(cluster, cfg) as session,
@@ -65,9 +55,8 @@ def main() -> None:
                 runner.run_dir = root.with_name(f"{root.name}-{repeat}")
                 with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                     runner.run()
-                lines = [json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines()]
                 if repeat > 0:
-                    steps = [line for line in lines if "time/step" in line][-args.steps :]
+                    steps = logged_steps(runner)[-args.steps :]
                     for key, name in SPLIT.items():
                         report.measurements.setdefault(name, []).append(median([step[key] for step in steps]))
                     say(f"  {repeat}/{args.repeats}: {report.measurements['env steps/s'][-1]:,.0f} env steps/s")

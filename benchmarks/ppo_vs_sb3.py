@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from common import Comparison, Report, available_bytes, interleaved, median, say
 from learning_curves import collect_run, plot, train_both
 from sb3_settings import sb3_arguments
-from session import Session
+from session import Session, logged_steps, undisturbed
 
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.runners import EmbodiedRunner
@@ -95,8 +94,7 @@ def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
         runner.total_steps += num_steps + 1  # the clock starts when the first one has been logged
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             runner.run()
-        lines = [json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines()]
-        steps = [line for line in lines if "env/num_steps" in line]
+        steps = logged_steps(runner)
         return float((steps[-1]["env/num_steps"] - steps[0]["env/num_steps"]) / (steps[-1]["time"] - steps[0]["time"]))
 
     return rate
@@ -126,7 +124,7 @@ def measure_speed(args: argparse.Namespace) -> None:
     report = Report("ppo_vs_sb3", vars(args))
     variants = [name for name in args.variants if _fits(name, args.overrides)]
     with tempfile.TemporaryDirectory() as scratch:
-        cfg = load_config(CONFIG, [*_quiet_run(scratch), *args.overrides])
+        cfg = load_config(CONFIG, [*undisturbed(scratch), *args.overrides])
         name, opponent = fastest_variant(cfg, variants, max(args.steps // 2, 1), report)
         try:
             with (
@@ -149,18 +147,6 @@ def measure_speed(args: argparse.Namespace) -> None:
     report.comparisons.append(Comparison(what, ours, against, theirs, "env steps/s", ours / theirs, TARGET, True))
     report.measurements |= {f"{who}, env steps/s": values for who, values in found.items()}
     report.write()
-
-
-def _quiet_run(scratch: str) -> list[str]:
-    """No evaluation and no checkpoint, and a learning rate that does not reach zero in between."""
-    return [
-        f"runner.logger.log_path={scratch}",
-        f"actor.checkpoint_save_path={scratch}",
-        "runner.val_check_interval=-1",
-        "runner.save_interval=-1",
-        "runner.max_steps=100000",
-        "runner.max_epochs=100000",
-    ]
 
 
 def _fits(variant: str, overrides: Sequence[str]) -> bool:

@@ -1,15 +1,37 @@
-"""The three worker groups of a run, launched once, for benchmarks that drive the runner's phases one by one."""
+"""The worker groups of a run, launched once, for benchmarks that drive the runner's phases one by one."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Self
 
-from rlinf_lite.config import Config
-from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner
+from rlinf_lite.config import Config, ReasoningConfig
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.runners import AsyncEmbodiedRunner, AsyncReasoningRunner, EmbodiedRunner, ReasoningRunner
 from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, WorkerGroup
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+from rlinf_lite.workers.reasoning import launch_roles
 
 _WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker}
+
+
+def undisturbed(scratch: str) -> list[str]:
+    """Overrides: no evaluation, checkpoint or report, and a learning rate that does not reach zero in between."""
+    return [
+        f"runner.logger.log_path={scratch}",
+        f"actor.checkpoint_save_path={scratch}",
+        "runner.val_check_interval=-1",
+        "runner.save_interval=-1",
+        "runner.max_steps=100000",
+        "runner.max_epochs=100000",
+        "runner.report=false",
+    ]
+
+
+def logged_steps(runner: EmbodiedRunner | ReasoningRunner) -> list[dict[str, float]]:
+    """The metrics of every step that a runner has made."""
+    lines = (json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "time/step" in line]
 
 
 class Session:
@@ -38,5 +60,28 @@ class Session:
         cfg = cfg or self._cfg
         runner_class = AsyncEmbodiedRunner if cfg.runner.mode == "async" else EmbodiedRunner
         runner = runner_class(cfg=cfg, **self._groups, supervisor=None, claim=None)
+        runner.init_workers()
+        return runner
+
+
+class LanguageSession:
+    """The same for language models."""
+
+    def __init__(self, cluster: Cluster, cfg: ReasoningConfig) -> None:
+        self._cluster, self._cfg = cluster, cfg
+        self._roles: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._roles = launch_roles(self._cfg, self._cluster, HybridComponentPlacement(self._cfg))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._roles.values():
+            group.shutdown()
+
+    def new_runner(self) -> ReasoningRunner:
+        """A runner whose workers hold the model that the run starts from."""
+        runner_class = AsyncReasoningRunner if self._cfg.runner.mode == "async" else ReasoningRunner
+        runner = runner_class(self._cfg, open_problems(self._cfg), **self._roles)
         runner.init_workers()
         return runner

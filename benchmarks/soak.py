@@ -2,6 +2,7 @@
 
 python benchmarks/soak.py --steps 450                 # both runs, one beside the other; a table, results/soak.json
 python benchmarks/soak.py --steps 450 --alone         # only the one whose workers are killed
+python benchmarks/soak.py --config tabletop_async_ppo_vla --alone runner.max_staleness=2
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Run:
     returncode: int | None = None
 
     def start(self) -> None:
-        script = REPO / "examples" / "embodiment" / "train_embodied_agent.py"
+        is_math = any(override.startswith("math_") for override in self.overrides)
+        script = REPO / "examples" / ("math/train_math.py" if is_math else "embodiment/train_embodied_agent.py")
         paths = [f"runner.logger.log_path={self.home}", f"actor.checkpoint_save_path={self.home}"]
         settings = [f"control.backend={self.home / 'context'}", f"runner.run_name={self.name}", *paths]
         self._log = (self.home / f"{self.name}.log").open("w")
@@ -101,6 +103,7 @@ class Run:
             "stage": context["stage"],
             "completed_steps": context["step"],
             "every_step_once": steps == list(range(1, context["step"] + 1)),
+            "largest_staleness": max((row.get("async/staleness_max", 0) for row in rows), default=0),
             "success_once": evals[-1]["eval/success_once"] if evals else None,
             "num_episodes": evals[-1].get("eval/num_episodes") if evals else None,
             "memory_mib": self._memory(),
@@ -187,9 +190,10 @@ def main() -> int:
         say(name)
         for key, value in rounded(summary).items():
             say(f"  {key:28} {value}")
-    content = {"name": "soak", "machine": machine_record(), "settings": {**vars(args), "out": None}, "runs": found}
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "soak.json").write_text(json.dumps(rounded(content), indent=1, default=str) + "\n")
+    name = "soak" if args.config == parser.get_default("config") else f"soak_{args.config}"
+    content = {"name": name, "machine": machine_record(), "settings": {**vars(args), "out": None}, "runs": found}
+    (args.out / f"{name}.json").write_text(json.dumps(rounded(content), indent=1, default=str) + "\n")
     good = all(run["returncode"] == 0 and run["orphans"] == 0 and run["every_step_once"] for run in found.values())
     return 0 if good and found["disturbed"].get("steps_lost") == 0 else 1
 

@@ -1,3 +1,30 @@
-"""rlinf_lite: reinforcement learning for vision-language-action policies in simulators."""
+"""rlinf_lite: reinforcement learning for vision-language-action policies in simulators.
+
+Names that need torch or Hydra are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_lite.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rlinf_lite.cli.examples import evaluate as evaluate
+    from rlinf_lite.cli.examples import train as train
+    from rlinf_lite.config import load_config as load_config
+    from rlinf_lite.envs import make_vec_env as make_vec_env
+    from rlinf_lite.models import ActionQueue as ActionQueue
+    from rlinf_lite.models import load_policy as load_policy
 
 __version__ = "0.1.0"
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "cli.examples": ["evaluate", "train"],
+        "config": ["load_config"],
+        "envs": ["make_vec_env"],
+        "models": ["ActionQueue", "load_policy"],
+    },
+)

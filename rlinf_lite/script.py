@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 import threading
@@ -14,17 +16,34 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_script(main: Callable[[], int]) -> int:
     """The exit code of a program: what `main` returns, and 130 where Ctrl-C or SIGTERM ends it outside of `Runner.run`,
     which deals with them itself. Both raise KeyboardInterrupt, so that what was started is shut down in order, also
-    where the shell that started us has it ignore SIGINT."""
+    where the shell that started us has it ignore SIGINT. 141 where nobody reads its output any more (`--help | head`),
+    as of a program that SIGPIPE ends."""
     before, sys.unraisablehook = sys.unraisablehook, _raise_again
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)
     try:
-        return main()
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        return 141
     except KeyboardInterrupt:
         print("interrupted: ended where it was", file=sys.stderr)
         return 130
     finally:
         sys.unraisablehook = before
+
+
+def _output_is_closed() -> bool:
+    output, events = sys.stdout.fileno(), select.poll()
+    events.register(output, 0)
+    if not any(event & select.POLLERR for _, event in events.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python flushes once more when it exits
+    return True
 
 
 def _raise_again(unraisable: Any) -> None:

@@ -9,29 +9,26 @@ from rlinf_lite.jobs import BaseTrainer
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic, LanguageReference, LanguageRollout, RewardWorker
 
 
-class Actor(LanguageActor):
+class FromMapping:
+    """A job gives its roles the config as a mapping of basic types."""
+
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))
+        super().__init__(ReasoningConfig.model_validate(config))  # type: ignore[call-arg]  # of the worker beside it
 
 
-class Rollout(LanguageRollout):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))
+class Actor(FromMapping, LanguageActor): ...
 
 
-class Reward(RewardWorker):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))
+class Rollout(FromMapping, LanguageRollout): ...
 
 
-class Reference(LanguageReference):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))
+class Reward(FromMapping, RewardWorker): ...
 
 
-class Critic(LanguageCritic):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))
+class Reference(FromMapping, LanguageReference): ...
+
+
+class Critic(FromMapping, LanguageCritic): ...
 
 
 class Trainer(BaseTrainer):
@@ -45,13 +42,14 @@ class Trainer(BaseTrainer):
 
     def fit(self) -> None:
         from rlinf_lite.data.problems import open_problems
-        from rlinf_lite.runners import ReasoningRunner, check_rewards, claim_run
+        from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner, check_rewards, claim_run
 
         roles: dict[str, Any] = {role: group.workers for role, group in self.groups.items()}
         with claim_run(self.cfg) as claim:
             problems = open_problems(self.cfg)
             check_rewards(self.cfg, problems)
-            runner = ReasoningRunner(self.cfg, problems, **roles, supervisor=self.supervisor, claim=claim)
+            runner_class = AsyncReasoningRunner if self.cfg.runner.mode == "async" else ReasoningRunner
+            runner = runner_class(self.cfg, problems, **roles, supervisor=self.supervisor, claim=claim)
             runner.init_workers()
             result = runner.run()
         self.report_progress(result.completed_steps)

@@ -6,25 +6,39 @@ python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> --s
 python examples/embodiment/eval_embodied_agent.py --config-name libero_eval --suite libero-goal rollout.model_dir=...
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.cli.parse import names_and_overrides
+from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import PartError, suite_overrides, suites
 from rlinf_lite.script import run_script
 
+if TYPE_CHECKING:
+    from rlinf_lite.metrics import EvalSummary
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measured = parser.add_mutually_exclusive_group(required=True)
-    measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory")
+    measured = parser.add_mutually_exclusive_group()
+    measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
     measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
     parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
     parser.add_argument("--out", type=Path, help="where to write the JSON (default: <run>/eval_<checkpoint>.json)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
     arguments = parser.parse_intermixed_args()
+    runs, changes = names_and_overrides(arguments.words)
+    named = [*runs, *filter(None, [arguments.checkpoint, arguments.config_name])]
+    if len(named) != 1:
+        parser.error(
+            f"name one run or one config, here are {len(named)}{': ' * bool(named)}{', '.join(map(str, named))}"
+        )
+    arguments.checkpoint = Path(runs[0]) if runs else arguments.checkpoint
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
 
@@ -37,7 +51,7 @@ def main() -> int:
             overrides.append(f"actor.checkpoint_load_path={checkpoint}")
         if arguments.suite:
             overrides += suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
-        cfg = load_config(config, [*overrides, *arguments.overrides])
+        cfg = load_config(config, [*overrides, *changes])
         if start_dir(cfg) is None:
             text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
             raise ConfigError(config, [f"rollout.model_dir: {text}"])
@@ -45,6 +59,22 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
 
+    summary = evaluate(cfg)
+    print("\n".join([summary.headline(), *summary.task_lines()]))
+    suite = summary.protocol["suite"]
+    if arguments.suite and suite != arguments.suite:
+        print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
+    name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"
+    name += f"_{suite}" if arguments.suite and suite else ""
+    directory = checkpoint.parent.parent if checkpoint else Path(cfg.runner.logger.log_path)
+    out = arguments.out or directory / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(summary.to_json())
+    print(f"written to {out}")
+    return 0
+
+
+def evaluate(cfg: Config) -> EvalSummary:
     from rlinf_lite.runners import EmbodiedRunner
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
@@ -59,19 +89,7 @@ def main() -> int:
         )
         runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=None, claim=None)
         runner.init_workers()
-        summary = runner.evaluate()
-    print("\n".join([summary.headline(), *summary.task_lines()]))
-    suite = summary.protocol["suite"]
-    if arguments.suite and suite != arguments.suite:
-        print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
-    name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"
-    name += f"_{suite}" if arguments.suite and suite else ""
-    directory = checkpoint.parent.parent if checkpoint else Path(cfg.runner.logger.log_path)
-    out = arguments.out or directory / f"{name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(summary.to_json())
-    print(f"written to {out}")
-    return 0
+        return runner.evaluate()
 
 
 if __name__ == "__main__":

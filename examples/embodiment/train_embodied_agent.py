@@ -4,11 +4,17 @@ python examples/embodiment/train_embodied_agent.py --config-name tabletop_ppo_vl
 python examples/embodiment/train_embodied_agent.py --config-name tabletop_ppo_vla --dry-run
 """
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
 from rlinf_lite.config import Config
 from rlinf_lite.script import run_script
+
+if TYPE_CHECKING:
+    from rlinf_lite.runners import RunResult
 
 
 def main() -> int:
@@ -20,13 +26,13 @@ def main() -> int:
     from rlinf_lite.scheduler import PlacementError, SchedulerError
 
     try:
-        return train(cfg)
+        return 130 if train(cfg).interrupted else 0
     except (CheckpointError, PlacementError, SchedulerError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1
 
 
-def train(cfg: Config) -> int:
+def train(cfg: Config) -> RunResult:
     from rlinf_lite.control import supervise
     from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
@@ -50,7 +56,7 @@ def train(cfg: Config) -> int:
         runner.init_workers()
         result = runner.run()
         print(result.describe())
-    return 130 if result.interrupted else 0
+    return result
 
 
 if __name__ == "__main__":

@@ -5,11 +5,17 @@ python examples/embodiment/train_sft.py --config-name tabletop_sft_vla data.sour
 python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 """
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
 from rlinf_lite.config import Config
 from rlinf_lite.script import run_script
+
+if TYPE_CHECKING:
+    from rlinf_lite.runners import RunResult
 
 
 def main() -> int:
@@ -22,13 +28,13 @@ def main() -> int:
     from rlinf_lite.scheduler import PlacementError, SchedulerError
 
     try:
-        return train(cfg)
+        return 130 if train(cfg).interrupted else 0
     except (CheckpointError, LeRobotError, PlacementError, SchedulerError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1
 
 
-def train(cfg: Config) -> int:
+def train(cfg: Config) -> RunResult:
     from rlinf_lite.runners import SFTRunner, check_demonstrations, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
@@ -49,7 +55,7 @@ def train(cfg: Config) -> int:
         print(result.describe())
     if result.checkpoint is not None:
         print(f"  reinforcement learning from here: actor.checkpoint_load_path={result.checkpoint}")
-    return 130 if result.interrupted else 0
+    return result
 
 
 if __name__ == "__main__":

@@ -4,11 +4,17 @@ python examples/math/train_math.py --config-name math_arithmetic_grpo actor.opti
 python examples/math/train_math.py --config-name gsm8k_grpo_qwen2_5_0_5b rollout.model_dir=<dir> --dry-run
 """
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.script import run_script
+
+if TYPE_CHECKING:
+    from rlinf_lite.runners import RunResult
 
 
 def main() -> int:
@@ -23,16 +29,16 @@ def main() -> int:
     from rlinf_lite.scheduler import PlacementError, SchedulerError
 
     try:
-        return train(cfg)
+        return 130 if train(cfg).interrupted else 0
     except (CheckpointError, DatasetError, PlacementError, RewardError, SchedulerError, TokenizerError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1
 
 
-def train(cfg: ReasoningConfig) -> int:
+def train(cfg: ReasoningConfig) -> RunResult:
     from rlinf_lite.control import supervise
     from rlinf_lite.data.problems import open_problems
-    from rlinf_lite.runners import ReasoningRunner, check_rewards, claim_run
+    from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner, check_rewards, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers.reasoning import launch_roles
 
@@ -44,11 +50,12 @@ def train(cfg: ReasoningConfig) -> int:
             roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
             print(placement.describe(list(roles)))
 
-            runner = ReasoningRunner(cfg, problems, **roles, supervisor=supervisor, claim=claim)
+            runner_class = AsyncReasoningRunner if cfg.runner.mode == "async" else ReasoningRunner
+            runner = runner_class(cfg, problems, **roles, supervisor=supervisor, claim=claim)
             runner.init_workers()
             result = runner.run()
         print(result.describe())
-    return 130 if result.interrupted else 0
+    return result
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 
 from rlinf_lite import __version__
+from rlinf_lite.cli.examples import load_example
 from rlinf_lite.cli.parse import EXAMPLES, parse_cli
 from rlinf_lite.script import run_script
-from rlinf_lite.shipped import shipped
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-COMMANDS = [*EXAMPLES, "collect", "report", "job", "doctor", "info"]
+COMMANDS = [*EXAMPLES, "collect", "report", "runs", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
@@ -23,6 +22,7 @@ _ABOUT = """commands, each with a --help of its own:
   collect  write episodes of an expert or a policy as a LeRobotDataset
   math     train a language model on problems with known answers
   report   write a run's report.html
+  runs     what there is in results/: status, steps, success
   job      supervised jobs: list them, look at one, stop one
   doctor   check this machine and name the fix for each failure
   info     versions, extras, slots, configs, environments, policies
@@ -32,6 +32,10 @@ _ABOUT = """commands, each with a --help of its own:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. The training commands are the scripts in examples/."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return run_script(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -42,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "collect":
         from rlinf_lite.cli.collect import collect
 
-        return run_script(lambda: collect(arguments))
-    if command in ("doctor", "info", "job"):  # what each imports, the others do without
+        return collect(arguments)
+    if command in ("doctor", "info", "job", "runs"):  # what each imports, the others do without
         run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
         return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
@@ -51,9 +55,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rlinf_lite.report.__main__ import main as report
 
         return report()
-    script = shipped("examples") / EXAMPLES[command]
-    spec = spec_from_file_location(script.stem, script)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return run_script(module.main)
+    code: int = load_example(command).main()
+    return code

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
-from rich.console import Console
-from rich.table import Table
 
+from rlinf_lite.cli.tables import print_table
 from rlinf_lite.control.context import ContextBackend, ContextError, DirectoryBackend, JobContext, KVBackend
 from rlinf_lite.jobs.submit import JobHandle, find_jobs
 from rlinf_lite.registry import nearest
@@ -96,7 +95,7 @@ def _list(options: argparse.Namespace) -> None:
             since = f"for {_age(context.started)}" if context.ended is None else f"ended {_clock(context.ended)}"
             workers = len(context.workers)
             rows.append((context.name, found.stage, _steps(context), workers, restarts, since, context.directory))
-        _print_table(("name", "stage", "steps", "workers", "restarts", "since", "directory"), rows)
+        print_table(("name", "stage", "steps", "workers", "restarts", "since", "directory"), rows)
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -119,13 +118,13 @@ def _status(options: argparse.Namespace) -> None:
     print(f"trainer    pid {context.trainer_pid}, {context.trainer_node}, restarts: {context.trainer_restarts}")
     print(f"directory  {context.directory}")
     workers = [(r.name, r.node, r.pid, r.restarts, doing.get(r.name, "")) for r in context.workers.values()]
-    _print_table(("worker", "node", "pid", "restarts", "doing"), workers)
+    print_table(("worker", "node", "pid", "restarts", "doing"), workers)
     failures = []
     for f in context.failovers:
         level = f.level if f.outcome == "done" else f"{f.level} ({f.outcome})"
         took, lost = "" if f.seconds is None else duration(f.seconds), "" if f.steps_lost is None else f.steps_lost
         failures.append((_clock(f.time), ", ".join(f.failed), f.kind, level, took, lost, f.evidence.split("\n")[0]))
-    _print_table(("failed at", "who", "kind", "again", "took", "steps lost", "evidence"), failures)
+    print_table(("failed at", "who", "kind", "again", "took", "steps lost", "evidence"), failures)
     if context.edges:
         print("\n" + ", ".join(f"{a} feeds {b}" for a, b in context.edges))
 
@@ -219,18 +218,6 @@ def _pick(options: argparse.Namespace) -> Found:
     near = nearest(name, names, count=3, cutoff=0.4) or names[:5]
     hint = f"The nearest: {', '.join(near)}" if near else "There are no jobs"
     raise SchedulerError(f"there is no job named {name!r}. {hint}")
-
-
-def _print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    if rows:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for title in titles:
-            is_text = title in ("evidence", "directory", "doing")
-            table.add_column(title, no_wrap=not is_text, overflow="fold")
-        for row in rows:
-            table.add_row(*map(str, row))
-        console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False, emoji=False)
-        console.print(table)
 
 
 def _steps(context: JobContext) -> str:

@@ -23,7 +23,7 @@ EXAMPLES = {
     "math": "math/train_math.py",
 }
 """The script that a command is."""
-_COMMANDS = {"embodied": "train", "sft": "sft", "reasoning": "math"}  # by `runner.task_type`
+COMMAND_OF = {"embodied": "train", "sft": "sft", "reasoning": "math"}  # by `runner.task_type`
 
 
 def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:
@@ -32,13 +32,12 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
     Exits with 0 after `--help` and `--dry-run`, and with 2 after listing what is wrong with the config.
     """
     parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar")
+    parser.add_argument("words", nargs="*", metavar="NAME key=value", help="a config, and overrides in Hydra's grammar")
     parser.add_argument(
         "--config-name",
         "-cn",
-        default=default_config,
         metavar="NAME",
-        help=f"a config, or the path of a YAML file (default: {default_config})",
+        help=f"a config, or the path of a YAML file (default: {default_config}); NAME alone is short for it",
     )
     parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not ours")
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
@@ -54,16 +53,20 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
         print("\nkeys:")
         print("\n".join(key_lines(ReasoningConfig if task_type == "reasoning" else Config)))
         sys.exit(0)
-    overrides = list(arguments.overrides)
+    names, overrides = names_and_overrides(arguments.words)
     if arguments.resume is not None:
         overrides.append(f"runner.resume={arguments.resume}")
-    name = arguments.config_name
+    names = [*filter(None, [arguments.config_name]), *names]
+    if len(names) > 1:
+        print(f"{' '.join(names)}: {len(names)} configs. Name one; a change of it is key=value", file=sys.stderr)
+        sys.exit(2)
+    name = names[0] if names else default_config
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
         config = load_config(name, overrides, elsewhere=arguments.dry_run)
         if config.runner.task_type != task_type:
-            command = _COMMANDS[config.runner.task_type]
+            command = COMMAND_OF[config.runner.task_type]
             text = f"is {config.runner.task_type}, which `rlinf-lite {command}` runs (examples/{EXAMPLES[command]})"
             raise ConfigError(name, [f"runner.task_type: {text}. Start that one, or set it to {task_type}"])
     except ConfigError as error:
@@ -75,6 +78,12 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
         print(describe(config))
         sys.exit(0)
     return config
+
+
+def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What a command is about (a config, a run), and what changes it: `key=value`, `+key=value`, `~key`."""
+    is_override = {word: "=" in word or word.startswith("~") for word in words}
+    return [word for word in words if not is_override[word]], [word for word in words if is_override[word]]
 
 
 def key_lines(schema: type[BaseModel] = Config) -> Iterator[str]:

@@ -108,15 +108,29 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[Probl
 
 @rule("runner.mode", "runner.task_type")
 def _mode_has_a_runner(config: BaseConfig, plan: Any) -> Iterator[Problem]:
-    why_not = {
-        "sft": "imitation has no rollouts to overlap with",
-        "reasoning": "runs of language models have no asynchronous loop yet",
-    }.get(config.runner.task_type)
-    if config.runner.mode == "async" and why_not:
-        yield Problem("runner.mode", f"is async, and {why_not}. Set it to sync")
+    if config.runner.mode == "async" and config.runner.task_type == "sft":
+        yield Problem("runner.mode", "is async, and imitation has no rollouts to overlap with. Set it to sync")
 
 
-@rule("runner.mode", "runner.max_staleness", "algorithm.correction", "algorithm.loss_type", kinds=("embodied",))
+@rule("runner.mode", "cluster.fuse", kinds=("reasoning",))
+def _generates_beside_training(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    together = [role for role in fused_roles(config) if role != "rollout"]  # a reward waits for another rank's part
+    if config.runner.mode == "async" and together and "rollout" in fused_roles(config):
+        yield Problem(
+            "cluster.fuse",
+            f"has rollout and {', '.join(together)} share processes, and with runner.mode: async one of them generates "
+            "while the others train. Take rollout out of it (null: none are shared), or set runner.mode to sync",
+        )
+
+
+@rule("runner.mode", "rollout.partial_rollouts", kinds=("reasoning",))
+def _partial_rollouts_are_asynchronous(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    if config.rollout.partial_rollouts and config.runner.mode == "sync":
+        text = "is true, and with runner.mode: sync no weights arrive while responses are under way. Set that to async"
+        yield Problem("rollout.partial_rollouts", text)
+
+
+@rule("runner.mode", "runner.max_staleness", "algorithm.correction", "algorithm.loss_type", kinds=REINFORCED)
 def _stale_data_is_corrected(config: Any, plan: Any) -> Iterator[Problem]:
     correction = config.algorithm.correction
     if max_staleness(config) and correction.kind == "none" and not loss_needs_of(config).behaviour:
@@ -131,22 +145,13 @@ def _stale_data_is_corrected(config: Any, plan: Any) -> Iterator[Problem]:
 @rule("algorithm.recompute_logprobs", "algorithm.correction", kinds=REINFORCED)
 def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Problem]:
     correction = config.algorithm.correction
-    if config.algorithm.recompute_logprobs is False and (correction.kind, correction.proximal) not in (
-        ("none", "recompute"),
-        (correction.kind, "interpolate"),
-    ):
+    compares = correction.kind != "none" and correction.proximal == "recompute"
+    if compares and config.algorithm.recompute_logprobs is False:
         yield Problem(
             "algorithm.recompute_logprobs",
             f"is false, and algorithm.correction.kind: {correction.kind} compares the actor with who "
             "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
         )
-
-
-@rule("algorithm.recompute_logprobs", kinds=("reasoning",))
-def _language_models_are_always_scored_again(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
-    if config.algorithm.recompute_logprobs is False:
-        text = "is false, and the actor of a language model always scores responses before its updates. Set it to auto"
-        yield Problem("algorithm.recompute_logprobs", text)
 
 
 @rule("algorithm.target_kl", "algorithm.correction", kinds=("embodied",))

@@ -4,7 +4,7 @@ its author, all at once."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
@@ -65,14 +65,19 @@ class ConfigError(ValueError):
         return "\n".join([f"{self.source}: {count}", *(f"  - {problem}" for problem in self.problems)])
 
 
+def schema_of(content: Mapping[Any, Any]) -> type[BaseModel]:
+    """That of `runner.task_type`."""
+    runner = content.get("runner")
+    is_reasoning = isinstance(runner, Mapping) and runner.get("task_type") == "reasoning"
+    return ReasoningConfig if is_reasoning else Config
+
+
 def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[Problem]]:
     """The config of a nested dict, with defaults in place of what is not valid, and every problem.
 
     Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
     """
-    runner = content.get("runner")
-    is_reasoning = isinstance(runner, dict) and runner.get("task_type") == "reasoning"
-    schema: Any = ReasoningConfig if is_reasoning else Config
+    schema: Any = schema_of(content)
     content = with_new_names(content)
     try:
         config = schema.model_validate(content)

@@ -17,9 +17,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.explain import ConfigError, validate
+from rlinf_lite.config.explain import ConfigError, schema_of, validate
 from rlinf_lite.config.names import built_in_cards, walk
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
@@ -54,7 +56,7 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhe
     Raises:
         ConfigError: with every problem found.
     """
-    parsed, problems, suspects = _parse_overrides(overrides)
+    parsed, sweeps, problems, suspects = _parse_overrides(overrides)
     name = str(name_or_path)
     try:
         directory, name = _find(name)
@@ -65,7 +67,8 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhe
             composed = compose(name, overrides=arguments)
         OmegaConf.set_struct(composed, False)
     except (_NotFoundError, HydraException, OmegaConfBaseException, yaml.MarkedYAMLError) as error:
-        raise ConfigError(name, [*map(str, problems), _explain(error, name)]) from error
+        advice = [str(_swept(item, (Config, ReasoningConfig))) for item in sweeps]
+        raise ConfigError(name, [*map(str, problems), *advice, _explain(error, name)]) from error
     values = [item for item in parsed if not _is_for_hydra(item)]
     composed, names = _of_the_parts_that_are_named(composed, values)
     renamed = {item.key_or_group: new_name(item.key_or_group, names) for item in values}
@@ -73,6 +76,12 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhe
     for item in values:
         problems += _apply(composed, item, new_name(item.key_or_group, names))
     suspects = {new_name(key, names) or key for key in suspects}
+    schema = schema_of(composed)
+    for item in sweeps:
+        if _fields(item.key_or_group, (schema,)):
+            problems.append(_swept(item, (schema,)))
+        else:  # which is what is wrong with it
+            OmegaConf.update(composed, item.key_or_group, _values(item))
     try:
         content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -151,8 +160,11 @@ def _all_files() -> list[str]:
     return [path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")]
 
 
-def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Problem], set[str]]:
-    parsed: list[Override] = []
+def _parse_overrides(
+    overrides: Sequence[str],
+) -> tuple[list[Override], list[Override], list[Problem], set[str]]:
+    """Those that give one value, those that give several, what cannot be read, and the keys of the last two."""
+    parsed, sweeps = list[Override](), list[Override]()
     problems: list[Problem] = []
     suspects: set[str] = set()
     for text in overrides:
@@ -167,22 +179,28 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Pro
         if not item.is_sweep_override():
             parsed.append(item)
             continue
-        key, values = item.key_or_group, text.partition("=")[2]
-        advice = f"sweeps over values ({values}) are not supported. {_how_to_write(key, values)}"
-        problems.append(Problem(key, advice))
-        suspects.add(key)
-    return parsed, problems, suspects
+        sweeps.append(item)
+        suspects.add(item.key_or_group)
+    return parsed, sweeps, problems, suspects
 
 
-def _how_to_write(key: str, values: str) -> str:
-    """What was meant by values with commas between them, in quotes for the shell."""
-    schemas = (Config, ReasoningConfig)
-    fields = [field for schema in schemas for name, field, _ in walk(schema, built_in_cards(schema)) if name == key]
-    kinds = " ".join(str(field.annotation) for field in fields)
-    if "list" in kinds or "tuple" in kinds:
-        return f"A list is '{key}=[{values}]'"
+def _swept(item: Override, schemas: Sequence[type[BaseModel]]) -> Problem:
+    """Values with commas between them, and what was meant by these, in quotes for the shell."""
+    key, values = item.key_or_group, _values(item)
+    kinds = " ".join(str(field.annotation) for field in _fields(key, schemas))
     quoted = f"{key}='{values}'"
-    return f'A text is "{quoted}"' if "str" in kinds else "Give one"
+    advice = f'A text is "{quoted}"' if "str" in kinds else "Give one"
+    if "list" in kinds or "tuple" in kinds:
+        advice = f"A list is '{key}=[{values}]'"
+    return Problem(key, f"sweeps over values ({values}) are not supported. {advice}")
+
+
+def _values(item: Override) -> str:
+    return (item.input_line or "").partition("=")[2]
+
+
+def _fields(key: str, schemas: Sequence[type[BaseModel]]) -> list[FieldInfo]:
+    return [field for schema in schemas for name, field, _ in walk(schema, built_in_cards(schema)) if name == key]
 
 
 def _is_for_hydra(item: Override) -> bool:

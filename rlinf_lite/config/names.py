@@ -89,6 +89,8 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
         if correction.proximal == "interpolate":
             return False, "algorithm.correction.proximal is interpolate"
         return True, "algorithm.correction compares them with those of acting"
+    if config.runner.task_type == "reasoning":
+        return True, "token by token and as a whole, responses round differently"
     if config.actor.precision != "fp32":
         return True, f"in {config.actor.precision} acting and training round differently"
     return False, "in fp32 the weights that acted give the same numbers again"

@@ -123,6 +123,9 @@ class GenerationConfig(Section):
     """Prompt tokens of one forward pass."""
     pipeline_stage_num: PositiveInt = 1
     """Parts that a rollout worker hands on as their groups are finished, to be scored while it generates the others."""
+    partial_rollouts: bool = False
+    """With runner.mode: async, take newer weights between two tokens of a response, each of which has the version that
+    drew it (and a correction weighs it by that); false: once the responses under way have ended."""
     num_threads: PositiveInt = 1
     """torch threads of a rollout worker."""
 

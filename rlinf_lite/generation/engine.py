@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_lite.generation.cache import StaticCache
-from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams
+from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightSource
 from rlinf_lite.generation.sampling import sample
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
@@ -36,6 +36,7 @@ class _Request:
     key: np.uint64 | None  # None: greedy
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -48,7 +49,14 @@ class TransformersEngine:
     Sequences that end leave the batch, waiting ones take their place, and where none wait the batch gets smaller. The
     prompt of several responses that start together is computed once. The model is shared, not copied: weights that
     change elsewhere change here.
+
+    With `weights`, newer ones are taken while it generates: between two tokens where `within_responses`, after which
+    keys and values of all tokens so far are computed again, so that a token's log-probability is that of the weights it
+    is marked with; else once the responses under way have ended, and none begins before.
     """
+
+    weights: WeightSource | None = None
+    within_responses: bool = False
 
     def __init__(
         self,
@@ -162,10 +170,19 @@ class TransformersEngine:
         num_rows = min(self.max_batch_size, len(requests))
         length = max(len(request.prompt) for request in requests) + params.max_tokens
         waiting, batch = deque(requests), _Batch(self.model, params, num_rows, length)
-        while waiting or batch.requests:
+        offer: Any = None
+        while waiting or batch.requests or offer:
             self._before_step()
+            if self.weights is not None:
+                offer = offer or self.weights.offered()
+                if offer and (self.within_responses or not batch.requests):
+                    self.weights.take(offer)
+                    batch.forget(self.max_prefill_tokens)
+                    offer = None
+                    continue  # the next ones may be here by now
+                batch.version = self.weights.version
             num_free = num_rows - len(batch.requests)
-            if waiting and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
+            if waiting and not offer and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
                 yield from batch.admit(self._next(waiting, num_free))
             else:
                 yield from batch.step()
@@ -185,6 +202,9 @@ class TransformersEngine:
 
 class _Batch:
     """The sequences that run. Row i of the cache and of every tensor here is that of `requests[i]`."""
+
+    version: int | None = None
+    """Of the weights, which tokens are marked with."""
 
     def __init__(self, model: CausalLM, params: SamplingParams, num_rows: int, length: int) -> None:
         self.model, self.params = model, params
@@ -232,6 +252,21 @@ class _Batch:
         states = self._states(self._last[:num_rows, None], seen[:, None, None], positions)
         return self._draw(states[:, 0], 0)
 
+    @torch.no_grad()
+    def forget(self, max_tokens: int) -> None:
+        """Compute keys and values again, with weights that have changed, in passes of at most `max_tokens`, padding
+        included, or of one row."""
+        device, waiting = self._columns.device, list(enumerate(self.requests))
+        while waiting:
+            rows = max(1, max_tokens // max(self.requests[row].num_tokens for row, _ in waiting))
+            taken, waiting = waiting[:rows], waiting[rows:]
+            known = [[*request.prompt, *request.token_ids[:-1]] for _, request in taken]  # the last is the next input
+            width = max(map(len, known))
+            ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in known], device=device)
+            self._cache.start_prefill(taken[0][0], torch.arange(len(taken), device=device))
+            causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+            self._states(ids, causal[None, None], self._columns[None, :width])
+
     def _states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         report_progress()
         output = self.model.language_model.base_model(
@@ -256,10 +291,13 @@ class _Batch:
         for row, (request, token, logprob) in enumerate(drawn, first_row):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
+            if self.version is not None:
+                request.versions.append(self.version)
             if token in self._stops or len(request.token_ids) == self.params.max_tokens:
                 finished.append(row)
                 reason: Literal["stop", "length"] = "stop" if token in self._stops else "length"
-                done.append(Generation(request.index, request.sample, request.token_ids, request.logprobs, reason))
+                found = request.token_ids, request.logprobs, reason, request.versions
+                done.append(Generation(request.index, request.sample, *found))
         if finished:
             self._remove(finished)
         self._num_columns = max((request.num_tokens for request in self.requests), default=0)

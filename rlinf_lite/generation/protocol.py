@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -77,6 +77,23 @@ class Generation:
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
+    versions: list[int]
+    """Of the weights that each token was drawn with; empty without a `WeightSource`."""
+
+
+class WeightSource(Protocol):
+    """Where newer weights of the model come from while it generates."""
+
+    version: int
+    """Of those that the model has."""
+
+    def offered(self) -> Any:
+        """What could be taken now, or None; does not wait."""
+        ...
+
+    def take(self, offer: Any) -> None:
+        """Put what `offered` gave into the model."""
+        ...
 
 
 class GenerationEngine(Protocol):

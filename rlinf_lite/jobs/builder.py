@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_lite.jobs import exit_code as exit_code
+from rlinf_lite.jobs.ported import FOREIGN_OPTIONS
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, builder_call, place_roles
 
 
@@ -20,11 +21,18 @@ class RLJob:
 
     spec: JobSpec
 
-    def submit(self, name: str, blocking: bool = False, **options: Any) -> Any:
-        """Launch it under a name."""
+    def submit(self, job_name: str, blocking: bool = False, **options: Any) -> Any:
+        """Launch it under a name. `options`: those of `rlinf_lite.jobs.submit.submit`."""
         from rlinf_lite.jobs.submit import submit
 
-        return submit(self.spec, name, blocking, **options)
+        problems = [
+            f"submit({name}={value!r}): {FOREIGN_OPTIONS[name]}"
+            for name, value in options.items()
+            if name in FOREIGN_OPTIONS
+        ]
+        if problems:
+            raise JobSpecError(problems)
+        return submit(self.spec, job_name, blocking, **options)
 
 
 class RLJobBuilder:

@@ -21,6 +21,22 @@ class RLRoleType(StrEnum):
 FOREIGN_ARGUMENTS = ("master_handle", "actor_handles", "actor_metas", "handles", "classes")
 """Of constructors there, which nothing is given for here."""
 
+CONFIG_ARGUMENTS = ("config", "configs", "conf", "cfg")
+"""What a constructor's config is called: what is called so, and is given something else, is a mistake."""
+
+_LIMIT = "write control=ControlConfig({}=...), with ControlConfig of rlinf_lite.config.schema"
+FOREIGN_OPTIONS = {
+    "master_cpu": "the master takes no CPU of Ray's. Leave it out",
+    "master_mem": "the master's memory is not limited. Leave it out",
+    "master_memory": "the master's memory is not limited. Leave it out",
+    "master_max_restart": "a master that dies is always started again. Leave it out",
+    "job_max_restart": _LIMIT.format("max_job_restarts"),
+    "workload_max_restart": _LIMIT.format("max_role_restarts"),
+    "trainer_max_restart": _LIMIT.format("max_restarts"),
+    "master_state_backend_type": _LIMIT.format("backend"),
+}
+"""Of `submit` there, and what to write here instead."""
+
 
 def without_ray_remote(cls: Any) -> Any:
     """The class itself, where `@ray.remote` has wrapped it; anything else as it is."""
@@ -31,6 +47,10 @@ def without_ray_remote(cls: Any) -> Any:
 
 class PortedWorkload:
     """Of a workload."""
+
+    @property
+    def _config(self: Any) -> Any:
+        return self.config
 
     def get_device_collocation(self: Any) -> str | None:
         """All roles on this worker's devices, as `actor,rollout`; None where there is no other."""
@@ -49,6 +69,10 @@ class PortedWorkload:
 
 class PortedTrainer:
     """Of a trainer."""
+
+    @property
+    def _config(self: Any) -> Any:
+        return self.config
 
     def get_role_groups(self: Any) -> list[str]:
         """Names under which the trainer has its groups, such as `RG_ACTOR`."""

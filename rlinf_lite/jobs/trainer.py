@@ -107,11 +107,16 @@ class Invocation:
         if self.pre_func is None:
             return args, kwargs
         found = self.pre_func(*args, **kwargs)
+        name = getattr(self.pre_func, "__name__", self.pre_func)
         if found is None:
-            name = getattr(self.pre_func, "__name__", self.pre_func)
             raise TypeError(f"trainer_invocation(pre_func={name}): it returned None. Return the method's argument")
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict):
             return found
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list) and isinstance(found[1], dict):
+            raise TypeError(
+                f"trainer_invocation(pre_func={name}): it returned a (list, dict). Return (tuple(arguments), keywords) "
+                "or ((the pair,), {}) where it is one argument"
+            )
         return (found,), {}
 
     def __call__(self, method: Method) -> Method:
@@ -138,6 +143,10 @@ class RoleGroup:
         return self._group
 
     @property
+    def role(self) -> str:
+        return self._group.name
+
+    @property
     def world_size(self) -> int:
         return len(self)
 
@@ -153,6 +162,12 @@ class RoleGroup:
 
     def __repr__(self) -> str:
         return f"RoleGroup({self._group.name}, ranks {', '.join(map(str, self._ranks()))})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} stays with the trainer: workers reach each other by name, with self.send(value, {self.role!r}, "
+            f"rank) and self.recv({self.role!r}, rank)"
+        )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):  # also while this object is being copied, before it has a group

@@ -16,7 +16,7 @@ import ray
 from rlinf_lite.control.context import Outcome, Stage, master_name
 from rlinf_lite.control.failover import Decision
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
-from rlinf_lite.jobs.ported import FOREIGN_ARGUMENTS, without_ray_remote
+from rlinf_lite.jobs.ported import CONFIG_ARGUMENTS, FOREIGN_ARGUMENTS, without_ray_remote
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
@@ -211,7 +211,10 @@ def _constructor_problem(where: str, cls: type) -> str | None:
     signature = inspect.signature(cls)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in signature.parameters.values() if parameter.kind in kinds]
-    misplaced = any(name in given and name != its for name, its in zip(names, given, strict=False))
+    misplaced = any(
+        (name in given and name != its) or (name in CONFIG_ARGUMENTS and its != "config")
+        for name, its in zip(names, given, strict=False)
+    )
     try:
         signature.bind(*given)
         if not misplaced and not set(names) & set(FOREIGN_ARGUMENTS):

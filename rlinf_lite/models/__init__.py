@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rlinf_lite.models.acting import ActionQueue as ActionQueue
     from rlinf_lite.models.base import NOISE_KEY as NOISE_KEY
     from rlinf_lite.models.base import ActionOutput as ActionOutput
     from rlinf_lite.models.base import CheckpointFormatError as CheckpointFormatError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
+        "acting": ["ActionQueue"],
         "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
         "check": ["check_policy"],
         "mlp.policy": ["MLPGaussianPolicy"],

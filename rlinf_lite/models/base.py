@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config
+from rlinf_lite.envs.observations import as_batch
 from rlinf_lite.file_modes import follow_umask
 
 if TYPE_CHECKING:
@@ -69,6 +71,28 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
         """Act on `obs` (see `envs.Obs`); sampling takes its noise from `obs["noise_key"]` where given."""
+
+    def act(self, obs: Mapping[str, Any], mode: Mode = "greedy") -> NDArray[np.float32]:
+        """Act, as a user of a trained policy does: [C, D] for one observation, [B, C, D] for a batch of them, in the
+        environment's units. `models.ActionQueue` gives them one by one.
+
+        `obs`: `images` by camera (uint8 [H, W, 3]), `state` [S], `instruction` (a text), as far as this policy reads
+        them, or all of them with a batch dimension in front. What dropout there is, is switched off.
+
+        Raises:
+            ValueError: for an observation that cannot be meant.
+        """
+        batch, is_single = as_batch(obs)
+        if self.training:
+            self.eval()
+        with torch.inference_mode():
+            try:
+                actions = self.predict_action_batch(batch, mode).actions
+            except KeyError as error:
+                given = ", ".join(batch)
+                raise ValueError(f"the policy reads {error.args[0]!r}, and the observation has {given}") from error
+        acted: NDArray[np.float32] = actions.float().cpu().numpy()
+        return acted[0] if is_single else acted
 
     @abstractmethod
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:

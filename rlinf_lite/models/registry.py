@@ -69,7 +69,8 @@ def load_policy(
     read_weights: bool = True,
     tokenizer: str | Path | None = None,
 ) -> Policy:
-    """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows.
+    """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows;
+    of a checkpoint, or of a run the last one.
 
     `model`, a run's section, replaces settings that the weights leave open. `read_weights`: as in `build_policy`.
     `tokenizer`: a directory that has one, where that of the policy has none.
@@ -77,8 +78,9 @@ def load_policy(
     Raises:
         ValueError: where the policy reads no tokenizer that is given.
     """
-    config = read_policy_config(Path(directory))
-    policy_id = config.get("policy_id") or _recognised(Path(directory), config) or config.get("model_type")
+    directory = policy_directory(directory)
+    config = read_policy_config(directory)
+    policy_id = config.get("policy_id") or _recognised(directory, config) or config.get("model_type")
     if policy_id is None:
         raise CheckpointFormatError(
             f"{directory}: config.json has neither policy_id nor model_type, and no registered policy knows the tensors"

@@ -1,6 +1,7 @@
 """The loops that drive worker groups."""
 
 from rlinf_lite.runners.async_embodied import AsyncEmbodiedRunner as AsyncEmbodiedRunner
+from rlinf_lite.runners.async_reasoning import AsyncReasoningRunner as AsyncReasoningRunner
 from rlinf_lite.runners.checkpoints import CheckpointError as CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner as EmbodiedRunner
 from rlinf_lite.runners.reasoning import ReasoningRunner as ReasoningRunner

@@ -178,7 +178,7 @@ class Runner(ABC):
         """What comes before the first step of this process, and a state to go back to."""
         if self.supervisor is not None:
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
-        if self.cfg.runner.task_type == "embodied":
+        if self.cfg.runner.task_type != "sft":
             recomputed, why = recomputed_logprobs(self.cfg)
             log.info(
                 "log-probabilities are %s: %s", "computed again before updates" if recomputed else "of acting", why

@@ -65,9 +65,9 @@ def in_order(batch: DataProto) -> DataProto:
 
 
 def add_advantages(
-    batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController
+    batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController, version: int
 ) -> tuple[DataProto, dict[str, float]]:
-    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics."""
+    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics. `version`: of the actor's weights."""
     columns, mask = batch.batch, batch.batch["response_mask"]
     lengths, overlong = mask.sum(1), algorithm.overlong
     penalty = algorithms.overlong_penalty(mask, overlong.buffer_length, overlong.factor)
@@ -85,14 +85,16 @@ def add_advantages(
         rewards, mask, columns.get("values"), group_ids=columns["group"], baselines=columns.get("baselines")
     )
     outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
-    drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
     metrics |= {
         "rollout/rewards": float(columns["scores"].mean()),
         "rollout/stopped_frac": float(columns["stopped"].float().mean()),
-        "rollout/logprob_drift": float(algorithms.masked_mean(drift, mask)),
         "rollout/num_groups": float(num_groups(batch)),
         **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),
     }
+    same = mask & (columns["acted_versions"] == version)  # of what other weights did, more than rounding is different
+    if same.any() and columns["old_logprobs"] is not columns["rollout_logprobs"]:
+        drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
+        metrics["rollout/logprob_drift"] = float(algorithms.masked_mean(drift, same))
     advantages = algorithms.whiten(outputs.advantages, mask) if algorithms.whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
@@ -101,13 +103,15 @@ def add_advantages(
 def updates(
     batch: DataProto, algorithm: ReasoningAlgorithmConfig, global_batch_size: int, seed: int, step: int
 ) -> Iterator[DataProto]:
-    """Minibatches of all epochs, shuffled anew in each; meta_info: `step`, `denominator`."""
-    everything = np.ones(len(batch), dtype=bool)
+    """Minibatches of all epochs, shuffled anew in each; meta_info: `step`, `denominator`, and whether it is the `first`
+    of the step."""
+    everything, first = np.ones(len(batch), dtype=bool), True
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):
             minibatch = batch[np.sort(rows)]
             denominator = algorithms.loss_denominator(minibatch.batch["response_mask"], algorithm.loss_agg_mode)
-            minibatch.meta_info = {"step": step, "denominator": float(denominator.clamp(min=1))}
+            minibatch.meta_info = {"step": step, "denominator": float(denominator.clamp(min=1)), "first": first}
+            first = False
             yield minibatch
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.control import Supervisor
@@ -40,6 +42,19 @@ from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Generating:
+    """Prompts that are being answered and the answers scored, part by part."""
+
+    started: Handle
+    parts: list[tuple[Handle, Handle]]
+    """Responses, and their rewards."""
+
+    @property
+    def handles(self) -> list[Handle]:
+        return [self.started, *(handle for part in self.parts for handle in part)]
 
 
 class ReasoningRunner(Runner):
@@ -68,6 +83,7 @@ class ReasoningRunner(Runner):
         per_epoch = len(problems.train) // cfg.data.num_prompts
         limit = cfg.runner.max_epochs * per_epoch
         self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
+        self._drawn: dict[int, list[int]] = {}  # rows of the prompts of steps that have begun, or are admitted
         self._supervised_updates = 0  # of those before the first step, how many are done
         self._resumable = self._position()  # as it was after the last completed step, or supervised update
         self._spans: list[Span] = []
@@ -111,7 +127,7 @@ class ReasoningRunner(Runner):
             trained = self._train(self.actor.complete_step(step + 1))
         else:
             with self._phase("advantages"):
-                batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl)
+                batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl, version=step)
                 metrics |= found
             with self._phase("training"):
                 trained = self._train(*self.updates(batch, step), self.actor.complete_step(step + 1))
@@ -126,6 +142,12 @@ class ReasoningRunner(Runner):
             metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
         self._failed_rewards = 0
         spans = self._spans + [span for result in results for span in result["spans"]]
+        self._log_generated(started, batch, metrics, spans)
+
+    def _log_generated(
+        self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
+    ) -> None:
+        """Log a step, given what was trained on."""
         self._log_step(started, metrics, spans, pair=("actor", "rollout"))
 
     def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
@@ -135,22 +157,16 @@ class ReasoningRunner(Runner):
         Where groups without a signal are filtered, more prompts take their place, `algorithm.max_refills` times.
         """
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
-        noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
+        recomputes = recomputed_logprobs(self.cfg)[0]
         trained: list[DataProto] = []
         scores: list[torch.Tensor] = []  # of all responses, those that were filtered too
         num_responses = num_groups = num_kept = num_tokens = 0
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
-            prompts = self.problems.train.batch(next(self.sampler))
-            prompts.batch["group"] = torch.arange(refill * wanted, refill * wanted + len(prompts))
-            prompts.meta_info = {"seed": int(noise[0] >> 1)}
-            started = self.rollout.start_generation(prompts)
-            parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
-            rewarded = [(part, self.reward.compute_rewards(part)) for part in parts]
-
+            generating = self._generate(step, refill)
             # part by part scored by policy, reference and critic, while the rollout workers generate the next
             pending: list[tuple[DataProto, list[Handle]]] = []
-            for part, rewarding in rewarded:
-                sequences, rewards, _ = self._wait(part, rewarding, started, what="responses")
+            for part, rewarding in generating.parts:
+                sequences, rewards, _ = self._wait(part, rewarding, generating.started, what="responses")
                 self._take_metrics(sequences, rewards)
                 batch = sequences.union(rewards)
                 num_tokens += int(batch.batch["response_mask"].sum())
@@ -164,16 +180,19 @@ class ReasoningRunner(Runner):
                 if not len(batch):
                     continue
                 rows = batch.select(["input_ids", "attention_mask", "response_mask"], [])
-                scoring = [self.actor.compute_log_prob(rows)]
+                if not recomputes:
+                    batch.batch["old_logprobs"] = batch.batch["rollout_logprobs"]
+                scoring = [self.actor.compute_log_prob(rows)] if recomputes else []
                 if self.reference is not None:
                     scoring.append(self.reference.compute_ref_log_prob(rows))
                 if self.critic is not None:
                     scoring.append(self.critic.compute_values(rows))
                 pending.append((batch, scoring))
             for batch, scoring in pending:
-                for columns in self._wait(*scoring, what="log-probabilities and values"):
-                    self._take_metrics(columns)
-                    batch = batch.union(columns)
+                if scoring:
+                    for columns in self._wait(*scoring, what="log-probabilities and values"):
+                        self._take_metrics(columns)
+                        batch = batch.union(columns)
                 trained.append(batch)
             if num_kept >= wanted:
                 break
@@ -187,11 +206,27 @@ class ReasoningRunner(Runner):
             metrics["rollout/filtered_groups_frac"] = 1 - num_kept / num_groups
         return (experience.in_order(DataProto.concat(trained)) if trained else None), metrics
 
+    def _generate(self, step: int, refill: int = 0) -> Generating:
+        """Have prompts answered: those of the step, or others in place of the groups of it that were filtered."""
+        if refill:
+            rows = next(self.sampler)
+        else:
+            if step not in self._drawn:
+                self._drawn[step] = next(self.sampler).tolist()
+            rows = np.array(self._drawn[step])
+        wanted = self.cfg.data.num_prompts
+        noise = np.random.SeedSequence([self.cfg.runner.seed, step]).generate_state(1, np.uint64)
+        prompts = self.problems.train.batch(rows)
+        prompts.batch["group"] = torch.arange(refill * wanted, refill * wanted + len(prompts))
+        prompts.meta_info = {"seed": int(noise[0] >> 1)}
+        started = self.rollout.start_generation(prompts)
+        parts = [self.rollout.next_sequences() for _ in range(self.cfg.rollout.pipeline_stage_num)]
+        return Generating(started, [(part, self.reward.compute_rewards(part)) for part in parts])
+
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
-        algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "advantages"]
+        algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "acted_versions", "advantages"]
         actor += ["ref_logprobs"] * (algorithm.kl.place == "loss")
-        actor += ["acted_versions"] * (algorithm.correction.proximal == "interpolate")
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
             if self.critic is not None:
@@ -305,12 +340,14 @@ class ReasoningRunner(Runner):
         """What the next step depends on in this process."""
         return {
             "sampler": self.sampler.state_dict(),
+            "drawn": {str(step): rows for step, rows in self._drawn.items()},
             "kl": self.kl.state_dict(),
             "supervised_updates": self._supervised_updates,
         }
 
     def _complete_step(self) -> None:
         super()._complete_step()
+        self._drawn.pop(self.completed_steps - 1, None)
         self._resumable = self._position()
 
     def _state(self) -> dict[str, Any]:
@@ -329,6 +366,7 @@ class ReasoningRunner(Runner):
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
+        self._drawn = {int(step): rows for step, rows in position.get("drawn", {}).items()}
         self.kl.load_state_dict(position["kl"])
         # a checkpoint from before this was kept is one from behind that stage
         self._supervised_updates = position.get("supervised_updates", self.cfg.sft.num_steps)

@@ -8,6 +8,7 @@ from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rlinf_lite.weights.routes import WeightRoutes as WeightRoutes
+    from rlinf_lite.weights.sync import Offer as Offer
     from rlinf_lite.weights.sync import WeightReceiver as WeightReceiver
     from rlinf_lite.weights.sync import WeightSender as WeightSender
     from rlinf_lite.weights.sync import WeightVersionError as WeightVersionError
@@ -16,6 +17,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         "routes": ["WeightRoutes"],
-        "sync": ["WeightReceiver", "WeightSender", "WeightVersionError"],
+        "sync": ["Offer", "WeightReceiver", "WeightSender", "WeightVersionError"],
     },
 )

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_lite.scheduler.context import get_context
-from rlinf_lite.scheduler.errors import AbortedError, SchedulerError
+from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
 from rlinf_lite.scheduler.segments import no_room
 
 if TYPE_CHECKING:
@@ -284,6 +284,13 @@ class WeightReceiver:
             )
         self.take(offer)
         return self.version
+
+    def offered(self) -> Offer | None:
+        """What is offered by now, which then is to be taken; does not wait."""
+        with suppress(RecvTimeoutError):
+            offer: Offer = self._worker.recv(self._group, self._sender, 0.0)
+            return offer
+        return None
 
     def take(self, offer: Offer) -> None:
         """Put what is offered into the module."""

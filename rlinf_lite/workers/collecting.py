@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from rlinf_lite.config import Config
-from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, provenance, recipe
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
 from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
@@ -46,7 +45,7 @@ class Collector:
         self._noise = cfg.data.action_noise * (self._high - self._low) / 2
         self._teacher: Policy | None = None
         if cfg.data.teacher_dir is not None:
-            self._teacher = load_policy(policy_directory(cfg.data.teacher_dir)).to(device).eval()
+            self._teacher = load_policy(cfg.data.teacher_dir).to(device).eval()
             self._teacher.check_env_spec(spec)
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), cfg.data.fps)
         self.records: list[EpisodeRecord] = []

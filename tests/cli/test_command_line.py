@@ -73,13 +73,43 @@ def test_commands_do_what_the_examples_do(command: str, config: str, repo: Path,
     assert ours.returncode == (2 if (command, config) == ("sft", "gym_pendulum_ppo_mlp") else 0)
 
 
+def test_a_config_by_its_name_alone(tmp_path: Path) -> None:
+    words = ["--dry-run", "runner.seed=3"]
+    short = run("train", "gym_pendulum_ppo_mlp", *words, cwd=tmp_path)
+    assert short.returncode == 0 and "task: Pendulum-v1" in short.stdout, short.stderr
+    assert short.stdout == run("train", "--config-name", "gym_pendulum_ppo_mlp", *words, cwd=tmp_path).stdout
+    two = run("train", "gym_pendulum_ppo_mlp", "tabletop_ppo_vla", cwd=tmp_path)
+    assert two.stderr == "gym_pendulum_ppo_mlp tabletop_ppo_vla: 2 configs. Name one; a change of it is key=value\n"
+    assert "Did you mean tabletop_ppo_vla" in run("train", "tabletop_ppo_vlaa", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["info"]])
+def test_nobody_has_to_read_it_to_the_end(words: list[str]) -> None:
+    command = [sys.executable, "-m", "rlinf_lite.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in ([0, 141] if words == ["--help"] else [141])  # where argparse writes, it is no matter
+
+
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
     assert command_line(["eval", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: rlinf-lite eval ")
 
 
 @pytest.mark.parametrize(
-    "words", [["train", "actor.optim.lr=fast"], ["eval", "--checkpoint", "nope"], ["report", "nope"]]
+    "words",
+    [
+        ["train", "actor.optim.lr=fast"],
+        ["train", "gym_pendulum_ppo_mlp", "tabletop_ppo_vla"],
+        ["train", "tabletop_ppo_vlaa"],
+        ["eval", "--checkpoint", "nope"],
+        ["eval", "nope"],
+        ["eval"],
+        ["eval", "nope", "--config-name", "libero_eval"],
+        ["report", "nope"],
+    ],
 )
 def test_what_cannot_work_exits_with_2(
     words: list[str],
@@ -127,7 +157,7 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     [run_dir] = (tmp_path / "results").iterdir()
     assert f"-m rlinf_lite.cli eval --checkpoint results/{run_dir.name}/checkpoints/" in trained.stdout
 
-    evaluated = run("eval", "--checkpoint", str(run_dir), cwd=tmp_path, timeout_s=200)
+    evaluated = run("eval", str(run_dir), cwd=tmp_path, timeout_s=200)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "(4 episodes)" in evaluated.stdout or "return" in evaluated.stdout
     assert (run_dir / "eval_step_000002.json").is_file()

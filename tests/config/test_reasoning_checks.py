@@ -67,8 +67,10 @@ BROKEN = {
     "model.attn_implementation: actor and rollout share a process": ["model.attn_implementation=eager"],
     "actor.strategy: nothing is registered as 'fspd'. Did you mean fsdp?": ["actor.strategy=fspd"],
     "algorithm.adv_type: nothing is registered as 'grppo'. Did you mean grpo?": ["algorithm.adv_type=grppo"],
-    "runner.mode: is async, and runs of language models have no asynchronous loop yet": ["runner.mode=async"],
-    "algorithm.recompute_logprobs: is false, and the actor of a language": ["algorithm.recompute_logprobs=false"],
+    "cluster.fuse: has rollout and actor share processes, and with runner.mode: async": [
+        "runner.mode=async",
+        "algorithm.correction.kind=tis",
+    ],
     "reward.fn: 'length' is no import path": ["reward.fn=length"],
     "rollout.model_dir: no directory 'nowhere'": ["rollout.model_dir=nowhere"],
     "data.train_files: no file 'rows.jsonl'": ["data.train_files=[rows.jsonl]", "runner.val_check_interval=-1"],

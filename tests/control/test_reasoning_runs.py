@@ -5,12 +5,12 @@ import pytest
 from rlinf_lite.config import load_config
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import open_problems
-from rlinf_lite.runners import ReasoningRunner
+from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.control.conftest import Hurt, changed, events, pids
-from tests.control.test_runs import check_whole, equal, run_to_end
-from tests.runners.test_reasoning import FUSED, SMALL, placed
+from tests.control.test_runs import check_whole, equal, hurt_within, run_to_end
+from tests.runners.conftest import FUSED, SMALL_MATH, placed, read_metrics
 
 CRITIC = ["algorithm.adv_type=gae", "control.snapshot_interval=1", "control.backoff_s=0.1"]
 CRITIC += ["algorithm.kl={place: loss, coef: 0.1}", "runner.max_steps=10", "actor.num_threads=1"]
@@ -22,12 +22,13 @@ def start_reasoning(cluster, start, tmp_path):
 
     def start_reasoning(*overrides, root=tmp_path):
         paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
-        cfg = load_config("math/math_arithmetic_grpo", [*SMALL, *CRITIC, *paths, *overrides])
+        cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *CRITIC, *paths, *overrides])
         supervisor = start.stack.enter_context(supervise(cfg, cluster))
         roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
         for group in roles.values():
             start.stack.callback(group.shutdown)
-        runner = ReasoningRunner(cfg, open_problems(cfg), **roles, supervisor=supervisor)
+        runner_class = AsyncReasoningRunner if cfg.runner.mode == "async" else ReasoningRunner
+        runner = runner_class(cfg, open_problems(cfg), **roles, supervisor=supervisor)
         runner.init_workers()
         return runner
 
@@ -64,3 +65,27 @@ def test_killed(start, start_reasoning, tmp_path_factory, overrides, victims, re
     assert len(recovered) == len(victims) and all(event["steps_lost"] == 0 for event in recovered)
     check_whole(runner)
     assert equal(final, undisturbed)
+
+
+ASYNC = ["runner.mode=async", "algorithm.correction.kind=tis", placed(rollout="'0-1'", num_slots=2)]
+
+
+def test_killed_while_answering_and_training_overlap(start, start_reasoning):
+    """Whatever was answered ahead is answered again, by the weights of the step to which everything goes back."""
+    runner = start_reasoning(*ASYNC, "runner.max_staleness=2", "rollout.partial_rollouts=true")
+    hurt_within(runner, "_train", {2: ("rollout", 1), 4: ("reward", 0), 6: ("actor", 0)})
+    assert runner.run().completed_steps == 10
+    assert [event["steps_lost"] for event in events(runner.run_dir, "recovered")] == [0, 0, 0]
+    check_whole(runner)
+    staleness = [line["async/staleness_max"] for line in read_metrics(runner.run_dir) if "time/step" in line]
+    assert max(staleness) <= 2 and min(staleness[2:]) == 0  # nothing was ahead after a recovery
+
+
+def test_without_staleness_a_run_recovers_exactly(start, start_reasoning, tmp_path_factory):
+    exact = [*ASYNC, "runner.max_staleness=0"]
+    undisturbed = run_to_end(start_reasoning(*exact, root=tmp_path_factory.mktemp("undisturbed")))
+    start.stop()
+    runner = start_reasoning(*exact)
+    hurt_within(runner, "_train", {3: ("rollout", 0), 7: ("actor", 0)})
+    assert equal(run_to_end(runner), undisturbed)
+    check_whole(runner)

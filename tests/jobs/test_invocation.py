@@ -83,6 +83,8 @@ def test_what_a_function_before_returns_is_the_argument(actors: RoleGroup) -> No
     assert actors[0].passed_on(pair) == [pair]
     with pytest.raises(TypeError, match=r"pre_func=nothing\): it returned None\. Return the method's argument"):
         actors.without_argument(1)
+    with pytest.raises(TypeError, match=r"it returned a \(list, dict\)\. Return \(tuple\(arguments\), keywords\)"):
+        actors.ambiguous(1)
 
 
 def test_async(actors: RoleGroup) -> None:

@@ -23,7 +23,7 @@ class Actor(BaseWorkload):
 
     def about(self, value: Any = None) -> Any:
         self.calls += 1
-        return self.name, self.rank, self.config.optim.lr, value, self.calls
+        return self.name, self.rank, self._config.optim.lr, value, self.calls
 
     def roles(self) -> Any:
         is_actor = self.role == RLRoleType.ACTOR == RLRoleType.ACTOR.name
@@ -60,7 +60,8 @@ def test_a_job_as_it_is_written_there(cluster: Cluster) -> None:
 
     assert actors.about() == [("actor[0]", 0, 0.5, None, 1), ("actor[1]", 1, 0.5, None, 1)]
     assert actors.roles() == [(True, "actor,rollout", (True, True, False))] * 2
-    assert trainer.config.optim.lr == 0.5
+    assert trainer.config.optim.lr == trainer._config.optim.lr == 0.5
+    assert (actors.role, actors.world_size, actors[0].world_size) == ("actor", 2, 1)
     assert trainer.get_role_groups() == ["RG_ACTOR", "RG_UDF_1"]
     assert trainer.RG_ACTOR is trainer.RG_UDF_1 is trainer.role_group(RLRoleType.ACTOR) is trainer.role_group("ACTOR")
     assert trainer.get_workload_resource(RLRoleType.ACTOR) == {"accelerator": 1.0}
@@ -71,6 +72,8 @@ def test_a_job_as_it_is_written_there(cluster: Cluster) -> None:
     second = trainer.actors[1].about.remote(first)  # which Ray fetches
     assert ray.get(second) == ("actor[1]", 1, 0.5, ("actor[0]", 0, 0.5, 1, 2), 2)
     assert ray.get(actors.about.remote())[1][-1] == 3
+    with pytest.raises(TypeError, match=r"stays with the trainer: .* self\.send\(value, 'actor', rank\)"):
+        handles[0].about.remote(trainer.actors[1])
     with pytest.raises(ValueError, match="no such batch"):
         try:
             ray.get(handles[0].fail.remote())
@@ -93,6 +96,15 @@ def test_configs_that_omegaconf_cannot_resolve(config: Any, problem: str) -> Non
         builder.build()
 
 
+def test_options_of_submit_that_mean_something_else_here() -> None:
+    job = RLJobBuilder().config({"a": 1}).trainer(HERE, "Trainer").actor(HERE, "Actor").build()
+    with pytest.raises(JobSpecError) as error:
+        job.submit(job_name="demo", master_cpu=4, job_max_restart=10)
+    cpu, restarts = error.value.problems
+    assert cpu == "submit(master_cpu=4): the master takes no CPU of Ray's. Leave it out"
+    assert restarts.startswith("submit(job_max_restart=10): write control=ControlConfig(max_job_restarts=...)")
+
+
 class TheirWorkload(BaseWorkload):
     def __init__(self, master_handle: Any, config: Any) -> None:
         super().__init__(master_handle, config)
@@ -109,6 +121,11 @@ class TheirTrainer(BaseTrainer):
 
     def init(self) -> None: ...
     def fit(self) -> None: ...
+
+
+class TheirOwnNames(BaseWorkload):
+    def __init__(self, master: Any, cfg: Any) -> None:
+        super().__init__(master, cfg)
 
 
 class ShortTrainer(TheirTrainer):
@@ -139,6 +156,7 @@ TRAINER = "is called with (groups, config, job, restart_count). Write: def __ini
         ("Trainer", "TheirWorkload", f".actor(...): {HERE}.TheirWorkload.__init__(master_handle: Any, config: Any)"),
         ("Trainer", "TheirWorkload", WORKLOAD),
         ("Trainer", "TurnedRound", WORKLOAD),
+        ("Trainer", "TheirOwnNames", WORKLOAD),
         (
             "Trainer",
             "NoConstructor",

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.runners.test_train_math import TINY_PROBLEMS
+
 pytestmark = pytest.mark.usefixtures("own_ray")
 
 SMALL = [
-    "data.num_prompts=4",
-    "data.max_prompt_length=12",
-    "data.arithmetic={num_train: 400, num_val: 6, num_terms: 2, max_number: 20}",
-    "rollout.max_response_length=24",
-    "actor.global_batch_size=16",
-    "sft.num_steps=2",
-    "sft.batch_size=4",
+    *TINY_PROBLEMS,
     "runner.max_steps=2",
     "runner.val_check_interval=-1",
     "runner.report=false",

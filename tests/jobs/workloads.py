@@ -30,6 +30,10 @@ def same(value: Any) -> Any:
 def nothing(value: Any) -> None: ...
 
 
+def list_and_dict(value: Any) -> Any:
+    return [value], {}
+
+
 class Actor(BaseWorkload):
     @trainer_invocation(pre_func=at_least_zero)
     def at_least_zero(self, value: int) -> Any:
@@ -37,6 +41,10 @@ class Actor(BaseWorkload):
 
     @trainer_invocation(pre_func=same)
     def passed_on(self, value: Any) -> Any:
+        return value
+
+    @trainer_invocation(pre_func=list_and_dict)
+    def ambiguous(self, value: Any) -> Any:
         return value
 
     @trainer_invocation(pre_func=nothing)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import load_config
-from rlinf_lite.runners import EmbodiedRunner
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.runners import AsyncReasoningRunner, EmbodiedRunner, ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+from rlinf_lite.workers.reasoning import launch_roles
 
 WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker, "env": EnvWorker}
 
@@ -58,6 +60,63 @@ def start(cluster, tmp_path):
     def stop():
         while launched:
             launched.pop().shutdown()
+
+    start.stop = stop
+    yield start
+    stop()
+
+
+def placed(policies="'0'", rollout=None, fuse="null", num_slots=1):
+    """Where actor, critic and reference are, and the rollout workers where they are elsewhere."""
+    lines = {role: policies for role in ("actor", "reference", "critic")}
+    lines |= {"rollout": rollout or policies, "reward": rollout or policies}
+    placement = ", ".join(f"{role}: {spec}" for role, spec in lines.items())
+    return f"cluster={{num_gpus_per_node: {num_slots}, component_placement: {{{placement}}}, fuse: {fuse}}}"
+
+
+FUSED = "'actor,rollout,reference,critic'"
+APART = placed(rollout="'1'", num_slots=2)
+SMALL_MATH = [
+    "runner.max_steps=2",
+    "runner.val_check_interval=-1",
+    "runner.save_interval=-1",
+    "runner.phase_timeout_s=300",
+    "runner.report=false",
+    "data.num_prompts=4",
+    "data.max_prompt_length=12",
+    "data.arithmetic={num_train: 40, num_val: 6, num_terms: 2}",
+    "rollout.max_response_length=16",
+    "algorithm.group_size=4",
+    "algorithm.filter_groups=false",
+    "actor.global_batch_size=8",
+    "actor.max_tokens_per_micro_batch=64",
+    "actor.optim.lr=1e-3",
+    "sft.num_steps=0",
+    "sft.batch_size=4",
+    "reward.fn=tests.runners.rewards:arbitrary",
+    placed(fuse=FUSED),
+]
+
+
+@pytest.fixture
+def start_reasoning(cluster, tmp_path):
+    """`start(*overrides)` returns an initialised runner of a language model; its groups end with the test."""
+    launched = []
+
+    def start(*overrides, root=tmp_path, config="math_arithmetic_grpo"):
+        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        cfg = load_config(f"math/{config}", [*SMALL_MATH, *paths, *overrides])
+        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+        launched.extend(roles.values())
+        runner_class = AsyncReasoningRunner if cfg.runner.mode == "async" else ReasoningRunner
+        runner = runner_class(cfg, open_problems(cfg), **roles)
+        runner.init_workers()
+        return runner
+
+    def stop():
+        for group in launched:
+            group.shutdown()
+        launched.clear()
 
     start.stop = stop
     yield start

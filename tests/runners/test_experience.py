@@ -23,6 +23,7 @@ def batch(scores: list[float], groups: list[int], samples: list[int], lengths: l
         "input_ids": torch.zeros(len(scores), 4, dtype=torch.int64),
         "stopped": torch.ones(len(scores), dtype=torch.bool),
         **{name: torch.zeros(mask.shape) for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "values")},
+        "acted_versions": torch.zeros(mask.shape, dtype=torch.int32),
     }
     return DataProto.from_dict(tensors, {"row": list(range(len(scores)))})
 
@@ -55,7 +56,7 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
     rows.batch["old_logprobs"] = torch.full((2, 3), 0.5)
     cfg = algorithm("adv_type=gae", "gamma=1", "gae_lambda=1", "kl={place: reward, kind: k1, coef: 0.1}")
     controller = experience.kl_controller(cfg.kl)
-    found, metrics = experience.add_advantages(rows, cfg, controller)
+    found, metrics = experience.add_advantages(rows, cfg, controller, version=0)
     expected = torch.tensor([[0.9, 0.95, 0.0], [-0.15, -0.10, -0.05]])
     torch.testing.assert_close(found.batch["returns"], expected)
     assert metrics["rollout/ref_kl"] == pytest.approx(0.5) and metrics["rollout/kl_coef"] == pytest.approx(0.1)
@@ -65,7 +66,7 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
 def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
     rows = batch([1.0, 1.0, 0.0], [0, 0, 1], [0, 1, 0], lengths=[1, 2, 3])
     cfg = algorithm("adv_type=reinforce_plus_plus", "overlong={buffer_length: 2, factor: 0.5}")
-    found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl))
+    found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), version=0)
     assert found.batch["returns"][:, 0].tolist() == [1.0, 0.75, -0.5]
     assert metrics["rollout/overlong_penalty"] == pytest.approx(-0.25)
     assert metrics["rollout/rewards"] == pytest.approx(2 / 3)
@@ -85,8 +86,9 @@ def test_minibatches_cover_every_row_in_every_epoch_and_count_the_whole() -> Non
     orders = [part.non_tensor_batch["row"].tolist() for part in parts]
     assert sorted(orders[0] + orders[1]) == sorted(orders[2] + orders[3]) == list(range(10))
     assert orders[0] != orders[2]
-    for part in parts:
-        assert part.meta_info == {"step": 4, "denominator": float(part.batch["response_mask"].sum())}
+    for number, part in enumerate(parts):
+        num_tokens = float(part.batch["response_mask"].sum())
+        assert part.meta_info == {"step": 4, "denominator": num_tokens, "first": number == 0}
     again = experience.updates(rows, algorithm("update_epochs=2"), 5, seed=3, step=4)
     assert [part.non_tensor_batch["row"].tolist() for part in again] == orders
 
@@ -95,7 +97,7 @@ def test_whitening_where_the_method_has_it() -> None:
     rows = batch([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [0, 1, 0, 1])
     for adv_type, whitened in (("gae", True), ("grpo", False)):
         cfg = algorithm(f"adv_type={adv_type}")
-        found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl))
+        found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), version=0)
         advantages = found.batch["advantages"][rows.batch["response_mask"]]
         largest = metrics["rollout/advantages_max"]  # before whitening
         assert (abs(float(advantages.max()) - largest) > 0.1) == whitened

@@ -13,63 +13,7 @@ from rlinf_lite.data.prompt_files import DatasetError
 from rlinf_lite.runners import ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement, WorkerError
 from rlinf_lite.workers.reasoning import launch_roles
-from tests.runners.conftest import read_metrics
-
-
-def placed(policies="'0'", rollout=None, fuse="null", num_slots=1):
-    """Where actor, critic and reference are, and the rollout workers where they are elsewhere."""
-    lines = {role: policies for role in ("actor", "reference", "critic")}
-    lines |= {"rollout": rollout or policies, "reward": rollout or policies}
-    placement = ", ".join(f"{role}: {spec}" for role, spec in lines.items())
-    return f"cluster={{num_gpus_per_node: {num_slots}, component_placement: {{{placement}}}, fuse: {fuse}}}"
-
-
-FUSED = "'actor,rollout,reference,critic'"
-APART = placed(rollout="'1'", num_slots=2)
-SMALL = [
-    "runner.max_steps=2",
-    "runner.val_check_interval=-1",
-    "runner.save_interval=-1",
-    "runner.phase_timeout_s=300",
-    "runner.report=false",
-    "data.num_prompts=4",
-    "data.max_prompt_length=12",
-    "data.arithmetic={num_train: 40, num_val: 6, num_terms: 2}",
-    "rollout.max_response_length=16",
-    "algorithm.group_size=4",
-    "algorithm.filter_groups=false",
-    "actor.global_batch_size=8",
-    "actor.max_tokens_per_micro_batch=64",
-    "actor.optim.lr=1e-3",
-    "sft.num_steps=0",
-    "sft.batch_size=4",
-    "reward.fn=tests.runners.rewards:arbitrary",
-    placed(fuse=FUSED),
-]
-
-
-@pytest.fixture
-def start_reasoning(cluster, tmp_path):
-    """`start(*overrides)` returns an initialised ReasoningRunner; its groups end with the test."""
-    launched = []
-
-    def start(*overrides, root=tmp_path, config="math_arithmetic_grpo"):
-        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
-        cfg = load_config(f"math/{config}", [*SMALL, *paths, *overrides])
-        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
-        launched.extend(roles.values())
-        runner = ReasoningRunner(cfg, open_problems(cfg), **roles)
-        runner.init_workers()
-        return runner
-
-    def stop():
-        for group in launched:
-            group.shutdown()
-        launched.clear()
-
-    start.stop = stop
-    yield start
-    stop()
+from tests.runners.conftest import APART, FUSED, SMALL_MATH, placed, read_metrics
 
 
 def weights(result):
@@ -94,6 +38,7 @@ ESTIMATORS = {
     ],
     "gspo": ["algorithm.loss_type=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
     "dppo_tv": ["algorithm.loss_type=dppo_tv", "algorithm.loss_agg_mode=seq-mean-token-sum-norm"],
+    "not scored again": ["algorithm.recompute_logprobs=false"],
     "interpolated": [
         "algorithm.correction={kind: reject, metric: k3, level: sequence, high: 0.5, proximal: interpolate}",
         "algorithm.overlong.buffer_length=8",
@@ -198,7 +143,7 @@ def test_supervised_training_needs_solutions(tmp_path):
     row = {"data_source": "arithmetic", "prompt": "1+1=?\n", "reward_model": {"ground_truth": "2"}}
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for _ in range(8)))
-    cfg = load_config("math/math_arithmetic_grpo", [*SMALL, f"data.train_files=[{file}]", "sft.num_steps=1"])
+    cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, f"data.train_files=[{file}]", "sft.num_steps=1"])
     with pytest.raises(DatasetError, match=r"row \d: no extra_info.solution"):
         open_problems(cfg)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runners.processes import processes_below, wait_until_gone
 
-SMALL = [
+TINY_PROBLEMS = [
     "data.num_prompts=4",
     "data.max_prompt_length=12",
     "data.arithmetic={num_train: 400, num_val: 6, num_terms: 2, max_number: 20}",
@@ -19,6 +19,9 @@ SMALL = [
     "actor.global_batch_size=16",
     "sft.num_steps=2",
     "sft.batch_size=4",
+]
+SMALL = [
+    *TINY_PROBLEMS,
     "algorithm={group_size: 4, filter_groups: false}",
 ]
 

@@ -112,6 +112,7 @@ def rows(num_rows, seed=0):
         "input_ids": torch.ones(num_rows, 4, dtype=torch.int64),
         "attention_mask": torch.cat([torch.ones(num_rows, 1, dtype=torch.bool), mask], 1),
         "response_mask": mask,
+        "acted_versions": torch.zeros(mask.shape, dtype=torch.int32),
         "scores": torch.from_numpy(rng.integers(0, 2, num_rows)).float(),
         "group": torch.arange(num_rows) // 2,
         "sample": torch.arange(num_rows) % 2,
@@ -149,7 +150,7 @@ def test_advantages_and_updates_of_few_rows(tmp_path, adv_type, num_rows):
     for length in (1, 3):
         batch = rows(num_rows)
         batch.batch["response_mask"] = (torch.arange(3) < length).expand(num_rows, 3).contiguous()
-        found, metrics = experience.add_advantages(batch, algorithm, experience.kl_controller(algorithm.kl))
+        found, metrics = experience.add_advantages(batch, algorithm, experience.kl_controller(algorithm.kl), version=0)
         assert torch.isfinite(found.batch["advantages"]).all() and torch.isfinite(found.batch["returns"]).all()
         assert metrics["rollout/num_groups"] == -(-num_rows // 2)
         trained = [minibatch.non_tensor_batch["row"] for minibatch in experience.updates(found, algorithm, 2, 0, 0)]

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from rlinf_lite import algorithms
+from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.scheduler import Dispatch, register
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
-from rlinf_lite.workers.reasoning.base import LanguageModelWorker, build_model
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker, Measured, build_model
 
 
 class LanguageActor(LanguageModelWorker):
@@ -52,9 +53,9 @@ class LanguageActor(LanguageModelWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `advantages`, and as the
-        algorithm needs them `ref_logprobs` and `acted_versions`, [B, R]. meta_info: `step`, and `denominator`, what the
-        loss of the whole batch is divided by."""
+        """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `acted_versions`,
+        `advantages`, and where the algorithm needs them `ref_logprobs`, [B, R]. meta_info: `step`, `denominator`, what
+        the loss of the whole batch is divided by, and whether it is the `first` update of the step."""
         return self._update(data, self._loss)
 
     def start_supervised(self) -> None:
@@ -87,14 +88,13 @@ class LanguageActor(LanguageModelWorker):
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
 
-    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         algorithm = self.cfg.algorithm
         columns = {name: rows.response(x) for name, x in data.batch.items() if x.dtype == torch.float32}
         mask, behaviour = rows.response(data.batch["response_mask"]), columns["rollout_logprobs"]
         logprobs, entropy = self._score(rows)
-        proximal = columns["old_logprobs"]
+        proximal, versions = columns["old_logprobs"], rows.response(data.batch["acted_versions"])
         if algorithm.correction.proximal == "interpolate":
-            versions = rows.response(data.batch["acted_versions"])
             proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
         corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction)
         inputs = algorithms.LossInputs(
@@ -115,13 +115,18 @@ class LanguageActor(LanguageModelWorker):
             mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, self.world_size)
             loss = loss + algorithm.kl.coef * mean_kl
             metrics["ref_kl"] = algorithms.masked_mean(kl.detach(), mask)
-        return loss, metrics, float(mask.sum())
+        measured = [(metrics, float(mask.sum()))]
+        if data.meta_info["first"] and not recomputed_logprobs(self.cfg)[0]:
+            same = mask & (versions == self.version)
+            drift = algorithms.masked_mean((logprobs.detach() - behaviour).abs(), same)
+            measured.append(({"rollout/logprob_drift": drift}, float(same.sum())))
+        return loss, measured
 
-    def _supervised_loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+    def _supervised_loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         mask = rows.response(data.batch["response_mask"])
         losses = -self._score(rows, temperature=1.0)[0]
         loss = algorithms.aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
-        return loss, {"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum())
+        return loss, [({"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum()))]
 
 
 class LanguageReference(LanguageModelWorker):

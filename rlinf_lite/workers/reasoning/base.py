@@ -30,9 +30,10 @@ from rlinf_lite.training.metrics import MetricSums
 
 MicroBatch = tuple[DataProto, Rows, float]
 """A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
-LossFn = Callable[[DataProto, Rows], tuple[Tensor, dict[str, Tensor], float]]
-"""The loss of some rows of a batch, as their part of all ranks' batches; metrics; and their weight in those, valid
-positions."""
+Measured = tuple[dict[str, Tensor], float]
+"""Metrics, alike in name on all ranks, and the number of positions that they are means over."""
+LossFn = Callable[[DataProto, Rows], tuple[Tensor, list[Measured]]]
+"""The loss of some rows of a batch, as their part of all ranks' batches; and what was measured."""
 
 
 class LanguageModelWorker(Worker):
@@ -83,8 +84,9 @@ class LanguageModelWorker(Worker):
         def weighted(micro_batch: MicroBatch, found: MetricSums) -> Tensor:
             of_batch, rows, weight = micro_batch
             with learner.autocast():
-                loss, metrics, positions = loss_fn(of_batch, rows)
-            found.add(metrics, positions * weight)
+                loss, measured = loss_fn(of_batch, rows)
+            for metrics, positions in measured:
+                found.add(metrics, positions * weight)
             return loss * weight
 
         def samples() -> str:

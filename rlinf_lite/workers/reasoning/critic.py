@@ -16,7 +16,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.models.text.causal_lm import CausalValueModel
 from rlinf_lite.scheduler import Dispatch, register
-from rlinf_lite.workers.reasoning.base import LanguageModelWorker
+from rlinf_lite.workers.reasoning.base import LanguageModelWorker, Measured
 
 
 class LanguageCritic(LanguageModelWorker):
@@ -55,7 +55,7 @@ class LanguageCritic(LanguageModelWorker):
         values: Tensor = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length)
         return values
 
-    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, dict[str, Tensor], float]:
+    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         old_values, returns, mask = (rows.response(data.batch[x]) for x in ("values", "returns", "response_mask"))
         unused = torch.zeros_like(returns)
         inputs = LossInputs(
@@ -70,4 +70,4 @@ class LanguageCritic(LanguageModelWorker):
             dp_size=self.world_size,
         )
         outputs = value_loss(inputs, self.cfg.algorithm)
-        return outputs.loss, outputs.metrics, float(mask.sum())
+        return outputs.loss, [(outputs.metrics, float(mask.sum()))]

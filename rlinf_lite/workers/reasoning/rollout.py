@@ -20,7 +20,7 @@ from rlinf_lite.registry import estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast, cast_parameters
-from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightVersionError
+from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError
 from rlinf_lite.workers.reasoning.base import build_model, is_whole, max_length
 
 
@@ -57,6 +57,8 @@ class LanguageRollout(Worker):
         if actor is None:
             sender, timeout_s = routes.sender(self.rank), cfg.runner.phase_timeout_s
             self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
+            if cfg.runner.mode == "async":
+                self.engine.weights, self.engine.within_responses = self, cfg.rollout.partial_rollouts
         self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
         self.version = -1
 
@@ -71,6 +73,16 @@ class LanguageRollout(Worker):
                 self.version = actor.version
             else:
                 raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
+
+    def offered(self) -> Offer | None:
+        """Weights that the actor has ready while this generates."""
+        return self.receiver.offered()
+
+    def take(self, offer: Offer) -> None:
+        """Put them into the model."""
+        with self.timer("sync weights"):
+            self.receiver.take(offer)
+            self.version = offer.version
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -141,10 +153,13 @@ class LanguageRollout(Worker):
         rows = prompts[np.array([done.index for done in generations], np.int64)]
         max_prompt, max_response = self.cfg.data.max_prompt_length, self.cfg.rollout.max_response_length
         tensors = join_responses(rows, [done.token_ids for done in generations], max_prompt, max_response)
-        logprobs = torch.zeros(tensors["response_mask"].shape)
-        logprobs[tensors["response_mask"]] = torch.tensor([x for done in generations for x in done.logprobs])
-        tensors["rollout_logprobs"] = logprobs
-        tensors["acted_versions"] = torch.full(logprobs.shape, self.version, dtype=torch.int32)
+        mask = tensors["response_mask"]
+        tensors["rollout_logprobs"] = torch.zeros(mask.shape)
+        tensors["rollout_logprobs"][mask] = torch.tensor([x for done in generations for x in done.logprobs])
+        tensors["acted_versions"] = torch.full(mask.shape, self.version, dtype=torch.int32)
+        if self.engine.weights is not None:
+            versions = torch.tensor([version for done in generations for version in done.versions], dtype=torch.int32)
+            tensors["acted_versions"][mask] = versions
         tensors["sample"] = torch.tensor([done.sample for done in generations], dtype=torch.int64)
         tensors["stopped"] = torch.tensor([done.finish_reason == "stop" for done in generations], dtype=torch.bool)
         metrics: list[dict[str, Any]] = [{"spans": self.pop_spans()}]

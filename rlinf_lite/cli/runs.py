@@ -1,0 +1,117 @@
+"""`rlinf-lite runs`: the runs of a directory, how far each is and what it reached. Imports neither torch nor ray."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from rlinf_lite.cli.tables import print_table
+from rlinf_lite.report.run_files import ReportError, RunFiles
+
+ENDS = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the table. `metric`: `success` where the task has a notion of it, else `return`, as evaluated before
+    training and last; None where nothing was evaluated."""
+
+    directory: str
+    status: str
+    """running (on this machine), finished, failed, stopped; ended: before its last step, nobody wrote down why."""
+    step: int
+    max_steps: int | None
+    metric: str
+    before: float | None
+    last: float | None
+    episodes: int
+    """Of the last evaluation."""
+    changed: float
+    """When its log was last written to, Unix time."""
+
+
+def runs(arguments: Sequence[str]) -> int:
+    """Print the list; returns 2 where there is no such directory."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite runs", description="Runs: status, steps and what was reached.")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("results"), help="of runs (default: results)")
+    parser.add_argument("--json", action="store_true", help="as a list of JSON objects")
+    options = parser.parse_args(arguments)
+    if not options.directory.is_dir():
+        print(f"{options.directory}: no such directory. Name the one that runs are in", file=sys.stderr)
+        return 2
+    found = [run for path in sorted(options.directory.iterdir()) if (run := read_run(path)) is not None]
+    found.sort(key=lambda run: run.changed)
+    if options.json:
+        print(json.dumps([asdict(run) for run in found], indent=2))
+        return 0
+    titles = ("directory", "status", "steps", "metric", "before", "last", "episodes", "changed")
+    print_table(titles, [_row(run) for run in found])
+    if not found:
+        print(f"no runs in {options.directory}")
+    return 0
+
+
+def read_run(directory: Path) -> Run | None:
+    """None: no run, or one whose files cannot be read, which a line on stderr says."""
+    try:
+        files = RunFiles(directory)
+    except ReportError:
+        return None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        print(f"{directory}: cannot be read ({' '.join(str(error).split())})", file=sys.stderr)
+        return None
+    evaluated = [line for line in files.lines if "eval/num_episodes" in line]
+    metric = "success" if any(line.get("eval/success_once") is not None for line in evaluated) else "return"
+    key = "eval/success_once" if metric == "success" else "eval/return"
+    values = [line.get(key) for line in evaluated]
+    return Run(
+        str(directory),
+        _status(files),
+        files.completed_steps,
+        files.section("runner").get("max_steps"),
+        metric,
+        values[0] if values and evaluated[0]["step"] == 0 else None,
+        values[-1] if values else None,
+        int(evaluated[-1]["eval/num_episodes"]) if evaluated else 0,
+        (directory / "metrics.jsonl").stat().st_mtime,
+    )
+
+
+def _status(files: RunFiles) -> str:
+    if _is_written(files.run_dir / ".lock"):
+        return "running"
+    ends = [event["event"] for event in files.events if event.get("event") in (*ENDS, "running")]
+    if ends and ends[-1] in ENDS:
+        return str(ends[-1])
+    wanted = files.section("runner").get("max_steps")
+    return "finished" if wanted is not None and files.completed_steps >= wanted else "ended"
+
+
+def _is_written(lock: Path) -> bool:
+    """Whether the process that the lock names has it open. Taking the lock for a moment could refuse a run."""
+    with suppress(OSError, ValueError, IndexError):
+        _, process, _, host = lock.read_text().split()[:4]
+        if host.rstrip(",") == socket.gethostname():
+            opened = Path(f"/proc/{int(process)}/fd").iterdir()
+            return any(os.path.realpath(one) == str(lock.resolve()) for one in opened)
+    return False
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}" if run.metric == "success" else f"{value:.4g}"
+
+    steps = f"{run.step} of {run.max_steps}" if run.max_steps else str(run.step)
+    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
+    name = os.path.relpath(run.directory)
+    return name, run.status, steps, run.metric, shown(run.before), shown(run.last), str(run.episodes or "-"), changed

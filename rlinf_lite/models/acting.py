@@ -1,0 +1,49 @@
+"""A trained policy as whoever uses it calls it: one observation or a batch, and one action after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.envs.observations import as_batch, num_rows
+
+if TYPE_CHECKING:
+    from rlinf_lite.models.base import Mode, Policy
+
+
+class ActionQueue:
+    """Actions one by one: the policy is asked for a chunk, and again when `num_actions` of it are taken.
+
+    `num_actions`: how many of a chunk are executed; None: all. Call `reset` where an episode begins.
+    """
+
+    def __init__(self, policy: Policy, num_actions: int | None = None, mode: Mode = "greedy") -> None:
+        chunk = policy.num_action_chunks
+        if num_actions is not None and not 1 <= num_actions <= chunk:
+            raise ValueError(f"num_actions is {num_actions}, and a chunk of this policy has {chunk}. Take 1 to {chunk}")
+        self._policy, self._mode = policy, mode
+        self._num_actions = chunk if num_actions is None else num_actions
+        self.reset()
+
+    def reset(self) -> None:
+        """What is left of a chunk is not executed."""
+        self._chunk: NDArray[np.float32] | None = None
+        self._taken = 0
+
+    def act(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
+        """The next action, [D] or [B, D]; `obs` (see `Policy.act`) is read where a chunk begins. Raises ValueError
+        where it has other rows than the chunk that is executed."""
+        if self._chunk is None or self._taken == self._num_actions:
+            self._chunk, self._taken = self._policy.act(obs, self._mode), 0
+        batch, is_single = as_batch(obs)
+        if self._chunk.shape[:-2] != (() if is_single else (num_rows(batch),)):
+            raise ValueError(
+                f"the chunk that is executed is {list(self._chunk.shape)}, and this observation has "
+                f"{'no batch dimension' if is_single else f'{num_rows(batch)} rows'}. Call reset() where episodes begin"
+            )
+        action: NDArray[np.float32] = self._chunk[..., self._taken, :]
+        self._taken += 1
+        return action

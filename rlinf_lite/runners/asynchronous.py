@@ -1,0 +1,72 @@
+"""What runs have in common whose rollouts go on while the actor trains (docs/async.md): weights that are offered, who
+waited for whom, and what is given up when workers fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_lite.metrics import EvalSummary, Span, write_chrome_trace
+from rlinf_lite.runners.base import Runner
+from rlinf_lite.scheduler import Handle
+
+
+class AsyncRunner(Runner):
+    """Goes before the synchronous runner whose steps it has. A subclass admits steps ahead, and says what plays."""
+
+    _transfers: tuple[Handle, ...] = ()
+    """Of weights, to rollout workers; not waited for, but held, so that any wait hears of their errors."""
+    _played_until = 0.0
+    """When the last step that was waited for had been played."""
+    _last: tuple[int, float, Sequence[Span]]
+    """The last step, when it began, and what was done for it."""
+
+    def _admitted(self) -> list[Handle]:
+        """The calls of everything that plays ahead."""
+        raise NotImplementedError
+
+    def _give_up(self) -> None:
+        """Forget what plays ahead: its workers have been told to stop. It is admitted again."""
+        self._transfers = ()
+
+    def _admissible(self, step: int) -> range:
+        """The steps that may play while `step` is the next to be trained on."""
+        return range(step, min(step + self.cfg.runner.max_staleness + 1, self.total_steps))
+
+    def update_rollout_weights(self) -> None:
+        """Offer them. Who generates takes them in between, who does not takes them at once."""
+        held = 2 * (self.cfg.runner.max_staleness + 1)
+        self._transfers = (*self._transfers, *self._transfer_weights())[-held:]
+
+    def evaluate(self, videos: Path | None = None) -> EvalSummary:
+        """As in any run, once everything that was admitted is played; the trainer goes on with it afterwards."""
+        if admitted := self._admitted():
+            with self._phase("eval"):
+                self._wait(*admitted, what="rollouts to end before an evaluation")
+        summary = super().evaluate(videos)  # type: ignore[safe-super]  # of the runner behind this one
+        self._played_until = time.time()  # nobody waited for admission
+        return summary
+
+    def _waits(self, played: Sequence[Span]) -> tuple[dict[str, float], tuple[float, float]]:
+        """`async/*` metrics of who waited for whom, given what was done to play a step; and from when to when its
+        workers were busy with it, or waited for it to be admitted."""
+        first, last = min(span.start for span in played), max(span.end for span in played)
+        since = self._played_until or first
+        self._played_until = max(last, self._played_until)
+        waited = {
+            "async/trainer_waited_s": self._times["generate_rollouts"],
+            "async/rollouts_waited_s": max(first - since, 0.0),
+        }
+        return waited, (since, last)
+
+    def _write_timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
+        """Keep the timeline of the third step, once what was played meanwhile is known, or of the last but one."""
+        path = self.run_dir / "timeline.json"
+        if step > self._first_step + 1 and step in (4, self.total_steps) and not path.exists():
+            shown, began, before = self._last
+            write_chrome_trace(
+                (s for s in (*before, *spans) if began <= s.end and s.start <= started), path, step=shown
+            )
+            self.progress.message(f"timeline of step {shown}: {path}")
+        self._last = step, started, spans

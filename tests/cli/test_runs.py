@@ -1,0 +1,91 @@
+"""`rlinf-lite runs`: what there is, how far it is, what it reached."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lite.cli.runs import runs
+
+HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    def make(name: str, steps: int, evals: list[dict[str, Any]], *events: str, max_steps: int | None = 4) -> Path:
+        run = tmp_path / "results" / name
+        run.mkdir(parents=True)
+        lines = [{"step": step, "time": 1.0, "time/step": 1.0} for step in range(1, steps + 1)] + evals
+        lines.sort(key=lambda line: float(line["step"]))
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "config.yaml").write_text(json.dumps({"runner": {"max_steps": max_steps}}))
+        (run / "events.jsonl").write_text("".join(json.dumps({"event": event}) + "\n" for event in events))
+        os.utime(run / "metrics.jsonl", (len(list(run.parent.iterdir())),) * 2)
+        return run
+
+    return make
+
+
+def evaluated(step: int, **values: float | None) -> dict[str, Any]:
+    return {"step": step, "time": 1.0, "eval/num_episodes": 20, **{f"eval/{name}": x for name, x in values.items()}}
+
+
+def test_runs_and_what_became_of_them(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("better", 4, [evaluated(0, success_once=0.25), evaluated(4, success_once=0.5)], "running", "finished")
+    make("without_success", 2, [evaluated(2, success_once=None) | {"eval/return": -3.25}], "running", "failed")
+    make("plain", 4, [])
+    make("killed", 3, [], "running")
+    make("resumed", 3, [], "running", "stopped", "running", max_steps=None)
+    held = make("held", 1, [], "running")
+    (tmp_path / "results" / "notes").mkdir()
+    with (held / ".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}, since 2026-11-23 10:00:00\n")
+        lock.flush()
+        assert runs(["--json"]) == 0
+    found = {Path(run["directory"]).name: run for run in json.loads(capsys.readouterr().out)}
+    statuses = {name: run["status"] for name, run in found.items()}
+    assert statuses == {
+        "better": "finished",
+        "without_success": "failed",
+        "plain": "finished",
+        "killed": "ended",
+        "resumed": "ended",
+        "held": "running",
+    }
+    assert runs([]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1][:9] == ["results/better", "finished", "4", "of", "4", "success", "25.0%", "50.0%", "20"]
+    assert rows[2][5:9] == ["return", "-", "-3.25", "20"] and rows[5][:4] == ["results/resumed", "ended", "3", "return"]
+    assert rows[6][1] == "ended"  # its lock is nobody's any more
+
+
+def test_what_cannot_be_listed(
+    make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runs([]) == 2 and capsys.readouterr().err.startswith("results: no such directory")
+    broken = make("broken", 1, [])
+    (broken / "config.yaml").write_text("{")
+    assert runs([]) == 0
+    said = capsys.readouterr()
+    assert said.out == "no runs in results\n" and "results/broken: cannot be read (while parsing" in said.err
+
+
+def test_it_is_light(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom rlinf_lite.cli import main\nassert main(['runs', '.']) == 0\n"
+        f"assert not set({HEAVY}) & set(sys.modules), set({HEAVY}) & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
