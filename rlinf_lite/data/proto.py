@@ -268,7 +268,10 @@ class DataProto:
         """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
         packed = {}
         for key, tensor in self._tensors.items():
-            raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            raw = (
+                flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)
+            )  # an empty one may have no stride
             packed[key] = raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         return _unpacked, (type(self), packed, self._arrays, self.meta_info)
 

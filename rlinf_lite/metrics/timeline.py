@@ -70,7 +70,7 @@ def utilization(
       share of the smaller of the two components' busy times (any worker busy). 1 where the quicker component only ever
       works while the slower one does (ideal pipelining), 0 where they strictly alternate.
 
-    A component without spans has no entry, and overlap needs both.
+    A component without spans has no entry, overlap needs both, and of an empty window nothing is said.
     """
     times = np.array([*phase, *step, *(time for span in spans for time in (span.start, span.end))])
     edges, index = np.unique(times, return_inverse=True)  # nothing changes between one edge and the next
@@ -89,7 +89,7 @@ def utilization(
             share = (busy @ (lengths * window)).mean() / lengths[window].sum()
             metrics[f"perf/{component}_idle_frac"] = float(1 - share)
             anyone[component] = busy.any(0) & in_phase
-    if all(component in anyone for component in pair):
+    if in_phase.any() and all(component in anyone for component in pair):
         one, other = (anyone[component] for component in pair)
         smaller = min(lengths[one].sum(), lengths[other].sum())
         metrics["perf/overlap_frac"] = float(lengths[one & other].sum() / smaller) if smaller > 0 else 0.0

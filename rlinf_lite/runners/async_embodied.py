@@ -11,7 +11,6 @@ and nothing that was played is thrown away. With S = 0 this is the synchronous l
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rlinf_lite.metrics import Span
@@ -45,8 +44,7 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
         return [handle for pair in self._playing.values() for handle in pair]
 
     def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
-        waited, rollouts = self._waits(played)
-        self._log_step(started, metrics | waited, played + trained, rollouts=rollouts)
+        self._log_async(started, metrics, played, played + trained, ("env", "rollout"))
 
     def _give_up(self) -> None:
         super()._give_up()
@@ -55,4 +53,3 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
     def _restore_envs(self, rows: list[dict[str, Any]]) -> None:
         self._give_up()
         super()._restore_envs(rows)
-        self._played_until = time.time()

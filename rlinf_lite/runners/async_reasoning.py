@@ -14,7 +14,6 @@ weights. With S = 0 this is the synchronous loop, bit for bit.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rlinf_lite.data import DataProto
@@ -33,14 +32,17 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
 
     _generating: dict[int, Generating]
     """By step: what is under way."""
+    _mixed: set[int]
+    """Steps whose responses were not generated one step after the other: prompts in place of others came between."""
 
     def init_workers(self) -> None:
-        self._generating = {}
+        self._give_up()
         super().init_workers()
 
     def _generate(self, step: int, refill: int = 0) -> Generating:
         """Has every step answered that may be ahead of this one's updates."""
         if refill:
+            self._mixed |= {step, *self._generating} if self._generating else set()
             return super()._generate(step, refill)
         for admitted in self._admissible(step):
             if admitted not in self._generating:
@@ -53,17 +55,20 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
     def _log_generated(
         self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
     ) -> None:
-        waited, rollouts = self._waits([span for span in spans if span.process.startswith("rollout ")])
+        step = self.completed_steps - 1
+        played, in_order = [span for span in spans if span.process.startswith("rollout ")], step not in self._mixed
+        if in_order:
+            took = max(span.end for span in played) - min(span.start for span in played)
+            metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / took
         if batch is not None:
-            age = self.completed_steps - 1 - batch.batch["acted_versions"][batch.batch["response_mask"]]
-            waited |= {"async/staleness_mean": float(age.double().mean()), "async/staleness_max": float(age.max())}
-        self._log_step(started, metrics | waited, spans, pair=("actor", "rollout"), rollouts=rollouts)
+            age = step - batch.batch["acted_versions"][batch.batch["response_mask"]]
+            metrics |= {"async/staleness_mean": float(age.double().mean()), "async/staleness_max": float(age.max())}
+        self._log_async(started, metrics, played, spans, ("actor", "rollout"), in_order)
 
     def _give_up(self) -> None:
         super()._give_up()
-        self._generating = {}
+        self._generating, self._mixed = {}, set()
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
         self._give_up()
         super()._go_back_to(position)
-        self._played_until = time.time()

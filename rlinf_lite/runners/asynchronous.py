@@ -4,10 +4,10 @@ waited for whom, and what is given up when workers fail."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlinf_lite.metrics import EvalSummary, Span, write_chrome_trace
+from rlinf_lite.metrics import EvalSummary, Span, utilization, write_chrome_trace
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.scheduler import Handle
 
@@ -18,8 +18,8 @@ class AsyncRunner(Runner):
     _transfers: tuple[Handle, ...] = ()
     """Of weights, to rollout workers; not waited for, but held, so that any wait hears of their errors."""
     _played_until = 0.0
-    """When the last step that was waited for had been played."""
-    _last: tuple[int, float, Sequence[Span]]
+    """When the last step that was waited for had been played; 0: not known."""
+    _last: tuple[int, float, Sequence[Span]] = (0, 0.0, ())
     """The last step, when it began, and what was done for it."""
 
     def _admitted(self) -> list[Handle]:
@@ -28,7 +28,7 @@ class AsyncRunner(Runner):
 
     def _give_up(self) -> None:
         """Forget what plays ahead: its workers have been told to stop. It is admitted again."""
-        self._transfers = ()
+        self._transfers, self._played_until = (), 0.0
 
     def _admissible(self, step: int) -> range:
         """The steps that may play while `step` is the next to be trained on."""
@@ -48,17 +48,28 @@ class AsyncRunner(Runner):
         self._played_until = time.time()  # nobody waited for admission
         return summary
 
-    def _waits(self, played: Sequence[Span]) -> tuple[dict[str, float], tuple[float, float]]:
-        """`async/*` metrics of who waited for whom, given what was done to play a step; and from when to when its
-        workers were busy with it, or waited for it to be admitted."""
+    def _log_async(
+        self,
+        started: float,
+        metrics: Mapping[str, float],
+        played: Sequence[Span],
+        spans: Sequence[Span],
+        pair: tuple[str, str],
+        in_order: bool = True,
+    ) -> None:
+        """Log a step that began at `started`, with who waited for whom: `played` is what was done to play it, `spans`
+        all that was done for it. Its rollouts were made from when those before it were done, waiting for admission at
+        first; if they were not played `in_order`, so that others were made in between, nothing is said of that."""
+        phase = next((span.start, span.end) for span in self._driver_spans if span.name == "generate_rollouts")
+        idle = utilization(spans, phase, phase).get("perf/actor_idle_frac", 1.0)
+        metrics = {**metrics, "async/trainer_waited_s": idle * (phase[1] - phase[0])}
         first, last = min(span.start for span in played), max(span.end for span in played)
         since = self._played_until or first
         self._played_until = max(last, self._played_until)
-        waited = {
-            "async/trainer_waited_s": self._times["generate_rollouts"],
-            "async/rollouts_waited_s": max(first - since, 0.0),
-        }
-        return waited, (since, last)
+        if in_order:
+            metrics["async/rollouts_waited_s"] = max(first - since, 0.0)
+        _, _, before = self._last  # the actor's updates meanwhile
+        self._log_step(started, metrics, spans, pair, (since, last) if in_order else (last, last), before)
 
     def _write_timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
         """Keep the timeline of the third step, once what was played meanwhile is known, or of the last but one."""

@@ -266,9 +266,11 @@ class Runner(ABC):
         spans: Sequence[Span],
         pair: tuple[str, str] = ("env", "rollout"),
         rollouts: tuple[float, float] | None = None,
+        before: Sequence[Span] = (),
     ) -> None:
         """Log a step that began at `started`, with its times and how busy the workers were, of which those of `pair`
-        should overlap. `rollouts`: from when to when its rollouts were made, where not in `generate_rollouts`."""
+        should overlap. `rollouts`: from when to when its rollouts were made, where not in `generate_rollouts`;
+        `before`: what was done for the step before, where that may overlap with them."""
         step, ended = self.completed_steps, started + self._times["step"]
         if rollouts is None:
             phase = next(span for span in self._driver_spans if span.name == "generate_rollouts")
@@ -276,7 +278,7 @@ class Runner(ABC):
         metrics = {
             **metrics,
             **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            **utilization(spans, rollouts, (started, ended), pair),
+            **utilization([*spans, *before], rollouts, (started, ended), pair),
         }
         self._warn_of_drift(metrics.get("rollout/logprob_drift", 0.0))
         if self.supervisor is not None:

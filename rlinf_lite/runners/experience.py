@@ -65,9 +65,10 @@ def in_order(batch: DataProto) -> DataProto:
 
 
 def add_advantages(
-    batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController, version: int
+    batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController, recomputed_by: int | None
 ) -> tuple[DataProto, dict[str, float]]:
-    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics. `version`: of the actor's weights."""
+    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics. `recomputed_by`: the version of the
+    weights that `old_logprobs` were computed again with; None where they are those of acting."""
     columns, mask = batch.batch, batch.batch["response_mask"]
     lengths, overlong = mask.sum(1), algorithm.overlong
     penalty = algorithms.overlong_penalty(mask, overlong.buffer_length, overlong.factor)
@@ -91,10 +92,11 @@ def add_advantages(
         "rollout/num_groups": float(num_groups(batch)),
         **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),
     }
-    same = mask & (columns["acted_versions"] == version)  # of what other weights did, more than rounding is different
-    if same.any() and columns["old_logprobs"] is not columns["rollout_logprobs"]:
-        drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
-        metrics["rollout/logprob_drift"] = float(algorithms.masked_mean(drift, same))
+    if recomputed_by is not None:
+        same = mask & (columns["acted_versions"] == recomputed_by)  # other weights differ by more than rounding
+        if same.any():
+            drift = (columns["old_logprobs"] - columns["rollout_logprobs"]).abs()
+            metrics["rollout/logprob_drift"] = float(algorithms.masked_mean(drift, same))
     advantages = algorithms.whiten(outputs.advantages, mask) if algorithms.whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics

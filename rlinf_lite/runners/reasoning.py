@@ -127,7 +127,8 @@ class ReasoningRunner(Runner):
             trained = self._train(self.actor.complete_step(step + 1))
         else:
             with self._phase("advantages"):
-                batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl, version=step)
+                version = step if recomputed_logprobs(self.cfg)[0] else None
+                batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl, recomputed_by=version)
                 metrics |= found
             with self._phase("training"):
                 trained = self._train(*self.updates(batch, step), self.actor.complete_step(step + 1))
@@ -137,7 +138,6 @@ class ReasoningRunner(Runner):
         metrics |= _over_updates([ranks[0]["metrics"] for ranks in trained if ranks[0] is not None])
         metrics["rollout/failed_rewards"] = float(self._failed_rewards)
         metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["step"]
-        metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["generate_rollouts"]
         if results:
             metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
         self._failed_rewards = 0
@@ -148,6 +148,7 @@ class ReasoningRunner(Runner):
         self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
     ) -> None:
         """Log a step, given what was trained on."""
+        metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["generate_rollouts"]
         self._log_step(started, metrics, spans, pair=("actor", "rollout"))
 
     def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
@@ -358,6 +359,7 @@ class ReasoningRunner(Runner):
         self._go_back_to(state)
 
     def _forget_unfinished_step(self) -> None:
+        self._failed_rewards = 0
         self._go_back_to(self._resumable)
 
     def _go_back_to(self, position: dict[str, Any]) -> None:

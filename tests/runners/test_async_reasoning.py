@@ -17,7 +17,7 @@ from tests.runners.test_reasoning import weights
 
 SLOTS = [APART, "runner.val_check_interval=-1", "runner.max_steps=5", "runner.save_interval=5"]
 ASYNC = [*SLOTS, "runner.mode=async", "algorithm.correction.kind=tis"]
-REFILLED = ["algorithm.filter_groups=true", "algorithm.max_refills=2", "reward.fn=tests.runners.rewards:arbitrary"]
+REFILLED = ["algorithm.filter_groups=true", "algorithm.max_refills=2", "reward.fn=tests.runners.rewards:odd_prompts"]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,25 @@ def test_staleness_stays_within_its_bound(start_reasoning, bound, partial):
     assert lines[0]["async/staleness_max"] == 0
     assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
     assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
+    refilled = [line["step"] for line in lines if line["rollout/filtered_groups_frac"] > 0]
+    assert refilled  # others were generated in between: nothing is said of who waited
+    assert all(("async/rollouts_waited_s" in line) == ("perf/generated_tokens_per_s" in line) for line in lines)
+    assert all("perf/rollout_idle_frac" not in line for line in lines if "async/rollouts_waited_s" not in line)
+    assert any("async/rollouts_waited_s" not in line for line in lines)
+    for line in lines:
+        assert 0 <= line["async/trainer_waited_s"] <= line["time/generate_rollouts"]
+
+
+def test_parts_without_a_prompt(start_reasoning):
+    """Two rollout workers with two prompts each, which answer them in three parts."""
+    more = [placed("0", rollout="'0-1'", num_slots=2), "rollout.pipeline_stage_num=3", "runner.max_steps=2"]
+    assert len(read_metrics(start_reasoning(*SLOTS, *more).run().run_dir)) == 2
+
+
+def test_what_was_not_computed_again_has_no_drift_before_the_first_update(start_reasoning):
+    more = ["algorithm.recompute_logprobs=false", "algorithm.correction.kind=none"]
+    for line in read_metrics(start_reasoning(*SLOTS, *more).run().run_dir):
+        assert 0 < line["rollout/logprob_drift"] < 1e-5  # as the first update found it
 
 
 class SlowRollout(reasoning.LanguageRollout):
@@ -126,6 +145,7 @@ def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start_reas
     "overrides, key, why",
     [
         ([placed(fuse=FUSED)], "cluster.fuse", "rollout and actor share processes"),
+        ([placed(fuse="'rollout,reward'")], "cluster.fuse", "rollout and reward share processes"),
         (["algorithm.correction.kind=none"], "algorithm.correction.kind", "biases the gradient"),
         (["runner.mode=sync", "rollout.partial_rollouts=true"], "rollout.partial_rollouts", "no weights arrive"),
     ],

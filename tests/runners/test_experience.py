@@ -56,7 +56,7 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
     rows.batch["old_logprobs"] = torch.full((2, 3), 0.5)
     cfg = algorithm("adv_type=gae", "gamma=1", "gae_lambda=1", "kl={place: reward, kind: k1, coef: 0.1}")
     controller = experience.kl_controller(cfg.kl)
-    found, metrics = experience.add_advantages(rows, cfg, controller, version=0)
+    found, metrics = experience.add_advantages(rows, cfg, controller, recomputed_by=0)
     expected = torch.tensor([[0.9, 0.95, 0.0], [-0.15, -0.10, -0.05]])
     torch.testing.assert_close(found.batch["returns"], expected)
     assert metrics["rollout/ref_kl"] == pytest.approx(0.5) and metrics["rollout/kl_coef"] == pytest.approx(0.1)
@@ -66,7 +66,7 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
 def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
     rows = batch([1.0, 1.0, 0.0], [0, 0, 1], [0, 1, 0], lengths=[1, 2, 3])
     cfg = algorithm("adv_type=reinforce_plus_plus", "overlong={buffer_length: 2, factor: 0.5}")
-    found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), version=0)
+    found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), recomputed_by=0)
     assert found.batch["returns"][:, 0].tolist() == [1.0, 0.75, -0.5]
     assert metrics["rollout/overlong_penalty"] == pytest.approx(-0.25)
     assert metrics["rollout/rewards"] == pytest.approx(2 / 3)
@@ -97,7 +97,7 @@ def test_whitening_where_the_method_has_it() -> None:
     rows = batch([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [0, 1, 0, 1])
     for adv_type, whitened in (("gae", True), ("grpo", False)):
         cfg = algorithm(f"adv_type={adv_type}")
-        found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), version=0)
+        found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), recomputed_by=0)
         advantages = found.batch["advantages"][rows.batch["response_mask"]]
         largest = metrics["rollout/advantages_max"]  # before whitening
         assert (abs(float(advantages.max()) - largest) > 0.1) == whitened

@@ -39,7 +39,8 @@ def make_rows(num_rows):
     tensors = {"input_ids": torch.from_numpy(rng.integers(4, 60, (num_rows, 10))) * attention}
     tensors |= {"attention_mask": attention, "response_mask": mask}
     tensors |= {name: torch.where(mask, x - 4, 0.0) for name, x in zip(names, noise, strict=True)}
-    meta = {"step": 0, "denominator": float(max(int(mask.sum()), 1))}
+    tensors["acted_versions"] = torch.zeros(num_rows, 4, dtype=torch.int32)
+    meta = {"step": 0, "first": True, "denominator": float(max(int(mask.sum()), 1))}
     return DataProto(tensors, {"row": np.arange(num_rows)}, meta)
 
 
@@ -52,7 +53,7 @@ def train(strategy, directory, rank=0, world_size=1, port=0):
         worker.fused = {"rollout": Worker()}  # nobody to send weights to
     actor.init(str(directory), WeightRoutes([0], [0] * world_size), 10)
     critic.init(str(directory), 10)
-    columns = ["old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "values", "returns"]
+    columns = ["old_logprobs", "rollout_logprobs", "acted_versions", "ref_logprobs", "advantages", "values", "returns"]
     found = []
     for num_rows in SIZES:
         batch = experience.for_ranks(make_rows(num_rows), columns, world_size)

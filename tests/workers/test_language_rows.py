@@ -150,7 +150,8 @@ def test_advantages_and_updates_of_few_rows(tmp_path, adv_type, num_rows):
     for length in (1, 3):
         batch = rows(num_rows)
         batch.batch["response_mask"] = (torch.arange(3) < length).expand(num_rows, 3).contiguous()
-        found, metrics = experience.add_advantages(batch, algorithm, experience.kl_controller(algorithm.kl), version=0)
+        controller = experience.kl_controller(algorithm.kl)
+        found, metrics = experience.add_advantages(batch, algorithm, controller, recomputed_by=0)
         assert torch.isfinite(found.batch["advantages"]).all() and torch.isfinite(found.batch["returns"]).all()
         assert metrics["rollout/num_groups"] == -(-num_rows // 2)
         trained = [minibatch.non_tensor_batch["row"] for minibatch in experience.updates(found, algorithm, 2, 0, 0)]
