@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,6 +37,17 @@ def run_script(main: Callable[[], int]) -> int:
         return 130
     finally:
         sys.unraisablehook = before
+
+
+def own_command(program: str, module: str) -> str:
+    """What to type to start `program` of this Python's: its name where a shell finds this very one, else its path, from
+    the working directory where that is above; where it is not installed, as `module` of this Python."""
+    path = Path(sys.executable).parent / program
+    if not path.is_file():
+        return f"{sys.executable} -m {module}"
+    if shutil.which(program) == str(path):
+        return program
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _output_is_closed() -> bool:

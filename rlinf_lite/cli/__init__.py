@@ -52,7 +52,7 @@ def _run(words: list[str]) -> int:
         return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
     if command == "report":
-        from rlinf_lite.report.__main__ import main as report
+        from rlinf_lite.cli.report import main as report
 
         return report()
     code: int = load_example(command).main()

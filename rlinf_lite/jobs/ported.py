@@ -52,6 +52,10 @@ class PortedWorkload:
     def _config(self: Any) -> Any:
         return self.config
 
+    @_config.setter
+    def _config(self: Any, config: Any) -> None:
+        self.config = config
+
     def get_device_collocation(self: Any) -> str | None:
         """All roles on this worker's devices, as `actor,rollout`; None where there is no other."""
         roles: tuple[str, ...] = self.device_collocation
@@ -73,6 +77,10 @@ class PortedTrainer:
     @property
     def _config(self: Any) -> Any:
         return self.config
+
+    @_config.setter
+    def _config(self: Any, config: Any) -> None:
+        self.config = config
 
     def get_role_groups(self: Any) -> list[str]:
         """Names under which the trainer has its groups, such as `RG_ACTOR`."""

@@ -1,6 +1,6 @@
 """One HTML page about a run, made from the files in its directory: `write_report("results/<run>")`.
 
-python -m rlinf_lite.report results/<run>
+On the command line: rlinf-lite report results/<run>
 """
 
 from __future__ import annotations

@@ -255,12 +255,12 @@ class _Video:
 def _commands(run: RunFiles) -> dict[str, str]:
     checkpoint, commands = run.checkpoint, dict[str, str]()
     if checkpoint is not None:
-        commands["Measure the policy"] = f"rlinf-lite eval --checkpoint {checkpoint}"
+        commands["Measure the policy"] = f"rlinf-lite eval {checkpoint}"
         if run.section("runner").get("task_type") == "reasoning":
             commands["Measure the policy"] = f"the same command with {measure_overrides(checkpoint)}"
         commands["Go on"] = f"the same command with runner.resume={checkpoint} runner.max_steps=<more>"
-    commands["Curves"] = f"python -m tensorboard.main --logdir {run.run_dir}"
-    commands["This page anew"] = f"python -m rlinf_lite.report {run.run_dir}"
+    commands["Curves"] = f"tensorboard --logdir {run.run_dir}"
+    commands["This page anew"] = f"rlinf-lite report {run.run_dir}"
     return commands
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
+from rlinf_lite.script import own_command
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class Runner(ABC):
             try:
                 report = write_report(self.run_dir)
             except Exception:  # whatever it is: training is over, and must not be said to have failed
-                log.exception("no report; try again with: python -m rlinf_lite.report %s", self.run_dir)
+                log.exception("no report; try again with: rlinf-lite report %s", self.run_dir)
         return RunResult(
             completed_steps=self.completed_steps,
             interrupted=self._interrupted,
@@ -217,7 +217,7 @@ class Runner(ABC):
 
     def _how_to_measure(self, checkpoint: Path | None) -> str:
         """A command that evaluates a checkpoint."""
-        return f"{sys.executable} -m rlinf_lite.cli eval --checkpoint {checkpoint}"
+        return f"{own_command('rlinf-lite', 'rlinf_lite.cli')} eval {checkpoint}"
 
     # what a step is made of
 

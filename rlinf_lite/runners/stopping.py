@@ -7,7 +7,6 @@ no file is left half written, and no update half submitted. The second one raise
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlinf_lite.metrics import EvalSummary
+from rlinf_lite.script import own_command
 
 SAME_REQUEST_S = 1.0
 """A terminal, make and a batch system may each pass on one and the same request."""
@@ -106,7 +106,7 @@ class RunResult:
             lines += [f"    {row}" for row in last.task_lines(first)] if len(last.tasks) > 1 else []
         lines += [f"  report: {self.report}"] if self.report is not None else []
         lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
-        lines.append(f"  curves: {sys.executable} -m tensorboard.main --logdir {self.run_dir}")
+        lines.append(f"  curves: {own_command('tensorboard', 'tensorboard.main')} --logdir {self.run_dir}")
         if self.checkpoint is not None:
             more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
             lines.append(f"  checkpoint: {self.checkpoint}")

@@ -155,7 +155,8 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     trained = run("train", *words, "runner.val_check_interval=2", cwd=tmp_path, timeout_s=200)
     assert trained.returncode == 0, trained.stderr
     [run_dir] = (tmp_path / "results").iterdir()
-    assert f"-m rlinf_lite.cli eval --checkpoint results/{run_dir.name}/checkpoints/" in trained.stdout
+    assert f"rlinf-lite eval results/{run_dir.name}/checkpoints/" in trained.stdout
+    assert f"tensorboard --logdir results/{run_dir.name}" in trained.stdout
 
     evaluated = run("eval", str(run_dir), cwd=tmp_path, timeout_s=200)
     assert evaluated.returncode == 0, evaluated.stderr

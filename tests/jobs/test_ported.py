@@ -19,6 +19,7 @@ HERE = __name__
 class Actor(BaseWorkload):
     def __init__(self, config: Any, job: JobInfo) -> None:
         super().__init__(config, job)
+        self._config = config
         self.calls = 0
 
     def about(self, value: Any = None) -> Any:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
+from rlinf_lite.cli.report import main
 from rlinf_lite.metrics import Span, summarize_episodes, write_chrome_trace
 from rlinf_lite.report import ReportError, write_report
-from rlinf_lite.report.__main__ import main
 from rlinf_lite.report.axes import compact, duration, nice_ticks, tick_labels
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.workers.messages import EpisodeVideo

@@ -1,4 +1,4 @@
-"""python -m rlinf_lite.report results/<run>: write the run's report.html."""
+"""rlinf-lite report results/<run>: write the run's report.html."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_lite.report import ReportError, write_report
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m rlinf_lite.report", description="Write a run's report.")
+    parser = argparse.ArgumentParser(prog="rlinf-lite report", description="Write a run's report.")
     parser.add_argument("run_dir", help="a run's directory, for example results/<run>")
     try:
         print(write_report(parser.parse_args().run_dir))
@@ -17,7 +17,3 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
