@@ -53,7 +53,7 @@ def local_ray(
     """Runs for as long as the block. `meanwhile`: starts what takes long and needs the environment of Ray's workers.
 
     Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
-    program, valid or not, is never looked at.
+    program, valid or not, is never looked at. Raises ClusterError where Ray does not start in time.
     """
     token = secrets.token_hex(32)
     variables = {
@@ -66,7 +66,7 @@ def local_ray(
     with _environment(variables, cluster_mode=False):
         try:
             meanwhile()
-            with _out_of_reach(), keeping_sigterm():
+            with _out_of_reach(), keeping_sigterm(), _typed_start_errors():
                 ray.init(
                     address="local",
                     num_gpus=num_gpus,
@@ -189,6 +189,22 @@ class _Daemon(services.ConsolePopen):
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # with the agents that it started
+
+
+@contextmanager
+def _typed_start_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:  # which is how Ray says that its processes were not up in time
+            raise
+        busy = (
+            f"{os.getloadavg()[0]:.0f} processes wait for {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
+        )
+        raise ClusterError(
+            f"Ray did not start on this machine within its 30 s ({error}) Start the run again once the machine is less "
+            f"busy{busy and f': {busy}'}."
+        ) from error
 
 
 @contextmanager

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from rlinf_lite.scheduler import Cluster, ClusterError
+from rlinf_lite.scheduler.local_ray import local_ray
 from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 
 pytestmark = pytest.mark.usefixtures("own_ray")
@@ -244,3 +246,13 @@ def test_an_exception_in_a_worker_makes_the_exit_code_true() -> None:
     assert process.returncode == 1
     assert re.search(r"Sleeper\[[01]\]\.sleep raised TypeError", err)
     assert directories(uid) == []
+
+
+def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
+    def times_out(**arguments):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", times_out)
+    too_late = pytest.raises(ClusterError, match=r"did not start on this machine within its 30 s .*less busy")
+    with too_late, local_ray(str(tmp_path), 1, None, False):
+        pass
