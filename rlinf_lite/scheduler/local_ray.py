@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from rlinf_lite.scheduler.errors import ClusterError
 from rlinf_lite.scheduler.forked import SETUP_SCRIPT
 from rlinf_lite.scheduler.scratch import living_temp_dirs
 
+log = logging.getLogger(__name__)
+
 SLOT_RESOURCE = "rlinf_lite_slot"
 _FILE = "ray.json"
 _ANSWER_S = 3.0
+_STARTS = 3
+"""Times that Ray is started: it gives itself 30 s, which is too little where everything else starts at once."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a gRPC client begins with, and an empty frame of settings, which the server answers with its own."""
 
@@ -66,17 +71,19 @@ def local_ray(
     with _environment(variables, cluster_mode=False):
         try:
             meanwhile()
-            with _out_of_reach(), keeping_sigterm(), _typed_start_errors():
-                ray.init(
-                    address="local",
-                    num_gpus=num_gpus,
-                    resources={SLOT_RESOURCE: num_slots},
-                    include_dashboard=False,
-                    log_to_driver=log_to_driver,
-                    logging_level=logging.WARNING,
-                    _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; the one above is ours alone
-                    _node_ip_address="127.0.0.1",
-                )
+            for attempt in range(1, _STARTS + 1):
+                with _out_of_reach() as daemons, keeping_sigterm(), _in_time(daemons, attempt):
+                    ray.init(
+                        address="local",
+                        num_gpus=num_gpus,
+                        resources={SLOT_RESOURCE: num_slots},
+                        include_dashboard=False,
+                        log_to_driver=log_to_driver,
+                        logging_level=logging.WARNING,
+                        _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; that above is ours alone
+                        _node_ip_address="127.0.0.1",
+                    )
+                    break
             path, known = os.path.join(temp_dir, _FILE), KnownRay(ray.get_runtime_context().gcs_address, token)
             with open(os.open(f"{path}.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(asdict(known), file)
@@ -178,13 +185,14 @@ class _Daemon(services.ConsolePopen):
     (timeout, a terminal), and deaf to SIGTERM (SLURM, which sends it to every process of a job). This process saves its
     work on SIGTERM, and ends them then."""
 
-    def __init__(self, *args: Any, preexec_fn: Callable[[], None], **kwargs: Any) -> None:
+    def __init__(self, started: list[_Daemon], *args: Any, preexec_fn: Callable[[], None], **kwargs: Any) -> None:
         def prepare() -> None:
             preexec_fn()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
         kwargs |= {"preexec_fn": prepare, "process_group": 0}
         super().__init__(*args, **kwargs)
+        started.append(self)
 
     def terminate(self) -> None:
         with suppress(ProcessLookupError):
@@ -192,31 +200,33 @@ class _Daemon(services.ConsolePopen):
 
 
 @contextmanager
-def _typed_start_errors() -> Iterator[None]:
+def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
+    """Where Ray's processes are not up in time, they are ended, so that it can be tried again; the last time raises."""
     try:
         yield
     except Exception as error:
-        if type(error) is not Exception:  # which is how Ray says that its processes were not up in time
+        if type(error) is not Exception:  # which is how Ray says so
             raise
-        busy = (
-            f"{os.getloadavg()[0]:.0f} processes wait for {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
-        )
-        raise ClusterError(
-            f"Ray did not start on this machine within its 30 s ({error}) Start the run again once the machine is less "
-            f"busy{busy and f': {busy}'}."
-        ) from error
+        for daemon in daemons:
+            daemon.terminate()
+        what = f"Ray did not start on this machine within the 30 s that it allows itself ({error})"
+        if attempt == _STARTS:
+            text = f"{what}, {_STARTS} times. Start the run again once the machine is less busy."
+            raise ClusterError(text) from error
+        log.warning("%s; trying again", what)
 
 
 @contextmanager
-def _out_of_reach() -> Iterator[None]:
+def _out_of_reach() -> Iterator[list[_Daemon]]:
     """Ray's processes that are started inside the block are `_Daemon`s, and start forked workers without a detour over
     a Python that imports Ray."""
+    started: list[_Daemon] = []
     before: Any = services.ConsolePopen
     script = ray_constants.SETUP_WORKER_FILENAME
-    vars(services)["ConsolePopen"] = _Daemon
+    vars(services)["ConsolePopen"] = partial(_Daemon, started)
     ray_constants.SETUP_WORKER_FILENAME = SETUP_SCRIPT
     try:
-        yield
+        yield started
     finally:
         vars(services)["ConsolePopen"] = before
         ray_constants.SETUP_WORKER_FILENAME = script

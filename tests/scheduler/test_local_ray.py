@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray._private import services
 
 from rlinf_lite.scheduler import Cluster, ClusterError
 from rlinf_lite.scheduler.local_ray import local_ray
@@ -249,10 +250,16 @@ def test_an_exception_in_a_worker_makes_the_exit_code_true() -> None:
 
 
 def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
+    """Each time its processes are ended before the next try."""
+    started = []
+
     def times_out(**arguments):
+        assert all(daemon.wait(timeout=10) for daemon in started)
+        started.append(services.ConsolePopen(["sleep", "60"], preexec_fn=lambda: None))
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", times_out)
-    too_late = pytest.raises(ClusterError, match=r"did not start on this machine within its 30 s .*less busy")
+    too_late = pytest.raises(ClusterError, match=r"did not start on this machine within the 30 s .*3 times.*less busy")
     with too_late, local_ray(str(tmp_path), 1, None, False):
         pass
+    assert len(started) == 3 and started[-1].wait(timeout=10)
