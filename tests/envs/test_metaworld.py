@@ -185,10 +185,11 @@ def test_what_is_missing_is_named_before_anything_starts(monkeypatch: pytest.Mon
 
 
 def test_the_librarys_names_are_ours() -> None:
-    from metaworld.env_dict import ALL_V3_ENVIRONMENTS, MT10_V3
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS, MT10_V3, MT50_V3
     from metaworld.policies import ENV_POLICY_MAP
 
-    assert set(SENTENCES) == set(ALL_V3_ENVIRONMENTS) == set(ENV_POLICY_MAP) and tuple(MT10_V3) == MT10
+    assert set(SENTENCES) == set(ALL_V3_ENVIRONMENTS) == set(ENV_POLICY_MAP)
+    assert (tasks_of("MT10"), tasks_of("MT50")) == (tuple(MT10_V3), tuple(MT50_V3))  # the order of their one-hots
 
 
 @pytest.fixture(scope="module")
