@@ -185,6 +185,37 @@ def test_a_policy_that_collects_acts_in_its_own_chunks(name: str, model_id: str)
         requested([*words, "model.num_action_chunks=6"])
 
 
+def test_what_an_expert_collects_is_not_asked_of_a_policy(tmp_path: Path) -> None:
+    """A state that lacks the objects is nothing to an expert, nor to a published checkpoint, which looks."""
+    rgb = ["env.options.obs_mode=rgb", "env.train.num_envs=2"]
+    words = ["--out", "demos", "--env", "metaworld", "--task", "reach-v3", "--episodes", "2", *rgb]
+    assert requested(words).env.options.obs_mode == "rgb"
+    libero = ["--out", "demos", "--env", "libero", "--episodes", "2", "--num-envs", "2"]
+    with pytest.raises(ConfigError) as caught:
+        requested(libero)
+    found = [
+        problem for problem in caught.value.problems if "is not installed" not in problem and "assets" not in problem
+    ]
+    [problem] = found
+    assert problem.startswith("data.teacher_dir: libero has no scripted expert")
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    assert requested([*words, "--policy", str(tmp_path)]).data.teacher_dir == str(tmp_path)
+    (tmp_path / "config.json").write_text('{"policy_id": "mlp_gaussian"}')
+    with pytest.raises(ConfigError, match=r"rgb has no objects in its state, which is what mlp_gaussian reads"):
+        requested([*words, "--policy", str(tmp_path)])
+
+
+def test_collecting_where_nothing_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "demos"
+    assert command_line(["collect", "--out", str(out), "--env", "tabletop", "--num-envs", "2", "--episodes", "2"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"LeRobotError: --out: {out} cannot be written to") and "Traceback" not in said.err
+    assert not said.out, "it has begun to play"
+
+
 def test_collected_episodes_are_a_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
 ) -> None:

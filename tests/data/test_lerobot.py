@@ -458,3 +458,7 @@ def test_what_cannot_be_written_is_said(tmp_path):
     write_dataset(tmp_path / "set", lengths=(2,), num_parts=1)
     with pytest.raises(LeRobotError, match="is a dataset already"):
         writer.begin(tmp_path / "set")
+    left = writer.begin(tmp_path / "failed") / "rank_000"
+    left.mkdir()
+    writer.begin(tmp_path / "failed")
+    assert not left.exists(), "what a failed collection left is in the way of the next"
