@@ -230,12 +230,19 @@ def test_damage_names_the_file(copy):
     assert str(clip) in refused("codec is av1 there and h264 in info.json")
     edit_info(copy, lambda info: info["features"][TOP].update(shape=[64, 64, 3]))
     refused("size is 64 x 96 there and 64 x 64 in info.json")
+    for name, said, got in (("fps", 99, "10"), ("pix_fmt", "yuv444p", "yuv420p"), ("height", 480, "64")):
+        edit_info(
+            copy, lambda info, name=name, said=said: info["features"][TOP]["info"].update({f"video.{name}": said})
+        )
+        assert str(clip) in refused(f"the video.{name} is {got} there and {said} in info.json")
+    edit_info(copy, lambda info: info.update(total_tasks=9))
+    refused("info.json has 9 tasks, and the table of tasks 2")
     edit_info(copy, lambda info: info.update(fps=30))
     refused("rate is 10 pictures/s there and 30 pictures/s in info.json")
     edit_info(copy, lambda info: info.update(codebase_version="v2.0"))
     refused("codebase_version is v2.0, and v3.0 and v2.1 are read")
     edit_info(copy, lambda info: info.pop("features"))
-    refused("info.json cannot be read: has no 'features'")
+    refused("info.json: features is missing")
     rewrite(data, lambda table: table.set_column(5, "episode_index", pa.array(np.zeros(16, np.int64))))
     refused(r"frame 5 is .*'episode_index': 0.*by meta/episodes .*'episode_index': 1")
     read(copy)
@@ -257,13 +264,14 @@ def test_what_is_not_in_the_tables_is_named(copy):
         return lambda table: table.set_column(table.schema.names.index(name), name, values)
 
     info = copy / "meta/info.json"
-    for fps in (0, -5, None, "10", True):
+    for fps in (0, -5, None, "10", True, float("inf"), float("nan")):
         edit_info(copy, lambda content, fps=fps: content.update(fps=fps))
-        refused(info, rf"fps is {fps!r}, and a number above 0 is needed")
+        refused(info, rf"info.json: fps is {fps!r}: Input should be ")
     info.write_bytes(b"\xff\xfe\x00")
     refused(info, "cannot be read")
-    edit_info(copy, lambda content: content.update(data_path="data/{episode_chunk:03d}.parquet"))
-    refused(info, r"has \{episode_chunk\}, which v3.0 does not know")
+    for path in ("data/{episode_chunk:03d}.parquet", "data/{chunk_index:03d", "data/{}/x", "data/{video_key}"):
+        edit_info(copy, lambda content, path=path: content.update(data_path=path))
+        refused(info, r"data_path is '.*', which cannot be filled in .*\. v3.0 knows \{chunk_index\}, \{file_index\}")
     rewrite(tasks, lambda table: table.drop_columns(["task"]))
     refused(tasks, "has no column task, but task_index")
     rewrite(tasks, lambda table: table.drop_columns(["task_index"]))
@@ -293,6 +301,52 @@ def test_what_is_not_in_the_tables_is_named(copy):
     assert read(copy).tasks == ["task 0", "task 1"]
     rewrite(tasks, lambda table: table.drop_columns(["category"]).rename_columns(["task_index", "__index_level_0__"]))
     assert read(copy).tasks == ["task 0", "task 1"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("data_path", 3, "data_path is 3: Input should be a valid string"),
+        ("total_episodes", "4", "total_episodes is '4': Input should be a valid integer"),
+        ("chunks_size", 0, "chunks_size is 0: Input should be greater than 0"),
+        ("chunks_size", "1000", "chunks_size is '1000': Input should be a valid integer"),
+        ("features", [], "features is []: Input should be a valid dictionary"),
+        ("features/action/shape", [3.0], "features.action.shape.0 is 3.0: Input should be a valid integer"),
+        ("features/action/shape", "3", "features.action.shape is '3': Input should be a valid list"),
+        ("features/action/shape", [-3], "features.action.shape.0 is -3: Input should be greater than 0"),
+        ("features/action/dtype", "object", "features.action.dtype is 'object': a numpy type of numbers"),
+        (f"features/{TOP}/shape", [64], f"features.{TOP}.shape is [64]: a picture has height, width and"),
+        (f"features/{TOP}/info", [1], f"features.{TOP}.info is [1]: Input should be a valid dictionary"),
+    ],
+)
+def test_values_of_other_types_are_named(copy, where, value, said):
+    def change(content):
+        *path, last = where.split("/")
+        for part in path:
+            content = content[part]
+        content[last] = value
+
+    edit_info(copy, change)
+    with pytest.raises(LeRobotError) as caught:
+        LeRobotDataset(copy)
+    assert str(caught.value).startswith(f"{copy}/meta/info.json: {said}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("length", [5.0, 8.0, 3.0], "double, and LeRobot's is integer"),
+        ("episode_index", ["a", "b", "c"], "string, and LeRobot's is integer"),
+        ("data/chunk_index", ["0", "0", "0"], "string, and LeRobot's is integer"),
+        (f"videos/{TOP}/from_timestamp", ["0", "1", "2"], "string, and LeRobot's is floating"),
+    ],
+)
+def test_columns_of_other_types_are_named(copy, name, values, kind):
+    file = copy / "meta/episodes/chunk-000/file-000.parquet"
+    rewrite(file, lambda table: table.set_column(table.schema.names.index(name), name, pa.array(values)))
+    with pytest.raises(LeRobotError) as caught:
+        LeRobotDataset(copy)
+    assert str(caught.value) == f"{file}: {name} is of type {kind}"
 
 
 def test_frames_are_at_their_times(copy):
