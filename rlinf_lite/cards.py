@@ -51,6 +51,10 @@ class Problem:
         return f"{self.key}: {self.text}"
 
 
+NO_STATE = "is null, and the policy reads the state. Name the dataset's feature, or a policy that reads none"
+"""What `data.keys.state` is then told."""
+
+
 class ProblemError(ValueError):
     """A Problem that is met where it cannot be yielded."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_lite import registry
-from rlinf_lite.cards import Problem
+from rlinf_lite.cards import NO_STATE, Problem
 from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
@@ -20,7 +20,16 @@ from rlinf_lite.config.plan import (
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
-from rlinf_lite.config.rules import REINFORCED, SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
+from rlinf_lite.config.rules import (
+    REINFORCED,
+    SIMULATED,
+    imitates_no_state,
+    largest_divisor,
+    near_multiples,
+    quotient,
+    rule,
+    violations,
+)
 from rlinf_lite.config.schema import BaseConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
@@ -318,7 +327,7 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
         yield from card.problems(config)
 
 
-@rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", kinds=SIMULATED)
+@rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:
         card = registry.policy_card(config.model.id)
@@ -328,6 +337,8 @@ def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]
     lacking = env.lacks_state(config.env.options) if env is not None and card.reads_state else None
     if lacking is not None:
         yield Problem(lacking.key, f"{lacking.text}, which is what {config.model.id} reads. Use state")
+    if card.reads_state and imitates_no_state(config):
+        yield Problem("data.keys.state", NO_STATE)
     yield from card.problems(config, observed(config))
 
 

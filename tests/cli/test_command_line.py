@@ -125,6 +125,18 @@ def test_what_cannot_work_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_suite_that_a_policy_does_not_fit_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    said = {"policy_id": "mlp_gaussian", "state_dim": 39, "action_low": [-1.0] * 4}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    words = ["--config-name", "metaworld_ppo_mlp", "--suite", "metaworld-mt10", f"rollout.model_dir={tmp_path}"]
+    assert command_line(["eval", *words]) == 2
+    written = capsys.readouterr().err
+    assert "the policy's state has 39 numbers, and that of MT10 49" in written and "Traceback" not in written
+    assert "--suite metaworld-mt10 has set env.id=metaworld env.task=MT10" in written
+
+
 def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path: Path) -> None:
     """Without the clone: what the wheel holds is enough."""
     target = tmp_path / "site"
