@@ -196,6 +196,14 @@ class EnvCard(Card):
         demonstrations play each equally often. Initial states that are given count as tasks."""
         return 1
 
+    def sentences(self, task: str) -> Sequence[str]:
+        """What a policy that reads is told, of each task in a task; (): only the simulator knows."""
+        return ()
+
+    def one_hot(self, task: str, options: Any) -> Sequence[str]:
+        """The tasks, in order, of the one-hot that states end in; (): there is none."""
+        return ()
+
     def observed(self, task: str, options: Any) -> Observed | None:
         """What a policy will see; None where only the simulator knows."""
         found = self.task(task)

@@ -13,7 +13,13 @@ import pytest
 
 from rlinf_lite.cards import Observed
 from rlinf_lite.config import load_config
-from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
+from rlinf_lite.data.demonstrations import (
+    PROVENANCE,
+    DemonstrationError,
+    Demonstrations,
+    open_dataset,
+    strange_tasks,
+)
 from rlinf_lite.data.lerobot import layout, video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
@@ -448,6 +454,42 @@ def test_what_a_run_needs_is_compared_with_what_is_there(written):
     assert "observation.state has 4 numbers, and the environment's state 39" in found
     assert "action has 3 numbers, and the environment's action 7" in found
     assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
+
+
+def test_demonstrations_of_other_tasks_are_noted_and_another_one_hot_is_refused(copy):
+    """Both have the sizes that the run asks for."""
+
+    def strange(made_from, task, obs_mode="rgb+state", look=lambda cfg: strange_tasks(cfg, LeRobotDataset(copy))):
+        file = copy / "meta" / PROVENANCE
+        file.write_text(json.dumps({"made_from": made_from})) if made_from else file.unlink(missing_ok=True)
+        chosen = [
+            "data.source=folder",
+            f"data.demos_dir={copy}",
+            f"env.task='{task}'",
+            f"env.options.obs_mode={obs_mode}",
+        ]
+        cfg = load_config("metaworld_sft_vla", [*chosen, "env.eval.num_episodes=20"])
+        return look(cfg)
+
+    made = {"env.id": "metaworld", "env.task": "drawer-open-v3,reach-v3"}
+    assert strange(made, "drawer-open-v3,reach-v3") == []
+    for task in ("reach-v3,drawer-open-v3", "door-open-v3,push-v3"):
+        with pytest.raises(
+            DemonstrationError, match=rf"{copy} has states that end in a one-hot of drawer-open-v3,reach"
+        ):
+            strange(made, task, look=lambda cfg: open_dataset(cfg, copy, None))
+        assert strange(made, task, "rgb") == [f"env.task is drawer-open-v3,reach-v3 there and {task} here"]
+    assert strange(made, "reach-v3") == ["env.task is drawer-open-v3,reach-v3 there and reach-v3 here"]
+    assert strange({**made, "env.id": "tabletop"}, "reach-v3")[0] == "env.id is tabletop there and metaworld here"
+
+    foreign = strange(None, "reach-v3,push-v3")
+    assert foreign[0].startswith("states end in a one-hot of reach-v3, push-v3: the dataset does not say")
+    assert foreign[1].startswith(
+        "none of its sentences (task 0 | task 1) is one of reach-v3,push-v3 (Push the puck to a"
+    )
+    told = pa.array(["Reach a goal position", "task 1"])
+    rewrite(copy / "meta/tasks.parquet", lambda t: t.set_column(t.schema.names.index("task"), "task", told))
+    assert strange(None, "reach-v3,push-v3", "rgb") == []
 
 
 def test_sentences_are_left_out_where_the_environment_has_none(written, tmp_path):
