@@ -51,6 +51,10 @@ class Problem:
         return f"{self.key}: {self.text}"
 
 
+NO_STATE = "is null, and the policy reads the state. Name the dataset's feature, or a policy that reads none"
+"""What `data.keys.state` is then told."""
+
+
 class ProblemError(ValueError):
     """A Problem that is met where it cannot be yielded."""
 
@@ -191,6 +195,14 @@ class EnvCard(Card):
         """How many tasks there are in a task: an episode plays that of its seed, modulo this number. Evaluations and
         demonstrations play each equally often. Initial states that are given count as tasks."""
         return 1
+
+    def sentences(self, task: str) -> Sequence[str]:
+        """What a policy that reads is told, of each task in a task; (): only the simulator knows."""
+        return ()
+
+    def one_hot(self, task: str, options: Any) -> Sequence[str]:
+        """The tasks, in order, of the one-hot that states end in; (): there is none."""
+        return ()
 
     def observed(self, task: str, options: Any) -> Observed | None:
         """What a policy will see; None where only the simulator knows."""

@@ -43,6 +43,7 @@ def main() -> int:
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
 
     config, overrides, checkpoint = arguments.config_name, ["runner.resume=never"], None
+    of_suite: list[str] = []
     try:
         if arguments.checkpoint is not None:
             checkpoint = find_checkpoint(arguments.checkpoint)
@@ -50,13 +51,15 @@ def main() -> int:
             config = str(checkpoint / "training_state" / "config.yaml")
             overrides.append(f"actor.checkpoint_load_path={checkpoint}")
         if arguments.suite:
-            overrides += suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
-        cfg = load_config(config, [*overrides, *changes])
+            of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
+        cfg = load_config(config, [*overrides, *of_suite, *changes])
         if start_dir(cfg) is None:
             text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
             raise ConfigError(config, [f"rollout.model_dir: {text}"])
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
+        if of_suite:
+            print(f"--suite {arguments.suite} has set {' '.join(of_suite)}", file=sys.stderr)
         return 2
 
     summary = evaluate(cfg)

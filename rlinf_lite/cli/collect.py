@@ -29,10 +29,12 @@ def collect(arguments: Sequence[str]) -> int:
 
     # only now what takes time to import
     from rlinf_lite.data.lerobot.layout import LeRobotError
+    from rlinf_lite.data.lerobot.writer import begin
     from rlinf_lite.envs.errors import EnvError
     from rlinf_lite.registry import PartError
 
     try:
+        begin(given.out, "--out")
         _play(cfg, given.out)
     except (LeRobotError, EnvError, PartError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -49,7 +51,12 @@ def collect(arguments: Sequence[str]) -> int:
 def requested(arguments: Sequence[str]) -> Config:
     """The config that a command line asks for. Raises ConfigError."""
     given = _parser().parse_intermixed_args(arguments)
-    cfg = load_config(given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT), _overrides(given))
+    policy = {} if given.policy is None else _said_of(given.policy)
+    model_id = None if given.config_name or not given.env else policy.get("policy_id")
+    name = given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT)
+    # the model of a config plays no part: what it could not see may well be collected
+    unused = [] if model_id else ["model.options"]
+    cfg = load_config(name, _overrides(given, model_id, chunk_of(policy)), unused=unused)
     assert isinstance(cfg, Config)
     return cfg
 
@@ -78,12 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _overrides(given: argparse.Namespace) -> list[str]:
+def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | None) -> list[str]:
     """The config keys that the options are short for, then what was written out."""
-    policy = {} if given.policy is None else _said_of(given.policy)
     short = {
-        # checks ask what the policy reads; a config has one of its own, with its options
-        "model.id": None if given.config_name or not given.env else policy.get("policy_id"),
+        "model.id": model_id,  # checks ask what the policy reads
         "env.id": given.env,
         "env.task": given.task,
         "env.train.num_envs": given.num_envs,
@@ -94,7 +99,7 @@ def _overrides(given: argparse.Namespace) -> list[str]:
         "data.pictures": given.pictures,
         "data.fps": given.fps,
         "data.keep_failures": True if given.keep_failures else None,
-        "model.num_action_chunks": chunk_of(policy),
+        "model.num_action_chunks": chunk,
     }
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
     own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
@@ -118,12 +123,10 @@ def _said_of(policy: str) -> dict[str, Any]:
 def _play(cfg: Config, out: Path) -> None:
     import numpy as np
 
-    from rlinf_lite.data.lerobot.writer import begin
     from rlinf_lite.envs import get_env_spec, make_vec_env
     from rlinf_lite.workers.collecting import Collector, complete
 
     data, started, shown = cfg.data, time.monotonic(), 0.0
-    begin(out)
     num_envs = min(cfg.env.train.num_envs, data.num_episodes)
     env = make_vec_env(cfg.env, "train", num_envs)
     obs = env.reset()

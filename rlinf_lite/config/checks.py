@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_lite import registry
-from rlinf_lite.cards import Problem
+from rlinf_lite.cards import NO_STATE, Problem
 from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
@@ -20,7 +20,16 @@ from rlinf_lite.config.plan import (
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
-from rlinf_lite.config.rules import REINFORCED, SIMULATED, largest_divisor, near_multiples, quotient, rule, violations
+from rlinf_lite.config.rules import (
+    REINFORCED,
+    SIMULATED,
+    imitates_no_state,
+    largest_divisor,
+    near_multiples,
+    quotient,
+    rule,
+    violations,
+)
 from rlinf_lite.config.schema import BaseConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
@@ -318,7 +327,7 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
         yield from card.problems(config)
 
 
-@rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", kinds=SIMULATED)
+@rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:
         card = registry.policy_card(config.model.id)
@@ -328,6 +337,8 @@ def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]
     lacking = env.lacks_state(config.env.options) if env is not None and card.reads_state else None
     if lacking is not None:
         yield Problem(lacking.key, f"{lacking.text}, which is what {config.model.id} reads. Use state")
+    if card.reads_state and imitates_no_state(config):
+        yield Problem("data.keys.state", NO_STATE)
     yield from card.problems(config, observed(config))
 
 
@@ -347,13 +358,23 @@ def _sft_has_a_length(config: Config, plan: Plan) -> Iterator[Problem]:
 @rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Problem]:
     data, card = config.data, env_card_of(config)
-    there = data.demos_dir is not None and (Path(data.demos_dir) / "meta" / "info.json").is_file()
-    if card is None or data.teacher_dir is not None or there or data.source == "folder":
+    if card is None or data.teacher_dir is not None or _is_dataset(data.demos_dir) or data.source == "folder":
         return
     lacking = card.lacks_expert(config.env.task, config.env.options)
     if lacking is not None:
         text = f"{lacking}. Name a trained policy, or in data.demos_dir demonstrations that are there"
         yield Problem("data.teacher_dir", text)
+
+
+@rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
+def _videos_have_even_sizes(config: Config, plan: Plan) -> Iterator[Problem]:
+    data, seen = config.data, observed(config)
+    if seen is None or data.pictures != "video" or data.source == "folder" or _is_dataset(data.demos_dir):
+        return
+    odd = {name: size for name, size in seen.cameras.items() if size[0] % 2 or size[1] % 2}
+    for name, (height, width) in odd.items():
+        text = f"video has pictures of even height and width, and those of {name} have {height} x {width}"
+        yield Problem("data.pictures", f"{text}. Use image, or another size (env.options)")
 
 
 @rule("runner.task_type", kinds=("sft",))
@@ -500,9 +521,13 @@ def _problem_files(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Pro
         yield Problem("data.val_files", text)
 
 
+def _is_dataset(directory: str | None) -> bool:
+    return directory is not None and (Path(directory) / "meta" / "info.json").is_file()
+
+
 def _reads_state(said: Mapping[str, Any]) -> bool:
     """Whether the policy of such a config.json sees nothing but the state."""
     try:
-        return registry.policy_card(said.get("policy_id", registry.POLICIES.default)).reads_state
+        return registry.policy_card(str(said.get("policy_id"))).reads_state  # none: published, of those that look
     except registry.PartError:
         return False

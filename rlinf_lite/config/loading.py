@@ -40,7 +40,9 @@ def config_names() -> list[str]:
     return sorted(name for name in _all_files() if "base" not in name.split("/"))
 
 
-def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False) -> Config:
+def load_config(
+    name_or_path: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False, unused: Sequence[str] = ()
+) -> Config:
     """The validated config of an experiment.
 
     Args:
@@ -48,6 +50,7 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhe
             whose defaults may name our configs too.
         overrides: `key=value`, in Hydra's grammar.
         elsewhere: it is not to run here, so that packages and files of simulators may be missing.
+        unused: keys that play no part in what is run: rules that read them are left out.
 
     Returns:
         The config, a ReasoningConfig where `runner.task_type` is reasoning; `runner.run_name` is the config's name
@@ -90,7 +93,7 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = (), elsewhe
     assert isinstance(content, dict)
 
     config: Config
-    config, found = validate({str(key): value for key, value in content.items()}, suspects)
+    config, found = validate({str(key): value for key, value in content.items()}, {*suspects, *unused})
     if elsewhere:
         found = [problem for problem in found if not problem.of_machine]
     if problems or found:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_lite import registry
-from rlinf_lite.cards import Problem
+from rlinf_lite.cards import Observed, Problem
 from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import BaseConfig, CorrectionConfig
@@ -66,6 +66,23 @@ def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
     if episodes % num_tasks:
         text = f"{episodes} episodes do not divide over {num_tasks} tasks ({quotient(episodes, num_tasks)})"
         yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, num_tasks)}")
+
+
+def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Iterator[Problem]:
+    """Where the policy that a run starts with reads or answers other numbers than there are; 0: none, or not known."""
+    key = "actor.checkpoint_load_path" if config.actor.checkpoint_load_path else "rollout.model_dir"
+    for what, own, shown in (("state", state_dim, seen.state_dim), ("action", action_dim, seen.action_dim)):
+        if own not in (0, shown):
+            text = (
+                f"the policy's {what} has {own} numbers, and that of {config.env.task} {shown}: it is of another task"
+            )
+            yield Problem(key, f"{text}, or of other env.options. Name one that was trained on these")
+
+
+def imitates_no_state(config: Any) -> bool:
+    """Whether a run imitates a folder of whose states it takes none."""
+    data = config.data
+    return config.runner.task_type == "sft" and data.source == "folder" and data.keys.state is None
 
 
 def largest_divisor(value: int, at_most: int) -> int:

@@ -312,7 +312,7 @@ class DataConfig(Section):
     directory."""
     source: Literal["expert", "folder"] = "expert"
     """expert: what this run's expert plays; where it is there already, it must have been made so. folder: whatever
-    LeRobotDataset (v3.0, v2.1) is in demos_dir, if its sizes fit."""
+    LeRobotDataset (v3.0, v2.1) is in demos_dir, if its sizes fit; other tasks are noted."""
     keys: KeysConfig = KeysConfig()
     stride: PositiveInt | None = None
     """Env steps from where one chunk begins to where the next does; null: num_action_chunks, so that each action is in

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -129,7 +130,38 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
         raise DemonstrationError(f"data.demos_dir: {directory} is a dataset without a frame")
     if seen is not None:
         _check_sizes(cfg, dataset, seen)
+    if cfg.data.source == "folder":
+        strange_tasks(cfg, dataset)
     return dataset
+
+
+def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
+    """A line for each way in which a folder's demonstrations are of another environment or other tasks than the run's,
+    as far as it says.
+
+    Raises:
+        DemonstrationError: where states end in a one-hot of other tasks, or of the same in another order.
+    """
+    card, env, there = env_card(cfg.env.id), cfg.env, dict[str, Any]()
+    with suppress(DemonstrationError):  # somebody else made it
+        there = read_provenance(dataset.directory)["made_from"]
+    mine, one_hot = {"env.id": env.id, "env.task": env.task}, card.one_hot(env.task, env.options)
+    lines = [
+        f"{key} is {there[key]} there and {value} here" for key, value in mine.items() if there.get(key, value) != value
+    ]
+    if one_hot and cfg.data.keys.state is not None:
+        if there.get("env.id") != env.id:
+            lines.append(f"states end in a one-hot of {', '.join(one_hot)}: the dataset does not say that its do")
+        elif list(card.one_hot(str(there.get("env.task")), env.options)) != list(one_hot):
+            raise DemonstrationError(
+                f"data.demos_dir: {dataset.directory} has states that end in a one-hot of {there.get('env.task')}, and "
+                f"here it is of {env.task}. Set env.task to that, or leave states out (env.options, data.keys.state)"
+            )
+    told = set(card.sentences(env.task))
+    if not there and told and not told & set(dataset.tasks):
+        few = " | ".join(dataset.tasks[:3])
+        lines.append(f"none of its sentences ({few}) is one of {env.task} ({' | '.join(sorted(told)[:3])})")
+    return lines
 
 
 def decode_frames(
@@ -244,7 +276,9 @@ def read_provenance(directory: Path) -> dict[str, Any]:
     file = directory / "meta" / PROVENANCE
     try:
         content: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        if not isinstance(content["made_from"], dict):
+            raise ValueError("made_from is no section of keys")
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DemonstrationError(
             f"data.demos_dir: {directory} has no {file.relative_to(directory)} that could be read ({error}), so that "
             "an expert of this project did not make it. Use it all the same with data.source=folder"

@@ -91,6 +91,7 @@ def _gl_context(width: int, height: int) -> Any:
             from mujoco.egl import GLContext
         else:
             from mujoco.gl_context import GLContext
+        GLContext._context = None  # of one that could not be made, whose `__del__` else complains that it has none
         _CONTEXTS.append(GLContext(width, height))
         atexit.register(_CONTEXTS[0].free)  # before mujoco ends EGL, after which freeing it fails
     return _CONTEXTS[0]

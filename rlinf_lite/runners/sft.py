@@ -23,6 +23,7 @@ from rlinf_lite.data.demonstrations import (
     keys_of,
     open_dataset,
     read_provenance,
+    strange_tasks,
     stride_of,
 )
 from rlinf_lite.data.lerobot.layout import is_dataset
@@ -66,6 +67,8 @@ class SFTRunner(SimulationRunner):
             f"demonstrations: {had['num_episodes']}{of_played} episodes{success}, "
             f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
         )
+        for line in strange_tasks(cfg, dataset) if cfg.data.source == "folder" else ():
+            self.progress.message(f"note: {line}")
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
         opening = self.actor.open_demonstrations(str(frames), self._statistics)

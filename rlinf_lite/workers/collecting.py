@@ -46,7 +46,10 @@ class Collector:
         self._teacher: Policy | None = None
         if cfg.data.teacher_dir is not None:
             self._teacher = load_policy(cfg.data.teacher_dir).to(device).eval()
-            self._teacher.check_env_spec(spec)
+            try:
+                self._teacher.check_env_spec(spec)
+            except ValueError as error:
+                raise DemonstrationError(f"data.teacher_dir: {cfg.data.teacher_dir}: {error}") from error
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), cfg.data.fps)
         self.records: list[EpisodeRecord] = []
         """Of every episode played so far; `env_id` is its number."""

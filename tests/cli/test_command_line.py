@@ -125,6 +125,18 @@ def test_what_cannot_work_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_suite_that_a_policy_does_not_fit_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    said = {"policy_id": "mlp_gaussian", "state_dim": 39, "action_low": [-1.0] * 4}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    words = ["--config-name", "metaworld_ppo_mlp", "--suite", "metaworld-mt10", f"rollout.model_dir={tmp_path}"]
+    assert command_line(["eval", *words]) == 2
+    written = capsys.readouterr().err
+    assert "the policy's state has 39 numbers, and that of MT10 49" in written and "Traceback" not in written
+    assert "--suite metaworld-mt10 has set env.id=metaworld env.task=MT10" in written
+
+
 def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path: Path) -> None:
     """Without the clone: what the wheel holds is enough."""
     target = tmp_path / "site"
@@ -183,6 +195,37 @@ def test_a_policy_that_collects_acts_in_its_own_chunks(name: str, model_id: str)
     assert (cfg.model.id, cfg.model.num_action_chunks, cfg.env.options.obs_mode) == (model_id, 4, "rgb")
     with pytest.raises(ConfigError, match=r"a chunk of 6 is no whole number of the teacher's chunks of 4"):
         requested([*words, "model.num_action_chunks=6"])
+
+
+def test_what_an_expert_collects_is_not_asked_of_a_policy(tmp_path: Path) -> None:
+    """A state that lacks the objects is nothing to an expert, nor to a published checkpoint, which looks."""
+    rgb = ["env.options.obs_mode=rgb", "env.train.num_envs=2"]
+    words = ["--out", "demos", "--env", "metaworld", "--task", "reach-v3", "--episodes", "2", *rgb]
+    assert requested(words).env.options.obs_mode == "rgb"
+    libero = ["--out", "demos", "--env", "libero", "--episodes", "2", "--num-envs", "2"]
+    with pytest.raises(ConfigError) as caught:
+        requested(libero)
+    found = [
+        problem for problem in caught.value.problems if "is not installed" not in problem and "assets" not in problem
+    ]
+    [problem] = found
+    assert problem.startswith("data.teacher_dir: libero has no scripted expert")
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    assert requested([*words, "--policy", str(tmp_path)]).data.teacher_dir == str(tmp_path)
+    (tmp_path / "config.json").write_text('{"policy_id": "mlp_gaussian"}')
+    with pytest.raises(ConfigError, match=r"rgb has no objects in its state, which is what mlp_gaussian reads"):
+        requested([*words, "--policy", str(tmp_path)])
+
+
+def test_collecting_where_nothing_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "demos"
+    assert command_line(["collect", "--out", str(out), "--env", "tabletop", "--num-envs", "2", "--episodes", "2"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"LeRobotError: --out: {out} cannot be written to") and "Traceback" not in said.err
+    assert not said.out, "it has begun to play"
 
 
 def test_collected_episodes_are_a_dataset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlinf_lite.algorithms import needs_values, register_advantage, register_pol
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config, resources
 from rlinf_lite.config.names import fused_roles, roles_of
 from rlinf_lite.preview.dry_run import describe
-from rlinf_lite.registry import REGISTRIES
+from rlinf_lite.registry import REGISTRIES, suite_overrides
 from rlinf_lite.training.minibatches import minibatches
 
 YAML = Path(__file__).parent / "yaml"
@@ -419,6 +420,41 @@ def test_paths_must_exist(tmp_path: Path, key: str) -> None:
     assert problem.startswith(f"{key}: no directory '{tmp_path}/nope'")
     (tmp_path / "config.json").write_text("{}")
     assert problems_of(PPO, f"{key}={tmp_path}") == []
+
+
+def test_a_policy_of_another_task_is_refused_before_anything_starts(repo: Path, tmp_path: Path) -> None:
+    said = {"policy_id": "mlp_gaussian", "state_dim": 39, "action_low": [-1.0] * 4, "num_action_chunks": 1}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    start = f"rollout.model_dir={tmp_path}"
+    assert problems_of("metaworld_ppo_mlp", start) == []
+    suite = suite_overrides("metaworld-mt10", "metaworld")
+    assert problems_of("metaworld_ppo_mlp", start, *suite) == [
+        "rollout.model_dir: the policy's state has 39 numbers, and that of MT10 49: it is of another task, or of other "
+        "env.options. Name one that was trained on these"
+    ]
+    reach = ["env.id=metaworld", "env.task=reach-v3", "env.options.obs_mode=rgb", "model.options.cameras=[corner2]"]
+    [problem] = problems_of("tabletop_ppo_vla", f"actor.checkpoint_load_path={repo}/assets/tabletop_vla", *reach)
+    assert problem.startswith("actor.checkpoint_load_path: the policy's action has 3 numbers, and that of reach-v3 4")
+    statistics = {"reach": {"action": {"q01": [-1.0] * 4, "q99": [1.0] * 4}}}  # of a published one
+    for num_actions, expected in ((4, 0), (5, 1)):
+        statistics["reach"]["action"] = {"q01": [-1.0] * num_actions}
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "openvla", "norm_stats": statistics}))
+        assert len(problems_of("tabletop_ppo_vla", start, *reach)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("tabletop_sft_mlp", ["env.options.obs_mode=state"]),
+        ("tabletop_sft_vla", ["model.options.use_proprio=true"]),
+        ("tabletop_sft_flow", []),
+    ],
+)
+def test_a_policy_that_reads_states_is_not_to_learn_without(name: str, overrides: list[str], tmp_path: Path) -> None:
+    folder = ["data.source=folder", f"data.demos_dir={tmp_path}", *overrides]
+    assert problems_of(name, *folder) == []
+    [problem] = problems_of(name, *folder, "data.keys.state=null")
+    assert problem.startswith("data.keys.state: is null, and the policy reads the state")
 
 
 def test_a_run_stands_for_the_policy_of_its_last_checkpoint(tmp_path: Path) -> None:

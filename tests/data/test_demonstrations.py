@@ -215,6 +215,15 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     assert "no policy" in problems(f"data.teacher_dir={tmp_path}")[0]
     (tmp_path / "config.json").write_text('{"num_action_chunks": 3}')
     assert "4 / 3" in problems(f"data.teacher_dir={tmp_path}")[0]
+    odd = [
+        "env.id=metaworld",
+        "env.task=reach-v3",
+        "env.options={obs_mode: rgb+state, camera_size: [96, 65]}",
+        "data.pictures=video",
+    ]
+    [problem] = problems(*odd)
+    assert problem.startswith("data.pictures: video has pictures of even height and width, and those of corner2 have")
+    load_config("embodiment/tabletop_sft_mlp", odd[:3])
     # what only matters to reinforcement learning does not
     load_config("embodiment/tabletop_sft_mlp", ["model.value_type=action_level", "algorithm.adv_type=grpo"])
 

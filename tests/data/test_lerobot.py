@@ -13,7 +13,13 @@ import pytest
 
 from rlinf_lite.cards import Observed
 from rlinf_lite.config import load_config
-from rlinf_lite.data.demonstrations import DemonstrationError, Demonstrations, open_dataset
+from rlinf_lite.data.demonstrations import (
+    PROVENANCE,
+    DemonstrationError,
+    Demonstrations,
+    open_dataset,
+    strange_tasks,
+)
 from rlinf_lite.data.lerobot import layout, video, writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import ACTION, STATE, Feature, LeRobotError
@@ -230,12 +236,19 @@ def test_damage_names_the_file(copy):
     assert str(clip) in refused("codec is av1 there and h264 in info.json")
     edit_info(copy, lambda info: info["features"][TOP].update(shape=[64, 64, 3]))
     refused("size is 64 x 96 there and 64 x 64 in info.json")
+    for name, said, got in (("fps", 99, "10"), ("pix_fmt", "yuv444p", "yuv420p"), ("height", 480, "64")):
+        edit_info(
+            copy, lambda info, name=name, said=said: info["features"][TOP]["info"].update({f"video.{name}": said})
+        )
+        assert str(clip) in refused(f"the video.{name} is {got} there and {said} in info.json")
+    edit_info(copy, lambda info: info.update(total_tasks=9))
+    refused("info.json has 9 tasks, and the table of tasks 2")
     edit_info(copy, lambda info: info.update(fps=30))
     refused("rate is 10 pictures/s there and 30 pictures/s in info.json")
     edit_info(copy, lambda info: info.update(codebase_version="v2.0"))
     refused("codebase_version is v2.0, and v3.0 and v2.1 are read")
     edit_info(copy, lambda info: info.pop("features"))
-    refused("info.json cannot be read: has no 'features'")
+    refused("info.json: features is missing")
     rewrite(data, lambda table: table.set_column(5, "episode_index", pa.array(np.zeros(16, np.int64))))
     refused(r"frame 5 is .*'episode_index': 0.*by meta/episodes .*'episode_index': 1")
     read(copy)
@@ -257,13 +270,14 @@ def test_what_is_not_in_the_tables_is_named(copy):
         return lambda table: table.set_column(table.schema.names.index(name), name, values)
 
     info = copy / "meta/info.json"
-    for fps in (0, -5, None, "10", True):
+    for fps in (0, -5, None, "10", True, float("inf"), float("nan")):
         edit_info(copy, lambda content, fps=fps: content.update(fps=fps))
-        refused(info, rf"fps is {fps!r}, and a number above 0 is needed")
+        refused(info, rf"info.json: fps is {fps!r}: Input should be ")
     info.write_bytes(b"\xff\xfe\x00")
     refused(info, "cannot be read")
-    edit_info(copy, lambda content: content.update(data_path="data/{episode_chunk:03d}.parquet"))
-    refused(info, r"has \{episode_chunk\}, which v3.0 does not know")
+    for path in ("data/{episode_chunk:03d}.parquet", "data/{chunk_index:03d", "data/{}/x", "data/{video_key}"):
+        edit_info(copy, lambda content, path=path: content.update(data_path=path))
+        refused(info, r"data_path is '.*', which cannot be filled in .*\. v3.0 knows \{chunk_index\}, \{file_index\}")
     rewrite(tasks, lambda table: table.drop_columns(["task"]))
     refused(tasks, "has no column task, but task_index")
     rewrite(tasks, lambda table: table.drop_columns(["task_index"]))
@@ -293,6 +307,52 @@ def test_what_is_not_in_the_tables_is_named(copy):
     assert read(copy).tasks == ["task 0", "task 1"]
     rewrite(tasks, lambda table: table.drop_columns(["category"]).rename_columns(["task_index", "__index_level_0__"]))
     assert read(copy).tasks == ["task 0", "task 1"]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        ("data_path", 3, "data_path is 3: Input should be a valid string"),
+        ("total_episodes", "4", "total_episodes is '4': Input should be a valid integer"),
+        ("chunks_size", 0, "chunks_size is 0: Input should be greater than 0"),
+        ("chunks_size", "1000", "chunks_size is '1000': Input should be a valid integer"),
+        ("features", [], "features is []: Input should be a valid dictionary"),
+        ("features/action/shape", [3.0], "features.action.shape.0 is 3.0: Input should be a valid integer"),
+        ("features/action/shape", "3", "features.action.shape is '3': Input should be a valid list"),
+        ("features/action/shape", [-3], "features.action.shape.0 is -3: Input should be greater than 0"),
+        ("features/action/dtype", "object", "features.action.dtype is 'object': a numpy type of numbers"),
+        (f"features/{TOP}/shape", [64], f"features.{TOP}.shape is [64]: a picture has height, width and"),
+        (f"features/{TOP}/info", [1], f"features.{TOP}.info is [1]: Input should be a valid dictionary"),
+    ],
+)
+def test_values_of_other_types_are_named(copy, where, value, said):
+    def change(content):
+        *path, last = where.split("/")
+        for part in path:
+            content = content[part]
+        content[last] = value
+
+    edit_info(copy, change)
+    with pytest.raises(LeRobotError) as caught:
+        LeRobotDataset(copy)
+    assert str(caught.value).startswith(f"{copy}/meta/info.json: {said}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("length", [5.0, 8.0, 3.0], "double, and LeRobot's is integer"),
+        ("episode_index", ["a", "b", "c"], "string, and LeRobot's is integer"),
+        ("data/chunk_index", ["0", "0", "0"], "string, and LeRobot's is integer"),
+        (f"videos/{TOP}/from_timestamp", ["0", "1", "2"], "string, and LeRobot's is floating"),
+    ],
+)
+def test_columns_of_other_types_are_named(copy, name, values, kind):
+    file = copy / "meta/episodes/chunk-000/file-000.parquet"
+    rewrite(file, lambda table: table.set_column(table.schema.names.index(name), name, pa.array(values)))
+    with pytest.raises(LeRobotError) as caught:
+        LeRobotDataset(copy)
+    assert str(caught.value) == f"{file}: {name} is of type {kind}"
 
 
 def test_frames_are_at_their_times(copy):
@@ -396,6 +456,42 @@ def test_what_a_run_needs_is_compared_with_what_is_there(written):
     assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
 
 
+def test_demonstrations_of_other_tasks_are_noted_and_another_one_hot_is_refused(copy):
+    """Both have the sizes that the run asks for."""
+
+    def strange(made_from, task, obs_mode="rgb+state", look=lambda cfg: strange_tasks(cfg, LeRobotDataset(copy))):
+        file = copy / "meta" / PROVENANCE
+        file.write_text(json.dumps({"made_from": made_from})) if made_from else file.unlink(missing_ok=True)
+        chosen = [
+            "data.source=folder",
+            f"data.demos_dir={copy}",
+            f"env.task='{task}'",
+            f"env.options.obs_mode={obs_mode}",
+        ]
+        cfg = load_config("metaworld_sft_vla", [*chosen, "env.eval.num_episodes=20"])
+        return look(cfg)
+
+    made = {"env.id": "metaworld", "env.task": "drawer-open-v3,reach-v3"}
+    assert strange(made, "drawer-open-v3,reach-v3") == []
+    for task in ("reach-v3,drawer-open-v3", "door-open-v3,push-v3"):
+        with pytest.raises(
+            DemonstrationError, match=rf"{copy} has states that end in a one-hot of drawer-open-v3,reach"
+        ):
+            strange(made, task, look=lambda cfg: open_dataset(cfg, copy, None))
+        assert strange(made, task, "rgb") == [f"env.task is drawer-open-v3,reach-v3 there and {task} here"]
+    assert strange(made, "reach-v3") == ["env.task is drawer-open-v3,reach-v3 there and reach-v3 here"]
+    assert strange({**made, "env.id": "tabletop"}, "reach-v3")[0] == "env.id is tabletop there and metaworld here"
+
+    foreign = strange(None, "reach-v3,push-v3")
+    assert foreign[0].startswith("states end in a one-hot of reach-v3, push-v3: the dataset does not say")
+    assert foreign[1].startswith(
+        "none of its sentences (task 0 | task 1) is one of reach-v3,push-v3 (Push the puck to a"
+    )
+    told = pa.array(["Reach a goal position", "task 1"])
+    rewrite(copy / "meta/tasks.parquet", lambda t: t.set_column(t.schema.names.index("task"), "task", told))
+    assert strange(None, "reach-v3,push-v3", "rgb") == []
+
+
 def test_sentences_are_left_out_where_the_environment_has_none(written, tmp_path):
     frames = Frames(decode(LeRobotDataset(written[0]), Keys({}, STATE, ACTION, instruction=False), tmp_path))
     assert set(frames.read(np.arange(16))["instruction"]) == {""}
@@ -458,3 +554,7 @@ def test_what_cannot_be_written_is_said(tmp_path):
     write_dataset(tmp_path / "set", lengths=(2,), num_parts=1)
     with pytest.raises(LeRobotError, match="is a dataset already"):
         writer.begin(tmp_path / "set")
+    left = writer.begin(tmp_path / "failed") / "rank_000"
+    left.mkdir()
+    writer.begin(tmp_path / "failed")
+    assert not left.exists(), "what a failed collection left is in the way of the next"

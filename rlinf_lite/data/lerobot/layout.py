@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 INFO = Path("meta/info.json")
 V3, V2 = "v3.0", "v2.1"
@@ -23,6 +24,11 @@ PICTURES = "observation.images."
 STATE, ACTION = "observation.state", "action"
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 """Columns of every dataset, besides `task_index`."""
+_PLACES: dict[str, dict[str, Any]] = {
+    V3: {"chunk_index": 0, "file_index": 0},
+    V2: {"episode_chunk": 0, "episode_index": 0},
+}
+"""What paths are filled in with."""
 
 
 class LeRobotError(ValueError):
@@ -66,7 +72,7 @@ class Info:
     """`meta/info.json`, as far as it is used."""
 
     version: str
-    fps: int
+    fps: float
     features: dict[str, Feature]
     num_episodes: int
     num_frames: int
@@ -74,6 +80,8 @@ class Info:
     video_path: str | None
     chunks_size: int = CHUNKS_SIZE
     robot_type: str | None = None
+    num_tasks: int | None = None
+    """None: not said."""
 
     @property
     def pictures(self) -> dict[str, Feature]:
@@ -98,6 +106,49 @@ class Info:
         }
 
 
+class _FeatureEntry(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    dtype: str
+    shape: list[Annotated[int, Field(gt=0)]]
+    names: Any = None
+    info: dict[str, Any] | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _is_known(cls, dtype: str) -> str:
+        try:
+            known = dtype in ("image", "video", "string") or np.dtype(dtype).kind in "biuf"
+        except (TypeError, ValueError, SyntaxError):
+            known = False
+        if not known:
+            raise ValueError("a numpy type of numbers is needed, or string, image, video")
+        return dtype
+
+    @field_validator("shape")
+    @classmethod
+    def _is_of_a_picture(cls, shape: list[int], others: ValidationInfo) -> list[int]:
+        if others.data.get("dtype") in ("image", "video") and len(shape) != 3:
+            raise ValueError("a picture has height, width and channels")
+        return shape
+
+
+class _InfoFile(BaseModel):
+    """The types of what `Info` has."""
+
+    model_config = ConfigDict(strict=True)
+
+    fps: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    features: dict[str, _FeatureEntry]
+    total_episodes: Annotated[int, Field(ge=0)]
+    total_frames: Annotated[int, Field(ge=0)]
+    total_tasks: int | None = None
+    data_path: str
+    video_path: str | None = None
+    chunks_size: Annotated[int, Field(gt=0)] = CHUNKS_SIZE
+    robot_type: str | None = None
+
+
 def is_dataset(directory: Path) -> bool:
     return (directory / INFO).is_file()
 
@@ -115,33 +166,46 @@ def read_info(directory: Path) -> Info:
         )
     try:
         content = json.loads(file.read_text())
-        version = str(content["codebase_version"])
-        if version not in (V3, V2):
-            raise LeRobotError(
-                f"{file}: codebase_version is {version}, and {V3} and {V2} are read. Convert the dataset with "
-                "LeRobot's own script for that version"
-            )
-        info = Info(
-            version=version,
-            fps=content["fps"],
-            features={key: _feature(entry) for key, entry in content["features"].items()},
-            num_episodes=content["total_episodes"],
-            num_frames=content["total_frames"],
-            data_path=content["data_path"],
-            video_path=content.get("video_path"),
-            chunks_size=content.get("chunks_size", CHUNKS_SIZE),
-            robot_type=content.get("robot_type"),
+    except (OSError, ValueError) as error:
+        raise LeRobotError(f"{file} cannot be read: {error}") from error
+    version = content.get("codebase_version") if isinstance(content, dict) else None
+    if version not in (V3, V2):
+        raise LeRobotError(
+            f"{file}: codebase_version is {version}, and {V3} and {V2} are read. Convert the dataset with LeRobot's "
+            "own script for that version"
         )
-    except LeRobotError:
-        raise
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-        raise LeRobotError(f"{file} cannot be read: {what}") from error
-    if isinstance(info.fps, bool) or not isinstance(info.fps, int | float) or not info.fps > 0:
-        raise LeRobotError(f"{file}: fps is {info.fps!r}, and a number above 0 is needed")
-    if info.video_path is None and any(feature.dtype == "video" for feature in info.features.values()):
+    try:
+        read = _InfoFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = (
+            "is missing"
+            if first["type"] == "missing"
+            else f"is {first['input']!r:.200}: {first['msg'].removeprefix('Value error, ')}"
+        )
+        raise LeRobotError(f"{file}: {where} {what}") from error
+    if read.video_path is None and any(feature.dtype == "video" for feature in read.features.values()):
         raise LeRobotError(f"{file}: has video features, and video_path is null")
-    return info
+    for name, path in (("data_path", read.data_path), ("video_path", read.video_path or "")):
+        try:
+            path.format(**_PLACES[version], **({"video_key": ""} if name == "video_path" else {}))
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
+            known = ", ".join(f"{{{place}}}" for place in _PLACES[version])
+            text = f"{name} is {path!r}, which cannot be filled in ({type(error).__name__}: {error})"
+            raise LeRobotError(f"{file}: {text}. {version} knows {known}, and videos {{video_key}}") from error
+    return Info(
+        version=version,
+        fps=int(read.fps) if read.fps.is_integer() else read.fps,
+        features={key: Feature(x.dtype, tuple(x.shape), x.names, x.info or {}) for key, x in read.features.items()},
+        num_episodes=read.total_episodes,
+        num_frames=read.total_frames,
+        data_path=read.data_path,
+        video_path=read.video_path,
+        chunks_size=read.chunks_size,
+        robot_type=read.robot_type,
+        num_tasks=read.total_tasks,
+    )
 
 
 def picture_feature(dtype: str, height: int, width: int, fps: int) -> Feature:
@@ -173,10 +237,3 @@ def counters() -> dict[str, Feature]:
 def numbered(path: str, number: int, **more: str) -> str:
     """The path of file `number`, counted over all folders."""
     return path.format(chunk_index=number // CHUNKS_SIZE, file_index=number % CHUNKS_SIZE, **more)
-
-
-def _feature(entry: Mapping[str, Any]) -> Feature:
-    feature = Feature(entry["dtype"], tuple(entry["shape"]), entry.get("names"), entry.get("info") or {})
-    if not feature.is_picture and feature.dtype != "string":
-        np.dtype(feature.dtype)  # TypeError where it is none
-    return feature

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rlinf_lite.data.lerobot.layout import INFO, V2, Feature, LeRobotError, read_info
+from rlinf_lite.data.lerobot.layout import V2, Feature, LeRobotError, read_info
 from rlinf_lite.data.lerobot.video import TOLERANCE_S, check_video, pictures_at
 from rlinf_lite.registry import did_you_mean
 
@@ -172,6 +172,11 @@ class LeRobotDataset:
                 f"{self.directory / 'meta'}: info.json has {info.num_episodes} episodes of {info.num_frames} frames, "
                 f"the table of episodes {len(self.episodes)} of {total}"
             )
+        if info.num_tasks not in (None, len(self.tasks)):
+            raise LeRobotError(
+                f"{self.directory / 'meta'}: info.json has {info.num_tasks} tasks, and the table of tasks "
+                f"{len(self.tasks)}"
+            )
         due: dict[Path, int] = {}
         for episode in self.episodes:
             due[episode.data_file] = due.get(episode.data_file, 0) + episode.length
@@ -194,7 +199,7 @@ class LeRobotDataset:
             pairs = [(line["task_index"], line["task"]) for line in lines]
         else:
             file = self.directory / "meta/tasks.parquet"
-            table = self._table(file, ["task_index"], all_columns=True)
+            table = self._table(file, {"task_index": "integer"}, all_columns=True)
             # the index of a pandas frame, named or not
             name = next((name for name in ("task", "__index_level_0__") if name in table.column_names), None)
             if name is None:
@@ -212,16 +217,12 @@ class LeRobotDataset:
             lines = self._json_lines(self.directory / "meta/episodes.jsonl", {"episode_index": int, "length": int})
         else:
             lines = self._episode_rows()
-        lines.sort(key=lambda line: int(line["episode_index"]))
+        lines.sort(key=lambda line: line["episode_index"])
         episodes, first = [], 0
         for number, line in enumerate(lines):
             if line["episode_index"] != number:
                 raise LeRobotError(f"{self.directory / 'meta'}: there is no episode {number} among {len(lines)}")
-            try:
-                entry = self._entry_v2(line, first) if self.info.version == V2 else self._entry_v3(line)
-            except KeyError as error:
-                text = f"data_path or video_path has {{{error.args[0]}}}, which {self.info.version} does not know"
-                raise LeRobotError(f"{self.directory / INFO}: {text}") from error
+            entry = self._entry_v2(line, first) if self.info.version == V2 else self._entry_v3(line)
             if entry.first_frame != first:
                 raise LeRobotError(
                     f"{self.directory / 'meta'}: episode {number} begins at frame {entry.first_frame}, and the "
@@ -239,7 +240,7 @@ class LeRobotDataset:
             path = info.video_path or ""
             at = {name: line[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
             file = self.directory / path.format(video_key=key, **at)
-            clips[key] = Clip(file, *(float(line[f"videos/{key}/{name}_timestamp"]) for name in ("from", "to")))
+            clips[key] = Clip(file, *(line[f"videos/{key}/{name}_timestamp"] for name in ("from", "to")))
         file = self.directory / info.data_path.format(**place)
         return EpisodeEntry(line["dataset_from_index"], line["length"], file, clips)
 
@@ -257,21 +258,30 @@ class LeRobotDataset:
         files = sorted(self.directory.glob("meta/episodes/*/*.parquet"))
         if not files:
             raise LeRobotError(f"{self.directory / 'meta/episodes'}: there is no table of episodes")
-        wanted = ["episode_index", "length", "dataset_from_index", "data/chunk_index", "data/file_index"]
-        for key in self._videos():
-            wanted += [
-                f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-            ]
+        numbers = ["episode_index", "length", "dataset_from_index", "data/chunk_index", "data/file_index"]
+        numbers += [f"videos/{key}/{name}" for key in self._videos() for name in ("chunk_index", "file_index")]
+        times = [f"videos/{key}/{name}" for key in self._videos() for name in ("from_timestamp", "to_timestamp")]
+        wanted: dict[str, Literal["integer", "floating"]] = {
+            **dict.fromkeys(numbers, "integer"),
+            **dict.fromkeys(times, "floating"),
+        }
         return [row for file in files for row in self._table(file, wanted).to_pylist()]
 
-    def _table(self, file: Path, wanted: Sequence[str], all_columns: bool = False) -> pa.Table:
-        """Rows of a file of `meta/`, none of whose `wanted` numbers is empty; with `all_columns` what else it has."""
+    def _table(
+        self, file: Path, wanted: Mapping[str, Literal["integer", "floating"]], all_columns: bool = False
+    ) -> pa.Table:
+        """Rows of a file of `meta/`, whose `wanted` columns have numbers of these kinds, none of them empty; with
+        `all_columns` what else it has."""
         try:
             names = pq.read_schema(file).names
             missing = [name for name in wanted if name not in names]
             if missing:
                 raise LeRobotError(f"{file} has no column {', '.join(missing)}, which info.json's features need")
-            table = pq.read_table(file, columns=None if all_columns else wanted)
+            table = pq.read_table(file, columns=None if all_columns else list(wanted))
+            for name, kind in wanted.items():
+                found = table.schema.field(name).type
+                if not (pa.types.is_integer if kind == "integer" else pa.types.is_floating)(found):
+                    raise LeRobotError(f"{file}: {name} is of type {found}, and LeRobot's is {kind}")
             empty = [name for name in wanted if table[name].null_count]
             if empty:
                 raise LeRobotError(f"{file}: {', '.join(empty)} is empty in some row")

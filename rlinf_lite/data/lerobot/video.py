@@ -99,9 +99,11 @@ def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
         num_pictures = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         pairs = [
             ("size", f"{feature.size[0]} x {feature.size[1]}", f"{found.height} x {found.width}"),
-            ("codec", info.get("video.codec", codec), codec),
             ("rate", f"{float(fps):g} pictures/s", f"{float(rate or fps):g} pictures/s"),
         ]
+        of_file = {"video.codec": codec, "video.pix_fmt": found.pix_fmt, "video.fps": float(rate or fps)}
+        of_file |= {"video.height": found.height, "video.width": found.width}
+        pairs += [(name, _shown(info[name]), _shown(got)) for name, got in of_file.items() if info.get(name)]
     wrong = [f"{what} is {got} there and {said} in info.json" for what, said, got in pairs if said != got]
     if wrong:
         raise LeRobotError(f"{file}: of {key} the {'; the '.join(wrong)}")
@@ -143,6 +145,10 @@ def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> I
     raise LeRobotError(
         f"{file} ends at {shown:.2f} s, and the dataset has a frame at {times_s[wanted]:.2f} s: is it truncated?"
     )
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _open(file: Path) -> av.container.InputContainer:

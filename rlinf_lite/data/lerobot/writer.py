@@ -121,10 +121,10 @@ class PartWriter:
         return {"file": video.file.name, "from_s": first / self._fps, "to_s": video.num_frames / self._fps}
 
 
-def begin(directory: Path) -> Path:
-    """Where parts go; what an interrupted collection left there is deleted.
+def begin(directory: Path, key: str = "data.demos_dir") -> Path:
+    """Where parts go; what an interrupted collection left there is deleted. `key` is what names the folder.
 
-    Raises LeRobotError where the folder has something in it that a dataset would overwrite.
+    Raises LeRobotError where the folder has something in it that a dataset would overwrite, or cannot be written to.
     """
     taken = [name for name in ("meta", "data", "videos") if (directory / name).exists()]
     if taken:
@@ -134,7 +134,10 @@ def begin(directory: Path) -> Path:
         raise LeRobotError(f"{directory} {complete} ({', '.join(taken)}). Name another folder, or delete this one")
     parts = directory / PARTS
     shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir(parents=True)
+    try:
+        parts.mkdir(parents=True)
+    except OSError as error:
+        raise LeRobotError(f"{key}: {directory} cannot be written to: {error}. Name another folder") from error
     return parts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
@@ -15,6 +15,7 @@ from rlinf_lite.envs.libero.tasks import (
     SETTLE_STEPS,
     SUITES,
     max_steps,
+    sentence,
     tasks_of,
 )
 from rlinf_lite.registry import UnknownEnvError, install_command, is_installed, pip_command
@@ -111,6 +112,9 @@ class Libero(EnvCard):
     def num_tasks(self, task: str) -> int:
         """Tasks with their initial states."""
         return len(tasks_of(task)) * NUM_INITIAL_STATES
+
+    def sentences(self, task: str) -> Sequence[str]:
+        return [sentence(name) for name in tasks_of(task)]
 
     def observed(self, task: str, options: LiberoOptions) -> Observed | None:
         if self.task(task) is None:

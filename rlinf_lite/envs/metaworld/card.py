@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import EnvCard, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
-from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES, MAX_STEPS, OWN_STATE_DIM, STATE_DIM, tasks_of
+from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES, MAX_STEPS, OWN_STATE_DIM, SENTENCES, STATE_DIM, tasks_of
 from rlinf_lite.registry import UnknownEnvError, install_command, is_installed
 
 if TYPE_CHECKING:
@@ -68,6 +68,13 @@ class MetaWorld(EnvCard):
 
     def num_tasks(self, task: str) -> int:
         return len(tasks_of(task))
+
+    def sentences(self, task: str) -> Sequence[str]:
+        return [SENTENCES[name] for name in tasks_of(task)]
+
+    def one_hot(self, task: str, options: MetaWorldOptions) -> Sequence[str]:
+        found = self.task(task)
+        return tasks_of(task) if options.obs_mode != "rgb" and found and found.state_dim > STATE_DIM else ()
 
     def observed(self, task: str, options: MetaWorldOptions) -> Observed | None:
         found = self.task(task)

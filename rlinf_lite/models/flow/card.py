@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from rlinf_lite.cards import (
+    NO_STATE,
     Float,
     NonNegativeInt,
     Observed,
@@ -116,12 +117,16 @@ class Flow(PolicyCard):
         if not seen.cameras:
             yield Problem("model.id", f"{model.id} looks at images, and {config.env.task} shows none")
             return
+        from rlinf_lite.config.rules import imitates_no_state  # a config is being loaded, or this would load it
         from rlinf_lite.models.flow.published import flow_config
 
         try:
-            flow_config(config, seen)
+            cfg = flow_config(config, seen)
         except ProblemError as error:
             yield error.problem
+            return
+        if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
+            yield Problem("data.keys.state", NO_STATE)
 
 
 class Pi0(Flow):

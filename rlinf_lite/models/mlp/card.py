@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
-from rlinf_lite.cards import Float, PolicyCard, PositiveInt, Section
+from rlinf_lite.cards import Float, Observed, PolicyCard, PositiveInt, Problem, Section
+from rlinf_lite.config.resources import policy_config, start_dir
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import Config
 
 
 class MLPOptions(Section):
@@ -22,3 +27,13 @@ class MLP(PolicyCard):
     Options = MLPOptions
     policy = "rlinf_lite.models.mlp.policy:MLPGaussianPolicy"
     reads_state = True
+
+    def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
+        from rlinf_lite.config.rules import misfits  # a config is being loaded, or this would load it
+
+        directory = start_dir(config)
+        if seen is None or directory is None or not (directory / "config.json").is_file():
+            return
+        said = policy_config(directory)
+        if said.get("policy_id") == self.name:
+            yield from misfits(config, said.get("state_dim", 0), len(said.get("action_low", [])), seen)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import (
+    NO_STATE,
     NonNegativeFloat,
     Observed,
     PolicyCard,
@@ -69,13 +70,21 @@ class OpenVLA(PolicyCard):
         yield from attention_problems("model.options.attn_implementation", attn, precision)
         if seen is None:
             return
+        from rlinf_lite.config.rules import (
+            imitates_no_state,
+            misfits,
+        )  # a config is being loaded, or this would load it
         from rlinf_lite.models.vla.config import vla_config
 
         try:
-            cameras = vla_config(config, seen).cameras
+            cfg = vla_config(config, seen)
         except ProblemError as error:
             yield error.problem
             return
+        cameras = cfg.cameras
+        yield from misfits(config, cfg.proprio_dim, cfg.action_dim, seen)
+        if cfg.proprio_dim and imitates_no_state(config):
+            yield Problem("data.keys.state", NO_STATE)
         if not seen.cameras or not set(cameras) <= set(seen.cameras):
             shown = ", ".join(seen.cameras) or "a state alone"
             yield Problem(

@@ -26,11 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
-from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
+from rlinf_lite.models.vla.config import (
+    STATISTICS,
+    TowerConfig,
+    VLAConfig,
+    published_action_dim,
+    published_statistics,
+)
 from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, KeyMap
 
 INDEX = "model.safetensors.index.json"
-STATISTICS = "dataset_statistics.json"
 ADDITIONS = "rlinf_lite.safetensors"
 """What the published layout has no place for; see `KeyMap.additions`."""
 PROPRIO = "proprio_projector"
@@ -97,7 +102,7 @@ def read_config(directory: Path) -> VLAConfig:
     if "rlinf_lite" not in config:
         return _published_config(directory, config)
     settings = VLAConfig.from_dict(config["rlinf_lite"]["settings"])
-    return replace(settings, norm_stats=_statistics(directory, config))
+    return replace(settings, norm_stats=published_statistics(directory, config))
 
 
 def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
@@ -151,7 +156,7 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in origin.files.items():
         (directory / name).write_bytes(content)
-    if _statistics(directory, origin.config) != cfg.norm_stats:
+    if published_statistics(directory, origin.config) != cfg.norm_stats:
         (directory / STATISTICS).write_text(json.dumps(cfg.norm_stats, indent=2) + "\n")
     settings = {name: value for name, value in cfg.to_dict().items() if name != "norm_stats"}
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": settings, "base": base}}
@@ -198,8 +203,7 @@ def _published_config(directory: Path, config: dict[str, Any]) -> VLAConfig:
     names = config["timm_model_ids"]
     towers = dict(zip(names, config.get("vit_dims") or [None] * len(names), strict=True))
     patch = re.search(r"patch(\d+)", names[0])
-    statistics = _statistics(directory, config)
-    sizes = [len(entry["action"]["q01"]) for entry in statistics.values() if "q01" in entry.get("action", {})]
+    statistics = published_statistics(directory, config)
     proprio = _read_part(directory, PROPRIO)
     return VLAConfig(
         dino=_tower(directory, towers, "dinov2"),
@@ -209,7 +213,7 @@ def _published_config(directory: Path, config: dict[str, Any]) -> VLAConfig:
         text=text,
         pad_to_multiple_of=config.get("pad_to_multiple_of", VLAConfig.pad_to_multiple_of),
         n_action_bins=config.get("n_action_bins", VLAConfig.n_action_bins),
-        action_dim=sizes[0] if sizes else VLAConfig.action_dim,
+        action_dim=published_action_dim(statistics),
         proprio_dim=int(proprio["fc1.weight"].shape[1]) if proprio else 0,
         bos_token_id=bos,
         empty_token_id=empty,
@@ -227,12 +231,6 @@ def _tower(directory: Path, towers: Mapping[str, list[int] | None], kind: str) -
     if not found:
         raise _unsupported(directory, f"the vision tower {names[0]}", ", ".join(_TOWERS))
     return found[0]
-
-
-def _statistics(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """By dataset; those of a fine-tuning come before those of its base model."""
-    file = directory / STATISTICS
-    return {**(config.get("norm_stats") or {}), **(json.loads(file.read_text()) if file.is_file() else {})}
 
 
 def _published_tensors(directory: Path) -> dict[str, Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
@@ -12,6 +14,7 @@ from rlinf_lite.config.resources import start_dir
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import Config, ModelConfig
 
+STATISTICS = "dataset_statistics.json"
 OPENVLA_PROMPT = "In: What action should the robot take to {instruction}?\nOut: "
 
 
@@ -176,7 +179,8 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
         content, published = json.loads((directory / "config.json").read_text()), preset("7b")
         if "rlinf_lite" in content:
             return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
-        return with_run_settings(replace(published, text=published.text | content.get("text_config", {})), model)
+        text, statistics = published.text | content.get("text_config", {}), published_statistics(directory, content)
+        return with_run_settings(replace(published, text=text, action_dim=published_action_dim(statistics)), model)
     fresh = replace(
         preset(model.options.size),
         action_dim=seen.action_dim,
@@ -185,6 +189,17 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
         proprio_dim=seen.state_dim if model.options.use_proprio else 0,
     )
     return with_run_settings(fresh, model)
+
+
+def published_statistics(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """By dataset; those of a fine-tuning come before those of its base model."""
+    file = directory / STATISTICS
+    return {**(config.get("norm_stats") or {}), **(json.loads(file.read_text()) if file.is_file() else {})}
+
+
+def published_action_dim(statistics: Mapping[str, Any]) -> int:
+    sizes = (len(entry["action"]["q01"]) for entry in statistics.values() if "q01" in entry.get("action", {}))
+    return next(sizes, VLAConfig.action_dim)
 
 
 def preset(size: str) -> VLAConfig:
