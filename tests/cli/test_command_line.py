@@ -143,7 +143,7 @@ def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path:
     assert "task: Pendulum-v1" in planned.stdout
     assert (target / "bin" / "rlinf-lite").is_file()
     templates = {path.name for path in (target / "rlinf_lite" / "report" / "templates").iterdir()}
-    assert templates == {"page.html", "drawings.html", "style.css"}
+    assert templates == {"compare.html", "page.html", "drawings.html", "style.css"}
 
 
 def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_path: Path) -> None:
