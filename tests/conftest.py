@@ -120,6 +120,7 @@ def command_line(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     yield run
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

@@ -14,7 +14,7 @@ from rlinf_lite.script import run_script
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-COMMANDS = [*EXAMPLES, "collect", "configs", "report", "compare", "runs", "job", "doctor", "info"]
+COMMANDS = [*EXAMPLES, "collect", "configs", "init", "report", "compare", "runs", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
@@ -22,6 +22,7 @@ _ABOUT = """commands, each with a --help of its own:
   collect  write episodes of an expert or a policy as a LeRobotDataset
   math     train a language model on problems with known answers
   configs  the configs that come with rlinf_lite: what, task, time, hardware
+  init     write a file with an environment or a policy of your own, which trains
   report   write a run's report.html
   compare  one page about several runs, their curves over each other
   runs     what there is in results/: status, steps, success
@@ -49,7 +50,15 @@ def _run(words: list[str]) -> int:
         from rlinf_lite.cli.collect import collect
 
         return collect(arguments)
-    if command in ("compare", "configs", "doctor", "info", "job", "runs"):  # what each imports, the others do without
+    if command in (
+        "compare",
+        "configs",
+        "doctor",
+        "info",
+        "init",
+        "job",
+        "runs",
+    ):  # what each imports, the others do without
         run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
         return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
