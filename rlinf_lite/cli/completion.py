@@ -1,4 +1,4 @@
-"""`rlinf-lite completion bash|zsh`: what a shell's start-up file evaluates. Its names are those of this installation."""
+"""`rlinf-lite completion bash|zsh`: what a shell's start-up file evaluates, with the names of this installation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import pytest
 from rlinf_lite.cli import COMMANDS
 from rlinf_lite.cli.completion import script
 
-
 bash = cache(lambda: script("bash"))
 
 
