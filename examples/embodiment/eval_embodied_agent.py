@@ -49,7 +49,9 @@ def main() -> int:
             checkpoint = find_checkpoint(arguments.checkpoint)
             verify(checkpoint)
             config = str(checkpoint / "training_state" / "config.yaml")
-            overrides.append(f"actor.checkpoint_load_path={checkpoint}")
+            written = (arguments.out.parent if arguments.out else checkpoint.parent.parent).absolute()
+            overrides += [f"actor.checkpoint_load_path={checkpoint}", f"actor.checkpoint_save_path={written}"]
+            overrides += [f"runner.logger.log_path={written}"]
         if arguments.suite:
             overrides += suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
         cfg = load_config(config, [*overrides, *changes])
