@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def run_script(main: Callable[[], int]) -> int:
     """The exit code of a program: what `main` returns, and 130 where Ctrl-C or SIGTERM ends it outside of `Runner.run`,
     which deals with them itself. Both raise KeyboardInterrupt, so that what was started is shut down in order, also
     where the shell that started us has it ignore SIGINT. 141 where nobody reads its output any more (`--help | head`),
-    as of a program that SIGPIPE ends."""
+    as of a program that SIGPIPE ends. Modules in the working directory can be imported, after all others."""
+    with suppress(OSError):  # a directory that was deleted
+        sys.path += [os.getcwd()] * (not {"", os.getcwd()} & set(sys.path))
     before, sys.unraisablehook = sys.unraisablehook, _raise_again
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)

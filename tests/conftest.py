@@ -117,9 +117,10 @@ def command_line(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         except SystemExit as ended:
             return int(str(ended.code))
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     yield run
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

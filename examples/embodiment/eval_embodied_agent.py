@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ def main() -> int:
             checkpoint = find_checkpoint(arguments.checkpoint)
             verify(checkpoint)
             config = str(checkpoint / "training_state" / "config.yaml")
-            overrides.append(f"actor.checkpoint_load_path={checkpoint}")
+            written = (arguments.out.parent if arguments.out else checkpoint.parent.parent).absolute()
+            overrides += [f"actor.checkpoint_load_path={checkpoint}", f"actor.checkpoint_save_path={written}"]
+            overrides += [f"runner.logger.log_path={written}"]
         if arguments.suite:
             of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
         cfg = load_config(config, [*overrides, *of_suite, *changes])
@@ -60,9 +63,22 @@ def main() -> int:
         print(error, file=sys.stderr)
         if of_suite:
             print(f"--suite {arguments.suite} has set {' '.join(of_suite)}", file=sys.stderr)
+        if checkpoint is None and runs and (Path(runs[0]) / "config.json").is_file():
+            print(
+                f"It is a policy: --config-name NAME actor.checkpoint_load_path={runs[0]} measures it", file=sys.stderr
+            )
         return 2
 
-    summary = evaluate(cfg)
+    from rlinf_lite.scheduler import PlacementError, SchedulerError
+
+    with tempfile.TemporaryDirectory() as scratch:
+        films = Path(scratch) / "films.gif"
+        try:
+            summary = evaluate(cfg, films)
+        except (CheckpointError, PlacementError, SchedulerError) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+            return 1
+        film = films.read_bytes() if films.exists() else b""
     print("\n".join([summary.headline(), *summary.task_lines()]))
     suite = summary.protocol["suite"]
     if arguments.suite and suite != arguments.suite:
@@ -73,11 +89,13 @@ def main() -> int:
     out = arguments.out or directory / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(summary.to_json())
-    print(f"written to {out}")
+    if film:
+        out.with_suffix(".gif").write_bytes(film)
+    print(f"written to {out}" + (f", its first episodes to {out.with_suffix('.gif')}" if film else ""))
     return 0
 
 
-def evaluate(cfg: Config) -> EvalSummary:
+def evaluate(cfg: Config, films: Path | None = None) -> EvalSummary:
     from rlinf_lite.runners import EmbodiedRunner
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
@@ -92,7 +110,7 @@ def evaluate(cfg: Config) -> EvalSummary:
         )
         runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=None, claim=None)
         runner.init_workers()
-        return runner.evaluate()
+        return runner.evaluate(films)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,26 @@ from rlinf_lite.script import run_script
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-COMMANDS = [*EXAMPLES, "collect", "report", "runs", "job", "doctor", "info"]
+COMMANDS = [
+    *(*EXAMPLES, "sweep", "collect", "configs", "init"),
+    *("report", "compare", "runs", "job", "doctor", "info", "completion"),
+]
 _ABOUT = """commands, each with a --help of its own:
-  train    train a policy by reinforcement learning
-  eval     measure a saved policy on the evaluation episodes of its run
-  sft      collect demonstrations and train a policy on them
-  collect  write episodes of an expert or a policy as a LeRobotDataset
-  math     train a language model on problems with known answers
-  report   write a run's report.html
-  runs     what there is in results/: status, steps, success
-  job      supervised jobs: list them, look at one, stop one
-  doctor   check this machine and name the fix for each failure
-  info     versions, extras, slots, configs, environments, policies
+  train       train a policy by reinforcement learning
+  eval        measure a saved policy on the evaluation episodes of its run
+  sft         collect demonstrations and train a policy on them
+  math        train a language model on problems with known answers
+  sweep       train with every combination of some values, one after the other
+  collect     write episodes of an expert or a policy as a LeRobotDataset
+  configs     the configs that come with rlinf_lite: what, task, time, hardware
+  init        write a file with an environment or a policy of your own, which trains
+  report      write a run's report.html
+  compare     one page about several runs, their curves over each other
+  runs        what there is in results/: status, steps, success
+  job         supervised jobs: list them, look at one, stop one
+  doctor      check this machine and name the fix for each failure
+  info        versions, extras, slots, configs, environments, policies
+  completion  what makes bash or zsh complete all of this
 """
 
 
@@ -43,17 +51,9 @@ def _run(words: list[str]) -> int:
     parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
-    if command == "collect":
-        from rlinf_lite.cli.collect import collect
-
-        return collect(arguments)
-    if command in ("doctor", "info", "job", "runs"):  # what each imports, the others do without
+    if command not in EXAMPLES:  # a module each: what one imports, the others do without
         run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
         return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
-    if command == "report":
-        from rlinf_lite.cli.report import main as report
-
-        return report()
     code: int = load_example(command).main()
     return code

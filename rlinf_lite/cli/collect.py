@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf_lite.cli.parse import config_and_overrides
 from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 
@@ -20,7 +21,7 @@ _ANY_ENVIRONMENT = "embodiment/base/run"
 
 def collect(arguments: Sequence[str]) -> int:
     """Play and write; returns 0, 1 after an error, and 2 where the config is wrong."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = _given(arguments)
     try:
         cfg = requested(arguments)
     except ConfigError as error:
@@ -44,13 +45,13 @@ def collect(arguments: Sequence[str]) -> int:
     same = [f"\"{key}='{value}'\"" if "," in value else f"{key}={value}" for key, value in env.items() if value]
     same += [shlex.quote(text) for text in given.overrides if text.startswith("env.options")]
     where = " ".join(["data.source=folder", shlex.quote(f"data.demos_dir={given.out}"), *same])
-    print(f"  imitate it: rlinf-lite sft --config-name {name} {where}")
+    print(f"  imitate it: rlinf-lite sft {name} {where}")
     return 0
 
 
 def requested(arguments: Sequence[str]) -> Config:
     """The config that a command line asks for. Raises ConfigError."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = _given(arguments)
     policy = {} if given.policy is None else _said_of(given.policy)
     model_id = None if given.config_name or not given.env else policy.get("policy_id")
     name = given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT)
@@ -61,12 +62,21 @@ def requested(arguments: Sequence[str]) -> Config:
     return cfg
 
 
+def _given(arguments: Sequence[str]) -> argparse.Namespace:
+    given = _parser().parse_intermixed_args(arguments)
+    given.config_name, given.overrides = config_and_overrides(given.words, given.config_name)
+    return given
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlinf-lite collect", description=__doc__, allow_abbrev=False)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="any key of the config, in Hydra's grammar")
+    parser.add_argument("words", nargs="*", metavar="NAME key=value", help="a config, and overrides in Hydra's grammar")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the dataset is written")
     parser.add_argument(
-        "--config-name", "-cn", metavar="NAME", help=f"a config (default: {_DEFAULT}, or with --env none)"
+        "--config-name",
+        "-cn",
+        metavar="NAME",
+        help=f"a config (default: {_DEFAULT}, or with --env none); or NAME alone",
     )
     parser.add_argument("--env", metavar="ID", help="environment (env.id)")
     parser.add_argument("--task", help="its task (env.task)")

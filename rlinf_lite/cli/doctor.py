@@ -31,6 +31,7 @@ from rich.text import Text
 
 from rlinf_lite.cards import EnvCard, Probe
 from rlinf_lite.cli.info import requirements
+from rlinf_lite.cli.parse import config_and_overrides
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import byte_text
@@ -65,11 +66,12 @@ def doctor(arguments: Sequence[str]) -> int:
     """Print the findings; returns 1 where something failed, 2 where the config is wrong."""
     parser = argparse.ArgumentParser(prog="rlinf-lite doctor", description="Check this machine; name the fixes.")
     parser.add_argument("--json", action="store_true", help="as a JSON list")
-    parser.add_argument("--config-name", "-cn", metavar="NAME", help="check that this config fits, too")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of that config")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="check that this config fits, too; or NAME alone")
+    parser.add_argument("words", nargs="*", metavar="NAME key=value", help="that config, and overrides of it")
     options = parser.parse_intermixed_args(arguments)
+    name, overrides = config_and_overrides(options.words, options.config_name)
     try:
-        config = None if options.config_name is None else load_config(options.config_name, options.overrides)
+        config = None if name is None else load_config(name, overrides)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -53,14 +53,10 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
         print("\nkeys:")
         print("\n".join(key_lines(ReasoningConfig if task_type == "reasoning" else Config)))
         sys.exit(0)
-    names, overrides = names_and_overrides(arguments.words)
+    named, overrides = config_and_overrides(arguments.words, arguments.config_name)
     if arguments.resume is not None:
         overrides.append(f"runner.resume={arguments.resume}")
-    names = [*filter(None, [arguments.config_name]), *names]
-    if len(names) > 1:
-        print(f"{' '.join(names)}: {len(names)} configs. Name one; a change of it is key=value", file=sys.stderr)
-        sys.exit(2)
-    name = names[0] if names else default_config
+    name = named or default_config
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
@@ -78,6 +74,17 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
         print(describe(config))
         sys.exit(0)
     return config
+
+
+def config_and_overrides(words: Sequence[str], config_name: str | None) -> tuple[str | None, list[str]]:
+    """The config that a command names, by itself or by --config-name, and what changes it. Exits with 2 where there
+    are several."""
+    names, overrides = names_and_overrides(words)
+    names = [*filter(None, [config_name]), *names]
+    if len(names) > 1:
+        print(f"{' '.join(names)}: {len(names)} configs. Name one; a change of it is key=value", file=sys.stderr)
+        sys.exit(2)
+    return (names[0] if names else None), overrides
 
 
 def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,18 +1,20 @@
-"""rlinf-lite report results/<run>: write the run's report.html."""
+"""`rlinf-lite report RUN`: write a run's report.html. Imports neither torch nor ray."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from rlinf_lite.report import ReportError, write_report
 
 
-def main() -> int:
+def report(arguments: Sequence[str]) -> int:
+    """Write it and print its path; returns 2 where there is no run."""
     parser = argparse.ArgumentParser(prog="rlinf-lite report", description="Write a run's report.")
-    parser.add_argument("run_dir", help="a run's directory, for example results/<run>")
+    parser.add_argument("run", metavar="RUN", help="a run's directory, for example results/<run>")
     try:
-        print(write_report(parser.parse_args().run_dir))
+        print(write_report(parser.parse_args(arguments).run))
     except ReportError as error:
         print(error, file=sys.stderr)
         return 2

@@ -393,6 +393,9 @@ def _the_folder_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
     elif data.source == "folder" and data.demos_dir is not None and not Path(data.demos_dir).is_dir():
         text = f"no directory {data.demos_dir!r} (looked for {Path(data.demos_dir).absolute()})"
         yield Problem("data.demos_dir", f"{text}. Correct it")
+    elif data.source == "folder" and not (Path(data.demos_dir or "") / "meta" / "info.json").is_file():
+        text = f"{data.demos_dir!r} is no LeRobotDataset: it has no meta/info.json"
+        yield Problem("data.demos_dir", f"{text}. Name a dataset's own folder")
 
 
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=("sft",))

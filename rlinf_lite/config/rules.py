@@ -6,10 +6,15 @@ A rule is left out where one of those keys is wrong, so that one mistake is not 
 
 from __future__ import annotations
 
+import netrc
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Set
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlparse
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
@@ -23,6 +28,9 @@ Rule = Callable[[Any, Any], Iterator[Problem]]
 SIMULATED: tuple[Kind, ...] = ("embodied", "sft")
 REINFORCED: tuple[Kind, ...] = ("embodied", "reasoning")
 ALL: tuple[Kind, ...] = ("embodied", "sft", "reasoning")
+
+MIN_FREE_BYTES = 50 * 2**20
+"""On a disk that a run writes to: logs, films and a checkpoint of a tiny policy."""
 
 _RULES: list[tuple[tuple[str, ...], tuple[Kind, ...], Rule]] = []
 
@@ -216,6 +224,59 @@ def _loggers_are_installed(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     if "wandb" in config.runner.logger.backends and not registry.is_installed("wandb"):
         text = f"wandb is not installed. {registry.install_command('wandb')}, or leave it out"
         yield Problem("runner.logger.backends", text)
+    elif "wandb" in config.runner.logger.backends and not knows_wandb_key():
+        text = "wandb has no key on this machine. `wandb login` stores one; WANDB_MODE=offline does without"
+        yield Problem("runner.logger.backends", text, of_machine=True)
+
+
+@rule("model.id", kinds=SIMULATED)
+def _the_policy_is_one(config: Any, plan: Any) -> Iterator[Problem]:
+    try:
+        part = registry.policy_card(config.model.id).part
+    except registry.PartError:  # said by its own rule
+        return
+    base = sys.modules.get("rlinf_lite.models.base")  # a policy's module has imported it
+    if part is not None and not (base is not None and isinstance(part, type) and issubclass(part, base.Policy)):
+        text = f"{config.model.id} is {part!r}, not a subclass of rlinf_lite.models.Policy. Name one"
+        yield Problem("model.id", text)
+
+
+def _written_rule(key: str) -> None:
+    @rule(key)
+    def directories_can_be_written(config: Any, plan: Any) -> Iterator[Problem]:
+        """Nothing is made before the run begins: the nearest directory above that is there is looked at."""
+        path = Path(attrgetter(key)(config)).absolute()
+        above = next(one for one in (path, *path.parents) if one.exists())
+        if not above.is_dir():
+            yield Problem(key, f"{path} cannot be made: {above} is a file. Name another directory")
+        elif not os.access(above, os.W_OK | os.X_OK) or os.statvfs(above).f_flag & os.ST_RDONLY:
+            text = f"{path} cannot be written: {above} does not allow it. Name another directory"
+            yield Problem(key, text, of_machine=True)
+        elif (free := shutil.disk_usage(above).free) < MIN_FREE_BYTES:
+            text = (
+                f"{free / 2**20:.0f} MiB are free in {above}, and a run writes {MIN_FREE_BYTES / 2**20:.0f} MiB or more"
+            )
+            yield Problem(key, f"{text}. Free some, or name another directory", of_machine=True)
+
+
+_written_rule("runner.logger.log_path")
+_written_rule("actor.checkpoint_save_path")
+
+
+def knows_wandb_key() -> bool:
+    """Whether Weights & Biases would log in without asking, or not log in at all."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    settings = (Path("wandb/settings"), Path.home() / ".config/wandb/settings")  # where `wandb offline` writes
+    if any("offline" in file.read_text() for file in settings if file.is_file()):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Self
 
 from rlinf_lite.report.axes import Scale, Tick, compact, inner_ticks, nice_ticks, percent, ticks
-from rlinf_lite.report.run_files import RunFiles
+from rlinf_lite.report.run_files import Line, RunFiles
 
 Point = tuple[float, float]
 
@@ -91,6 +92,8 @@ class Series:
     """Of the page's series colours, from 1."""
     intervals: Sequence[tuple[float, float]] = ()
     """95% interval of each point; a series that has them is drawn as points with whiskers."""
+    look: str = ""
+    """CSS classes of its lines besides."""
 
     def lines(self) -> list[tuple[str, Sequence[Point]]]:
         """What to draw, with its CSS class: of a long series the points, faint, and their moving average."""
@@ -165,26 +168,56 @@ class Chart:
         return f"{self.title}. {'; '.join(parts)}"
 
 
+@dataclass(frozen=True)
+class Axis:
+    """What learning curves are drawn over."""
+
+    key: str
+    """In a line of the log."""
+    eval_key: str
+    """In an evaluation's file."""
+    name: str
+
+    @classmethod
+    def of(cls, run: RunFiles) -> Self:
+        """Env steps; steps, where training takes none."""
+        played = not run.steps or "env/num_steps" in run.steps[-1]
+        return cls("env/num_steps", "env_steps", "env steps") if played else cls("step", "step", "steps")
+
+    def points(self, run: RunFiles, metric: str) -> list[Point]:
+        """What the run logged of a metric; of a step logged more than once, the last."""
+        found = {
+            line[self.key]: line[metric] for line in run.lines if self.key in line and line.get(metric) is not None
+        }
+        return sorted(found.items())
+
+    def evaluated(self, run: RunFiles, spec: Spec) -> tuple[list[Point], list[tuple[float, float]]]:
+        """What the evaluations measured of a chart's subject, and the 95% interval of each."""
+        points, intervals = list[Point](), list[tuple[float, float]]()
+        value, interval = spec.evaluated or ("", "")
+        for content in run.evals if spec.evaluated else ():
+            total = content["total"]
+            if total[value] is not None:
+                points.append((self.at_eval(content), float(total[value])))
+                low, high = total[interval] or (total[value], total[value])
+                intervals.append((float(low), float(high)))
+        return points, intervals
+
+    def at_eval(self, content: Line) -> float:
+        return float(content[self.eval_key])
+
+
 def charts(run: RunFiles) -> Iterator[Chart]:
     """The charts of those metrics that the run logged, over env steps (over steps, where training takes none)."""
-    played = not run.steps or "env/num_steps" in run.steps[-1]
-    x_key, x_name = ("env/num_steps", "env steps") if played else ("step", "steps")
-    eval_x = "env_steps" if played else "step"
-    marks = [float(content[eval_x]) for content in run.evals]
+    axis = Axis.of(run)
+    marks = [axis.at_eval(content) for content in run.evals]
     for spec in CHARTS:
         series = []
         for colour, (metric, name) in enumerate(spec.metrics.items(), start=1):
-            # of a step logged more than once, the last
-            found = {line[x_key]: line[metric] for line in run.lines if x_key in line and line.get(metric) is not None}
-            if found:
-                series.append(Series(name, sorted(found.items()), colour))
-        if spec.evaluated is not None:
-            value, interval = spec.evaluated
-            totals = [(x, content["total"]) for x, content in zip(marks, run.evals, strict=True)]
-            totals = [(x, total) for x, total in totals if total[value] is not None]
-            if totals:
-                points = [(x, float(total[value])) for x, total in totals]
-                intervals = [tuple(total[interval] or (total[value], total[value])) for _, total in totals]
-                series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
+            if points := axis.points(run, metric):
+                series.append(Series(name, points, colour))
+        points, intervals = axis.evaluated(run, spec)
+        if points:
+            series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
         if series:
-            yield Chart(spec, series, marks, x_name)
+            yield Chart(spec, series, marks, axis.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from PIL import Image
 
 from rlinf_lite.report.axes import Scale, compact, duration, percent
@@ -62,16 +62,8 @@ NUM_ANSWERS = 8
 
 def render_page(run: RunFiles) -> str:
     """The whole page as HTML: nothing in it is loaded from elsewhere, and it runs no script."""
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters |= {"duration": duration, "percent": percent, "measured": measured, "px": "{:.1f}".format}
     failures = read_failures(run.events)
-    return templates.get_template("page.html").render(
+    return template("page.html").render(
         run=run,
         about=_about(run),
         evals=_first_and_last(run.evals),
@@ -90,6 +82,19 @@ def render_page(run: RunFiles) -> str:
         videos_off=run.section("env", "eval").get("num_videos") == 0,
         commands=_commands(run),
     )
+
+
+def template(name: str) -> Template:
+    """One of `templates/`."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"duration": duration, "percent": percent, "measured": measured, "px": "{:.1f}".format}
+    return templates.get_template(name)
 
 
 def _first_and_last(items: Sequence[T]) -> list[tuple[str, T]]:
@@ -194,11 +199,24 @@ class Measured:
         return f"[{compact(self.low)}, {compact(self.high)}]"
 
 
-class TaskTable:
-    """A row per task (the last evaluation's summary, measured before and after), per group of tasks, and one for all of
-    them where there are more; before is None where there was one evaluation alone, or it had not this task."""
+class IntervalPlot:
+    """Room beside a table's rows for their intervals, all over one scale."""
 
     plot_width, plot_height, plot_margin = 240, 30, 8
+
+    def __init__(self, shown: Sequence[Measured]) -> None:
+        low, high = min(m.low for m in shown), max(m.high for m in shown)
+        are_rates = all(m.is_success for m in shown)
+        if are_rates:
+            low, high = 0.0, 1.0
+        right = self.plot_width - self.plot_margin
+        self.x = Scale(low, high if high > low else low + 1.0, self.plot_margin, right)
+        self.plot = "0 to 100%" if are_rates else f"{compact(self.x.low)} to {compact(self.x.high)}"
+
+
+class TaskTable(IntervalPlot):
+    """A row per task (the last evaluation's summary, measured before and after), per group of tasks, and one for all of
+    them where there are more; before is None where there was one evaluation alone, or it had not this task."""
 
     def __init__(self, run: RunFiles) -> None:
         before, after = run.evals[0], run.evals[-1]
@@ -210,14 +228,7 @@ class TaskTable:
         for task in tasks:
             was = earlier.get(task["task_id"])
             self.rows.append((task, None if was is None else measured(was), measured(task)))
-        shown = [m for _, *both in self.rows for m in both if m is not None]
-        low, high = min(m.low for m in shown), max(m.high for m in shown)
-        if all(m.is_success for m in shown):
-            low, high = 0.0, 1.0
-        right = self.plot_width - self.plot_margin
-        self.x = Scale(low, high if high > low else low + 1.0, self.plot_margin, right)
-        is_success = self.rows[0][2].is_success
-        self.plot = "0 to 100%" if is_success else f"{compact(self.x.low)} to {compact(self.x.high)}"
+        super().__init__([m for _, *both in self.rows for m in both if m is not None])
 
 
 def measured(summary: Line) -> Measured:

@@ -215,8 +215,11 @@ def find_checkpoint(path: Path) -> Path:
             if not _is_whole(root / "last"):
                 log.warning("%s leads to no complete checkpoint: %s is the newest that is", root / "last", found)
             return found
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
     raise CheckpointError(
-        f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them)"
+        f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them). A run writes "
+        "one every runner.save_interval steps, and after its last"
     )
 
 

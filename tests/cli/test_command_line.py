@@ -17,6 +17,7 @@ from rlinf_lite.cli import EXAMPLES
 from rlinf_lite.cli.collect import requested
 from rlinf_lite.config import ConfigError
 from rlinf_lite.config.loading import config_names
+from rlinf_lite.runners.checkpoints import CheckpointStore
 
 CommandLine = Callable[[list[str]], int]
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
@@ -109,6 +110,9 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str], command_line
         ["eval"],
         ["eval", "nope", "--config-name", "libero_eval"],
         ["report", "nope"],
+        ["compare", "nope", "nope"],
+        ["sweep", "tabletop_ppo_vlaa", "runner.seed=0,1"],
+        ["init", "env", "3d"],
     ],
 )
 def test_what_cannot_work_exits_with_2(
@@ -137,6 +141,55 @@ def test_a_suite_that_a_policy_does_not_fit_exits_with_2(
     assert "--suite metaworld-mt10 has set env.id=metaworld env.task=MT10" in written
 
 
+@pytest.fixture
+def runs_without_a_policy(tmp_path: Path) -> Path:
+    """A run that wrote no checkpoint, and one whose checkpoint lost the end of a file."""
+    results = tmp_path / "results"
+    (results / "none").mkdir(parents=True)
+    (results / "none" / "metrics.jsonl").touch()
+    store = CheckpointStore(results / "damaged", keep=2)
+    for step in (1, 2):
+        store.write(step, lambda directory: (directory / "weights").write_bytes(b"12345678"))
+    (results / "damaged/checkpoints/step_000002/weights").write_bytes(b"1234")
+    return results
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "said"),
+    [
+        ("nope", "nope: no such directory (looked for "),
+        ("results/none", "results/none holds no complete checkpoint"),
+        ("results/damaged", "weights has 4 of 8 bytes: this checkpoint is damaged"),
+        ("policy", "It is a policy: --config-name NAME actor.checkpoint_load_path=policy measures it"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_message(
+    run_dir: str,
+    said: str,
+    runs_without_a_policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command_line: CommandLine,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    assert command_line(["eval", run_dir]) == 2
+    written = capsys.readouterr()
+    assert said in written.err and "Traceback" not in written.err and written.out == ""
+    assert len(written.err.splitlines()) <= 2
+
+
+def test_every_command_takes_a_config_by_its_name_alone(
+    capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    assert requested(["--out", "demos", "metaworld_sft_vla", "--episodes", "2"]).env.id == "metaworld"
+    for words in (["doctor", "tabletop_ppo_vlaa"], ["collect", "--out", "demos", "tabletop_ppo_vlaa"]):
+        assert command_line(words) == 2
+        assert "Did you mean tabletop_ppo_vla" in capsys.readouterr().err
+
+
 def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path: Path) -> None:
     """Without the clone: what the wheel holds is enough."""
     target = tmp_path / "site"
@@ -155,7 +208,7 @@ def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path:
     assert "task: Pendulum-v1" in planned.stdout
     assert (target / "bin" / "rlinf-lite").is_file()
     templates = {path.name for path in (target / "rlinf_lite" / "report" / "templates").iterdir()}
-    assert templates == {"page.html", "drawings.html", "style.css"}
+    assert templates == {"compare.html", "page.html", "drawings.html", "style.css"}
 
 
 def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_path: Path) -> None:

@@ -140,8 +140,14 @@ def test_command_would_run(
 
             requested(arguments)
             return
+        if command == "sweep":
+            from rlinf_lite.cli.sweep import trials_of
+
+            assert arguments.pop() == "--dry-run"
+            assert len(trials_of(arguments[0], arguments[1:])[1]) > 1
+            return
         if command not in ("train", "sft", "math", "doctor"):
-            assert (command, arguments) == ("info", []), f"rlinf-lite {command}"
+            assert command in ("info", "configs") and all(word.isalnum() for word in arguments), f"rlinf-lite {command}"
             return
         name, overrides = overrides_of(arguments)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlinf_lite.cli.report import main
+from rlinf_lite.cli.report import report
 from rlinf_lite.metrics import Span, summarize_episodes, write_chrome_trace
 from rlinf_lite.report import ReportError, write_report
 from rlinf_lite.report.axes import compact, duration, nice_ticks, tick_labels
@@ -191,12 +191,10 @@ def test_a_run_of_few_files_says_what_is_missing(tmp_path):
         assert missing in text
 
 
-def test_command(tmp_path, capsys, monkeypatch):
+def test_command(tmp_path, capsys):
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr("sys.argv", ["report", str(run)])
-    assert main() == 0 and capsys.readouterr().out.strip() == str(run / "report.html")
-    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
-    assert main() == 2 and "no metrics.jsonl here" in capsys.readouterr().err
+    assert report([str(run)]) == 0 and capsys.readouterr().out.strip() == str(run / "report.html")
+    assert report([str(tmp_path)]) == 2 and "no metrics.jsonl here" in capsys.readouterr().err
     with pytest.raises(ReportError):
         write_report(tmp_path / "nowhere")
 

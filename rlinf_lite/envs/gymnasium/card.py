@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from rlinf_lite.cards import EnvCard, Observed, Task
+from rlinf_lite.cards import EnvCard, Observed, Problem, Task
 
 
 class Gymnasium(EnvCard):
@@ -20,3 +21,27 @@ class Gymnasium(EnvCard):
 
     def lacks_expert(self, task: str, options: dict[str, Any]) -> str:
         return "gymnasium has no expert of its own"
+
+    def problems(self, config: Any) -> Iterator[Problem]:
+        """Those of making one environment: its id, the package it needs, its arguments and its action space."""
+        from gymnasium.error import DependencyNotInstalled
+
+        from rlinf_lite.envs.errors import EnvContractError
+        from rlinf_lite.envs.gymnasium.simulator import make_simulator
+        from rlinf_lite.registry import UnknownEnvError
+
+        env = config.env
+        try:
+            make_simulator(1, env).close()
+        except UnknownEnvError as error:
+            yield Problem("env.task", error.text)
+        except EnvContractError as error:
+            yield Problem("env.task", f"{env.task}: {' '.join(error.problems)}")
+        except (DependencyNotInstalled, ImportError) as error:
+            yield Problem("env.task", f"{env.task} cannot be made: {error}", of_machine=True)
+        except Exception as error:  # of the environment's own code
+            key, asked = ("env.options", f" with {env.options}") if env.options else ("env.task", "")
+            text = (
+                f"{env.task} cannot be made{asked}: {type(error).__name__}: {' '.join(str(error).split())}. Correct it"
+            )
+            yield Problem(key, text)

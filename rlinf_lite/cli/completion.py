@@ -1,0 +1,93 @@
+"""`rlinf-lite completion bash|zsh`: what a shell's start-up file evaluates, with the names of this installation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from rlinf_lite.cli.configs import every_config
+from rlinf_lite.config.names import schema_keys
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.schema import Config
+
+_SCRIPT = """\
+# rlinf-lite: completion of commands, configs, keys and runs. In {file}: eval "$(rlinf-lite completion {shell})"
+{before}_rlinf_lite() {{
+    local commands="{commands}"
+    local configs="{configs}"
+    local language="{language}"
+    local keys="{keys}"
+    local language_keys="{language_keys}"
+    local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words="" before i
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "$commands" -- "$word"))
+        return
+    fi
+    before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    if [ "$word" = "=" ] || [ "$before" = "=" ]; then  # a value: files, which some are
+        COMPREPLY=($(compgen -f -- "${{word#=}}"))
+        return
+    fi
+    case "$command" in
+        eval|report|compare|export|serve|runs)
+            compopt -o filenames 2>/dev/null  # a directory under results/, or any other
+            case "$word" in
+                */*) COMPREPLY=($(compgen -d -- "$word")) ;;
+                *) COMPREPLY=($(compgen -d -- "results/$word") $(compgen -d -- "$word")) ;;
+            esac
+            return ;;
+        init) [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "env policy" -- "$word")); return ;;
+        completion) COMPREPLY=($(compgen -W "bash zsh" -- "$word")); return ;;
+        job) [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "list status logs stop" -- "$word")); return ;;
+        train|sft|math|sweep|collect|doctor) ;;
+        *) return ;;
+    esac
+    words="$configs"
+    for ((i = 2; i < COMP_CWORD; i++)); do  # once a config is there, its keys
+        case " $language " in *" ${{COMP_WORDS[i]}} "*) words="$language_keys"; break ;; esac
+        case " $configs " in *" ${{COMP_WORDS[i]}} "*) words="$keys"; break ;; esac
+    done
+    case "$word" in
+        -*) COMPREPLY=($(compgen -W "--dry-run --resume --help" -- "$word")); return ;;
+        *.*) [ "$words" = "$configs" ] && {{ words="$keys"; [ "$command" = math ] && words="$language_keys"; }} ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    case "${{COMPREPLY[0]}}" in *=) compopt -o nospace 2>/dev/null ;; esac
+}}
+complete -F _rlinf_lite rlinf-lite
+"""
+
+
+def completion(arguments: Sequence[str]) -> int:
+    """Print the script; returns 0."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite completion", description=__doc__)
+    parser.add_argument("shell", choices=["bash", "zsh"])
+    print(script(parser.parse_args(arguments).shell), end="")
+    return 0
+
+
+def script(shell: str) -> str:
+    """zsh runs bash's, by the module that it has for this."""
+    from rlinf_lite.cli import COMMANDS
+
+    found = every_config()
+    return _SCRIPT.format(
+        shell=shell,
+        file=f"~/.{shell}rc",
+        before="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
+        commands=" ".join(COMMANDS),
+        configs=" ".join(one.name for one in found),
+        language=" ".join(one.name for one in found if one.command == "math"),
+        keys=_assignments(Config),
+        language_keys=_assignments(ReasoningConfig),
+    )
+
+
+def _assignments(schema: type[BaseModel]) -> str:
+    """`key=` for every key that is no section."""
+    keys = schema_keys(schema)
+    sections = {key.rpartition(".")[0] for key in keys}
+    return " ".join(dict.fromkeys(f"{key}=" for key in keys if key not in sections))

@@ -1,0 +1,102 @@
+"""`rlinf-lite sweep`: every combination, through the door of `train`; what runs is a stand-in here."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.cli import sweep as module
+from rlinf_lite.cli.sweep import trials_of
+from rlinf_lite.config import ConfigError, load_config
+
+CommandLine = Callable[[list[str]], int]
+NAME = "gym_pendulum_ppo_mlp"
+STAND_IN = """
+import os, signal, sys, time
+from pathlib import Path
+from rlinf_lite.config import load_config
+from tests.report.test_report import write_run
+
+command, name, *overrides = sys.argv[1:]
+cfg = load_config(name, overrides)
+assert command == "train"
+run = Path(cfg.runner.logger.log_path) / f"{cfg.runner.run_name}-Pendulum-v1-seed{cfg.runner.seed}-x"
+run.parent.mkdir(exist_ok=True)
+if cfg.runner.seed == 1:
+    sys.exit(1)
+if cfg.runner.seed == 2:  # somebody presses Ctrl-C
+    os.kill(os.getppid(), signal.SIGINT)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        write_run(run, last=60)
+        sys.exit(130)
+write_run(run, last=90)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, repo: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(repo))
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_failure_does_not_stop_the_others(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    assert command_line(["sweep", NAME, "runner.seed=0,1,3", "runner.max_steps=4"]) == 1
+    first, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert first == ["seed", "status", "metric", "last", "95%", "directory"]
+    where = f"results/{NAME}-01-seed0-Pendulum-v1-seed0-x"
+    assert rows[0] == ["0", "finished", "success", "90.0%", "[82.6,", "94.5]", where] and (stand_in / where).is_dir()
+    assert rows[1] == ["1", "failed", "(1)", "-", "-", "-", "-"]
+    assert rows[2][:4] == ["3", "finished", "success", "90.0%"]
+
+
+def test_ctrl_c_stops_the_present_one_and_shows_what_is_done(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    assert command_line(["sweep", NAME, "runner.seed=0,2,3"]) == 130
+    *_, done, stopped, last = capsys.readouterr().out.splitlines()
+    assert done.split()[:2] == ["0", "finished"]
+    assert stopped.split()[:4] == ["2", "stopped", "success", "60.0%"]
+    assert last == "interrupted: 1 of 3 were not started"
+
+
+def test_commands_are_listed(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
+    sizes = "model.options.hidden_sizes=[32,16],[64,64]"
+    fixed = ["runner.max_steps=3", "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]
+    assert command_line(["sweep", NAME, sizes, *fixed, "actor.optim.lr=1e-4,3e-4", "--dry-run"]) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [words[:3] for words in commands] == [["rlinf-lite", "train", NAME]] * 4
+    configs = [load_config(words[2], words[3:]) for words in commands]
+    values = [(cfg.model.options.hidden_sizes, cfg.actor.optim.lr) for cfg in configs]
+    assert values == [([32, 16], 1e-4), ([32, 16], 3e-4), ([64, 64], 1e-4), ([64, 64], 3e-4)]
+    names = [cfg.runner.run_name for cfg in configs]
+    assert len(set(names)) == 4 and names[1] == f"{NAME}-02-hidden_sizes32_16-lr0.0003"
+    assert all(cfg.runner.max_steps == 3 for cfg in configs)
+
+
+def test_the_command_is_that_of_the_configs_kind() -> None:
+    for name, command in (("math_arithmetic_grpo", "math"), ("tabletop_sft_mlp", "sft")):
+        _, trials = trials_of(name, ["runner.seed=1,2"])
+        assert {trial.words[0] for trial in trials} == {command}
+
+
+def test_what_is_wrong_is_said_before_anything_starts(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    assert command_line(["sweep", NAME, "actor.micro_batch_size=7,256", "runner.seed=0,1", "runer.x=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{NAME}: 2 problems\n") and "Did you mean runner" in said and "passes of 7" in said
+    with pytest.raises(ConfigError, match="nothing varies"):
+        trials_of(NAME, ["model.options.hidden_sizes=[32,16]"])
+    assert command_line(["sweep", NAME, "tabletop_ppo_vla", "runner.seed=1,2"]) == 2
+    assert "here are 2" in capsys.readouterr().err
+    assert not (stand_in / "results").exists()

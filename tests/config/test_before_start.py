@@ -1,0 +1,123 @@
+"""What is tried out before Ray starts, and in a dry run: parts, tasks of gymnasium, directories, the key of wandb."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.config import ConfigError, load_config, rules
+from rlinf_lite.preview.dry_run import describe
+
+NAME = "gym_pendulum_ppo_mlp"
+TASK = """
+import gymnasium
+from gymnasium.envs.classic_control import PendulumEnv
+gymnasium.register("OwnPendulum-v0", PendulumEnv, max_episode_steps=50)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_tasks_of_a_test.py").write_text(TASK)
+    return tmp_path
+
+
+def problem(*overrides: str, name: str = NAME, elsewhere: bool = False) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(name, overrides, elsewhere=elsewhere)
+    assert len(caught.value.problems) == 1, caught.value.problems
+    return caught.value.problems[0]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("env.task=Pendulumm-v1", "env.task: there is no environment 'Pendulumm-v1'. Did you mean Pendulum-v1"),
+        ("env.task=CartPole-v1", "env.task: CartPole-v1: the action space is Discrete(2); policies here act in a"),
+        ("env.task=no_module_here:X-v0", "env.task: 'no_module_here:X-v0': no_module_here cannot be imported"),
+        ("env.task=json:X-v0", "env.task: there is no environment 'json:X-v0'"),
+        ("env.options={gg: 1}", "env.options: Pendulum-v1 cannot be made with {'gg': 1}: TypeError"),
+        ("model.id=json:JSONDecoder", "not a subclass of rlinf_lite.models.Policy. Name one"),
+        ("model.id=json:nothing", "model.id: json has no 'nothing'"),
+        ("env.id=no_module_here:make_env", "env.id: no_module_here:make_env cannot be imported"),
+    ],
+)
+def test_parts_and_tasks(override: str, said: str, elsewhere: bool) -> None:
+    assert said in problem(override, elsewhere=elsewhere)
+
+
+def test_tasks_of_a_module_are_registered_by_importing_it(module: Path) -> None:
+    assert load_config(NAME, ["env.task=own_tasks_of_a_test:OwnPendulum-v0"]).env.task.endswith("OwnPendulum-v0")
+
+
+def test_a_package_that_a_task_needs_may_be_missing_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "env.task: Ant-v5 cannot be made: " in problem("env.task=Ant-v5")
+    assert load_config(NAME, ["env.task=Ant-v5"], elsewhere=True).env.task == "Ant-v5"
+
+
+@pytest.mark.parametrize("key", ["runner.logger.log_path", "actor.checkpoint_save_path"])
+def test_directories_can_be_written(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    override = f"{key}={tmp_path}/a/b"
+    load_config(NAME, [override])
+    assert list(tmp_path.iterdir()) == []  # looked at, not made
+
+    def refuse(path: object, mode: int) -> bool:
+        return Path(str(path)) != tmp_path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", refuse)
+        assert problem(override) == (
+            f"{key}: {tmp_path}/a/b cannot be written: {tmp_path} does not allow it. Name another directory"
+        )
+        said = describe(load_config(NAME, [override], elsewhere=True))
+        assert "it cannot run on this machine" in said and f"{tmp_path} does not allow it" in said
+    full = shutil.disk_usage(tmp_path)._replace(free=2**20)
+    with monkeypatch.context() as patch:
+        patch.setattr(rules.shutil, "disk_usage", lambda path: full)
+        overrides = [f"{other}={tmp_path}/a" for other in ("runner.logger.log_path", "actor.checkpoint_save_path")]
+        with pytest.raises(ConfigError, match=f"{key}: 1 MiB are free in {tmp_path}, and a run writes 50 MiB or more"):
+            load_config(NAME, overrides)
+    (tmp_path / "a").touch()
+    assert f"{tmp_path}/a is a file" in problem(override, elsewhere=True)
+
+
+def test_a_folder_of_demonstrations_is_a_dataset(tmp_path: Path) -> None:
+    words = ["data.source=folder", f"data.demos_dir={tmp_path}"]
+    assert f"data.demos_dir: '{tmp_path}' is no LeRobotDataset" in problem(*words, name="tabletop_sft_mlp")
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    load_config("tabletop_sft_mlp", words)
+
+
+def test_wandb_has_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(rules.registry, "is_installed", lambda module: True)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    override = "runner.logger.backends=[wandb]"
+    assert "wandb has no key on this machine. `wandb login` stores one" in problem(override)
+    load_config(NAME, [override], elsewhere=True)
+
+    (tmp_path / "netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123\n")
+    (tmp_path / "netrc").chmod(0o600)
+    load_config(NAME, [override])
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    problem(override)
+    for variable, value in (("WANDB_API_KEY", "0123"), ("WANDB_MODE", "offline")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            load_config(NAME, [override])
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = offline\n")  # as `wandb offline` does
+    load_config(NAME, [override])
