@@ -1,0 +1,82 @@
+"""`rlinf-lite serve`: a trained policy behind a WebSocket, in the wire format of openpi's policy server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_lite.registry import install_command, is_installed
+from rlinf_lite.serving.address import ServeError, bind
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Serve until Ctrl-C; returns 0, and 2 where there is no such policy, or it may not be served so."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite serve", description=__doc__, allow_abbrev=False)
+    parser.add_argument("policy", metavar="RUN", help="a run, one of its checkpoints, or a policy's directory")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen (default: this machine alone); another needs a token"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: one that is free (default: 8000)")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="of the text that clients have to send")
+    token.add_argument("--token", help="that text itself, which others on this machine can see")
+    parser.add_argument(
+        "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    given = parser.parse_args(arguments)
+
+    try:
+        missing = [name for name in ("websockets", "msgpack") if not is_installed(name)]
+        if missing:
+            raise ServeError(f"{' and '.join(missing)} cannot be imported: {install_command('serve')}")
+        secret = _token(given)
+        bound = bind(given.host, given.port, has_token=secret is not None)
+    except ServeError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    # only now what takes time to import
+    import torch
+
+    from rlinf_lite.models import Policy, load_policy
+    from rlinf_lite.serving.server import PolicyServer
+
+    logging.basicConfig(format="%(message)s")
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with bound:
+        try:
+            policy = load_policy(given.policy)
+            if not isinstance(policy, Policy):
+                raise ServeError("it is a language model, which answers prompts and has no actions")
+            policy.to(device)
+        except (ValueError, OSError, RuntimeError) as error:
+            print(f"{given.policy}: {error}", file=sys.stderr)
+            return 2
+        with PolicyServer(policy, bound, secret, given.mode, given.seed) as server:
+            host = f"[{server.host}]" if ":" in server.host else server.host
+            said = f"{policy.policy_id}, {given.mode}, on {device}, process {os.getpid()}. Ctrl-C ends it"
+            print(f"serving {given.policy} at ws://{host}:{server.port}: {said}", flush=True)
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print("ended; clients have been told", flush=True)
+    return 0
+
+
+def _token(given: argparse.Namespace) -> str | None:
+    """Raises ServeError where a file cannot be read, or the token is empty or no ASCII."""
+    if given.token_file is None and given.token is None:
+        return None
+    try:
+        token: str = given.token if given.token_file is None else given.token_file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ServeError(f"--token-file {given.token_file}: {getattr(error, 'strerror', None) or error}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise ServeError("the token is empty, or not of printable ASCII. `openssl rand -hex 32` makes one")
+    return token
