@@ -133,8 +133,8 @@ class Policy(nn.Module, ABC):
         """Raise ValueError where this policy cannot read what the environment gives."""
 
     def reads(self) -> PolicyInputs | None:
-        """What an observation has to have, as `rlinf-lite serve` tells clients. None: not said, so that whatever comes is
-        passed on."""
+        """What an observation has to have, which `rlinf-lite serve` tells clients. None: it does not say, and gets
+        whatever comes."""
         return None
 
     @abstractmethod

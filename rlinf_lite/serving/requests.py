@@ -62,9 +62,7 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
                     f"the policy looks through {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
                 )
         if reads.cameras and not images:
-            raise RequestError(
-                f"the policy looks through {', '.join(reads.cameras)}; the request has {has or 'nothing'}"
-            )
+            raise RequestError(f"the policy looks through {', '.join(reads.cameras)}; {has}")
     if images:
         obs["images"] = {camera: _upright(np.asarray(image)) for camera, image in images.items()}
 
