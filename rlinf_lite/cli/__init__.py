@@ -14,13 +14,14 @@ from rlinf_lite.script import run_script
 
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
-COMMANDS = [*EXAMPLES, "collect", "serve", "report", "runs", "job", "doctor", "info"]
+COMMANDS = [*EXAMPLES, "collect", "serve", "export", "report", "runs", "job", "doctor", "info"]
 _ABOUT = """commands, each with a --help of its own:
   train    train a policy by reinforcement learning
   eval     measure a saved policy on the evaluation episodes of its run
   sft      collect demonstrations and train a policy on them
   collect  write episodes of an expert or a policy as a LeRobotDataset
   serve    a policy behind a WebSocket, for openpi's clients
+  export   a policy with a model card, as the Hugging Face Hub expects it
   math     train a language model on problems with known answers
   report   write a run's report.html
   runs     what there is in results/: status, steps, success
@@ -48,7 +49,7 @@ def _run(words: list[str]) -> int:
         from rlinf_lite.cli.collect import collect
 
         return collect(arguments)
-    if command in ("doctor", "info", "job", "runs", "serve"):  # what each imports, the others do without
+    if command in ("doctor", "export", "info", "job", "runs", "serve"):  # what each imports, the others do without
         run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
         return run(arguments)
     sys.argv = [f"rlinf-lite {command}", *arguments]
