@@ -65,24 +65,8 @@ class Source:
 
 def export(arguments: Sequence[str]) -> int:
     """Write the directory; returns 0, and 2 where there is no such policy, or where it would not go there."""
-    parser = argparse.ArgumentParser(prog="rlinf-lite export", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "policy", type=Path, metavar="RUN", help="a run, one of its checkpoints, or a policy's directory"
-    )
-    parser.add_argument("--to", choices=("hf",), required=True, help="hf: the Hugging Face Hub")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a new one, or an empty one")
-    parser.add_argument(
-        "--license",
-        required=True,
-        metavar="ID",
-        help="of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
-    )
-    parser.add_argument("--base-model", metavar="ID", help="on the Hub, which the policy was trained from")
-    given = parser.parse_intermixed_args(arguments)
+    given = parse(arguments)
     directory: Path = given.directory.resolve()
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
-        parser.error(f"--license {given.license}: the Hub has words like apache-2.0, mit, cc-by-4.0, gemma, other")
-
     from rlinf_lite.runners.checkpoints import CheckpointError
 
     try:
@@ -106,6 +90,27 @@ def export(arguments: Sequence[str]) -> int:
     )
     print(f"  nothing has been uploaded: hf upload <user>/{directory.name} {given.directory}")
     return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Exits with 2 where an argument is wrong."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite export", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "policy", type=Path, metavar="RUN", help="a run, one of its checkpoints, or a policy's directory"
+    )
+    parser.add_argument("--to", choices=("hf",), required=True, help="hf: the Hugging Face Hub")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new one, or an empty one")
+    parser.add_argument(
+        "--license",
+        required=True,
+        metavar="ID",
+        help="of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
+    )
+    parser.add_argument("--base-model", metavar="ID", help="on the Hub, which the policy was trained from")
+    given = parser.parse_intermixed_args(arguments)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
+        parser.error(f"--license {given.license}: the Hub has words like apache-2.0, mit, cc-by-4.0, gemma, other")
+    return given
 
 
 def find_source(path: Path) -> Source:

@@ -15,22 +15,7 @@ from rlinf_lite.serving.address import ServeError, bind
 
 def serve(arguments: Sequence[str]) -> int:
     """Serve until Ctrl-C; returns 0, and 2 where there is no such policy, or it may not be served so."""
-    parser = argparse.ArgumentParser(prog="rlinf-lite serve", description=__doc__, allow_abbrev=False)
-    parser.add_argument("policy", metavar="RUN", help="a run, one of its checkpoints, or a policy's directory")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="where to listen (default: this machine alone); another needs a token"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="0: one that is free (default: 8000)")
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, metavar="FILE", help="of the text that clients have to send")
-    token.add_argument("--token", help="that text itself, which others on this machine can see")
-    parser.add_argument(
-        "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    given = parser.parse_args(arguments)
-
+    given = parse(arguments)
     try:
         missing = [name for name in ("websockets", "msgpack") if not is_installed(name)]
         if missing:
@@ -67,6 +52,25 @@ def serve(arguments: Sequence[str]) -> int:
             except KeyboardInterrupt:
                 print("ended; clients have been told", flush=True)
     return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Exits with 2 where an argument is wrong."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite serve", description=__doc__, allow_abbrev=False)
+    parser.add_argument("policy", metavar="RUN", help="a run, one of its checkpoints, or a policy's directory")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen (default: this machine alone); another needs a token"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: one that is free (default: 8000)")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="of the text that clients have to send")
+    token.add_argument("--token", help="that text itself, which others on this machine can see")
+    parser.add_argument(
+        "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    return parser.parse_args(arguments)
 
 
 def _token(given: argparse.Namespace) -> str | None:

@@ -24,7 +24,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(message: bytes) -> Any:
-    """What `pack` got; arrays are read-only views of the message. Raises WireError."""
+    """What `pack` got; arrays are the caller's own, to write to. Raises WireError."""
     try:
         return msgpack.unpackb(message, object_hook=_unpacked)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
@@ -44,7 +44,7 @@ def _packed(value: Any) -> Any:
 def _unpacked(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" in value:
         array = np.frombuffer(value[b"data"], dtype=_check(np.dtype(value[b"dtype"])))
-        return array.reshape(value[b"shape"])
+        return array.reshape(value[b"shape"]).copy()
     if b"__npgeneric__" in value:
         return _check(np.dtype(value[b"dtype"])).type(value[b"data"])
     return value

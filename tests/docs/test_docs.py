@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -139,6 +140,10 @@ def test_command_would_run(
             from rlinf_lite.cli.collect import requested
 
             requested(arguments)
+            return
+        if command in ("serve", "export"):
+            given = importlib.import_module(f"rlinf_lite.cli.{command}").parse(arguments)
+            assert (REPO / given.policy / "config.json").is_file()
             return
         if command not in ("train", "sft", "math", "doctor"):
             assert (command, arguments) == ("info", []), f"rlinf-lite {command}"

@@ -91,6 +91,7 @@ def test_messages_are_openpis_to_the_byte() -> None:
     assert pack({"a": np.array([1, 2], "<i2"), "b": np.uint8(5)}) == message
     found = unpack(message)
     assert found["a"].tolist() == [1, 2] and found["a"].dtype == np.int16
+    assert found["a"].flags.writeable  # torch warns of others
     assert found["b"] == 5 and isinstance(found["b"], np.uint8)
     turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
     assert (unpack(pack({"x": turned}))["x"] == turned).all()
