@@ -8,9 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlinf_lite.registry import install_command, is_installed
 from rlinf_lite.serving.address import ServeError, bind
+
+if TYPE_CHECKING:
+    from rlinf_lite.models import Policy
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -29,17 +33,15 @@ def serve(arguments: Sequence[str]) -> int:
     # only now what takes time to import
     import torch
 
-    from rlinf_lite.models import Policy, load_policy
+    from rlinf_lite.models import load_policy
     from rlinf_lite.serving.server import PolicyServer
 
     logging.basicConfig(format="%(message)s")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with bound:
         try:
-            policy = load_policy(given.policy)
-            if not isinstance(policy, Policy):
-                raise ServeError("it is a language model, which answers prompts and has no actions")
-            policy.to(device)
+            policy = load_policy(given.policy).to(device)
+            _act_once(policy)
         except (ValueError, OSError, RuntimeError) as error:
             print(f"{given.policy}: {error}", file=sys.stderr)
             return 2
@@ -71,6 +73,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     return parser.parse_args(arguments)
+
+
+def _act_once(policy: Policy) -> None:
+    """On nothing: what it lacks, such as a tokenizer, is known before clients come, and the first need not wait longer
+    than others. Raises what `Policy.act` does."""
+    import numpy as np
+
+    reads = policy.reads()
+    if reads is not None:
+        images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in reads.cameras.items()}
+        obs = {"images": images, "state": np.zeros(reads.state_dim), "instruction": "wait"}
+        policy.act({name: obs[name] for name in obs if name != "state" or reads.state_dim})
 
 
 def _token(given: argparse.Namespace) -> str | None:

@@ -259,6 +259,8 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
     assert "No such file" in refused("--token-file", str(tmp_path / "none"))
     assert "ports are 0 to 65535" in refused("--port", "70000")
     assert refused("--port", "0").startswith("nowhere: nowhere is not a policy directory")
+    assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
+    assert "the policy came without a tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):
         pass
     bind("localhost", 0).close()
@@ -313,6 +315,17 @@ def test_requests_of_openpis_clients() -> None:
     named = {"observation/agentview": image(4), "observation/state": np.zeros(2), "prompt": "go", "other": 1}
     obs = observation(named, None)
     assert set(obs) == {"images", "state", "instruction"} and set(obs["images"]) == {"agentview"}
+
+
+@pytest.mark.parametrize("name", ["tiny-pi0", "tiny-pi05-lerobot", "tiny-smolvla"])
+def test_published_policies_read_them(name: str) -> None:
+    policy = load_policy(f"tests/fixtures/{name}")
+    reads = policy.reads()
+    assert reads is not None and not reads.needs_all_cameras
+    request = {"observation/image": image(1), "observation/wrist_image": image(2), "prompt": "pick"}
+    obs = observation({**request, "observation/state": np.zeros(reads.state_dim)}, reads)
+    assert list(obs["images"]) == list(reads.cameras)[:2]
+    assert policy.act(obs).shape == (policy.num_action_chunks, policy.action_dim)
 
 
 @pytest.mark.parametrize(
