@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -177,7 +177,8 @@ def model_card(
     from huggingface_hub import ModelCardData
 
     evaluations = [(file, json.loads(file.read_text())) for file in source.evaluations]
-    algorithm = source.said("algorithm.adv_type") if source.said("runner.task_type") != "sft" else "imitation"
+    estimator = source.said("algorithm.adv_type")
+    algorithm = "imitation" if source.said("runner.task_type") == "sft" else {"gae": "ppo"}.get(estimator, estimator)
     reads = None if policy is None else policy.reads()
     if policy is None:
         library, pipeline = "transformers", "text-generation"
@@ -197,7 +198,7 @@ def model_card(
         _about(source, policy, algorithm),
         "## How well it does\n\n" + _success(evaluations),
         *([_interface(policy)] if policy is not None else []),
-        "## Load it\n\n" + _usage(policy, name),
+        "## Load it\n\n" + _usage(policy, name, {content["mode"] for _, content in evaluations}),
         "## Files\n\n" + _files(directory),
         f"## Licence\n\n`{license_id}`. Weights that training started from have terms of their own.",
     ]
@@ -265,7 +266,8 @@ def _interface(policy: Policy) -> str:
     return "\n".join([*lines, f"| answers | {answer} |"])
 
 
-def _usage(policy: Policy | None, name: str) -> str:
+def _usage(policy: Policy | None, name: str, modes: Collection[str]) -> str:
+    """Acting as it was evaluated, where that was one way."""
     if policy is None:
         return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -281,6 +283,7 @@ tokenizer = AutoTokenizer.from_pretrained("<user>/{name}")
         entries.append(f'"state": np.zeros({reads.state_dim})')
     if reads is not None and reads.has_instruction:
         entries.append('"instruction": "..."')
+    mode = ', mode="sampled"' if set(modes) == {"sampled"} else ""
     module, colon, _ = policy.policy_id.partition(":")
     own = f" and the module `{module}`, which is not among these files" if colon else ""
     text = f"With rlinf_lite {__version__}{own}:"
@@ -292,7 +295,7 @@ import rlinf_lite
 from huggingface_hub import snapshot_download
 
 policy = rlinf_lite.load_policy(snapshot_download("<user>/{name}"))
-actions = policy.act({{{", ".join(entries)}}})  # [{policy.num_action_chunks}, {policy.action_dim}]
+actions = policy.act({{{", ".join(entries)}}}{mode})  # [{policy.num_action_chunks}, {policy.action_dim}]
 ```
 
 `rlinf-lite serve DIR` serves it to openpi's clients; `actor.checkpoint_load_path=DIR` trains on from it."""

@@ -86,6 +86,7 @@ def test_a_run_as_the_hub_expects_it(
         "train_config.yaml",
     }
     assert [path.name for path in out.parent.iterdir()] == ["picker"]
+    assert '"instruction": "..."})  # [4, 3]' in (out / "README.md").read_text()  # greedy, as evaluated
     for path in (run / "checkpoints" / "last" / "policy").iterdir():
         assert (out / path.name).read_bytes() == path.read_bytes()
     assert (load_policy(out).act(PICTURE) == policy.act(PICTURE)).all()
@@ -99,7 +100,7 @@ def test_a_run_as_the_hub_expects_it(
     assert "| tabletop pick | success 75.0% [40.9, 92.9] (6/8), greedy | 7 | [step_000040.json](evaluations/" in page
     assert "success 75.0% [a, b] (6/8), sampled" in page and "25.0%" not in page  # that was before training
     assert (
-        "40 steps of gae, config `my_run`, seed 0." in page
+        "40 steps of ppo, config `my_run`, seed 0." in page
         and "camera `top` | uint8 [H, W, 3], scaled to 64 x 64" in page
     )
     assert json.loads((out / "evaluations" / "step_000040.json").read_text()) == measured
@@ -124,10 +125,13 @@ def test_the_code_of_the_card_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_returns_where_there_is_no_success(checkpoint: Checkpoint, tmp_path: Path) -> None:
     policy, out = MLPGaussianPolicy(3, [-2.0], [2.0]), tmp_path / "out"
     run = checkpoint(policy.save_pretrained, "gym_pendulum_ppo_mlp", success=None)
+    evaluation = run / "eval" / "step_000040.json"
+    evaluation.write_text(evaluation.read_text().replace('"mode": "greedy"', '"mode": "sampled"'))
     out.mkdir()  # empty
     words = ["export", str(run / "checkpoints" / "step_000040" / "policy"), "--to", "hf", str(out)]
     assert main([*words, "--license", "mit"]) == 0
     front, page = card(out)
+    assert '{"state": np.zeros(3)}, mode="sampled")' in page
     assert front["pipeline_tag"] == "reinforcement-learning" and "| state | 3 numbers |" in page
     [metric] = front["model-index"][0]["results"][0]["metrics"]
     assert (metric["type"], metric["value"]) == ("mean_reward", 1.0)
