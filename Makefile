@@ -2,7 +2,7 @@
 
 ARGS ?=
 TESTS ?= tests
-EXTRAS ?= maniskill,metaworld,math,data,bench,dev
+EXTRAS ?= maniskill,metaworld,math,data,serve,bench,dev
 VENV ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 

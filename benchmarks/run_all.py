@@ -45,6 +45,7 @@ BENCHMARKS = (
     Benchmark("tabletop_bench.py", "tabletop", quick=("--repeats", "2", "--num-chunks", "10")),
     Benchmark("metaworld_bench.py", "metaworld", quick=("--repeats", "1", "--num-chunks", "4")),
     Benchmark("policy_bench.py", "policy", quick=("--repeats", "2", "--sizes", "tiny", "--batches", "8")),
+    Benchmark("serve_bench.py", "serve", quick=("--repeats", "2", "--requests", "50")),
     Benchmark("loop_bench.py", "loop", quick=("--repeats", "1", "--steps", "2")),
     Benchmark("control_bench.py", "control", quick=("--blocks", "8", "--steps", "1")),
     Benchmark("memory_bench.py", "memory", quick=("--steps", "1", "--configs", "tabletop_ppo_vla")),

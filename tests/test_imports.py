@@ -18,7 +18,7 @@ LAYERS = [
     {"algorithms", "rewards", "metrics", "weights"},
     {"envs"},
     {"models"},
-    {"data", "generation"},
+    {"data", "generation", "serving"},
     {"training"},
     {"workers"},
     {"preview", "report"},

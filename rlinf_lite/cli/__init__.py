@@ -15,7 +15,7 @@ from rlinf_lite.script import run_script
 __all__ = ["COMMANDS", "EXAMPLES", "main", "parse_cli"]
 
 COMMANDS = [
-    *(*EXAMPLES, "sweep", "collect", "configs", "init"),
+    *(*EXAMPLES, "sweep", "collect", "serve", "export", "configs", "init"),
     *("report", "compare", "runs", "job", "doctor", "info", "completion"),
 ]
 _ABOUT = """commands, each with a --help of its own:
@@ -25,6 +25,8 @@ _ABOUT = """commands, each with a --help of its own:
   math        train a language model on problems with known answers
   sweep       train with every combination of some values, one after the other
   collect     write episodes of an expert or a policy as a LeRobotDataset
+  serve       a policy behind a WebSocket, for openpi's clients
+  export      a policy with a model card, as the Hugging Face Hub expects it
   configs     the configs that come with rlinf_lite: what, task, time, hardware
   init        write a file with an environment or a policy of your own, which trains
   report      write a run's report.html

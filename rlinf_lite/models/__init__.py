@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlinf_lite.models.base import CheckpointFormatError as CheckpointFormatError
     from rlinf_lite.models.base import Mode as Mode
     from rlinf_lite.models.base import Policy as Policy
+    from rlinf_lite.models.base import PolicyInputs as PolicyInputs
     from rlinf_lite.models.base import PolicyOutput as PolicyOutput
     from rlinf_lite.models.check import check_policy as check_policy
     from rlinf_lite.models.mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy
@@ -30,7 +31,15 @@ __getattr__ = lazy_names(
     __name__,
     {
         "acting": ["ActionQueue"],
-        "base": ["NOISE_KEY", "ActionOutput", "CheckpointFormatError", "Mode", "Policy", "PolicyOutput"],
+        "base": [
+            "NOISE_KEY",
+            "ActionOutput",
+            "CheckpointFormatError",
+            "Mode",
+            "Policy",
+            "PolicyInputs",
+            "PolicyOutput",
+        ],
         "check": ["check_policy"],
         "mlp.policy": ["MLPGaussianPolicy"],
         "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],

@@ -52,6 +52,19 @@ class PolicyOutput:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class PolicyInputs:
+    """What a policy reads of an observation."""
+
+    cameras: dict[str, tuple[int, int]]
+    """Height and width that the policy scales pictures to, by camera."""
+    state_dim: int = 0
+    """0: no state."""
+    has_instruction: bool = False
+    needs_all_cameras: bool = True
+    """False: it does with some of them."""
+
+
 class CheckpointFormatError(ValueError):
     """A policy directory that cannot be loaded: a file or tensor is missing, foreign, or of the wrong shape."""
 
@@ -118,6 +131,11 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def check_env_spec(self, spec: EnvSpec) -> None:
         """Raise ValueError where this policy cannot read what the environment gives."""
+
+    def reads(self) -> PolicyInputs | None:
+        """What an observation has to have, which `rlinf-lite serve` tells clients. None: it does not say, and gets
+        whatever comes."""
+        return None
 
     @abstractmethod
     def config_dict(self) -> dict[str, Any]:

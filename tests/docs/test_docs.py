@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -145,6 +146,10 @@ def test_command_would_run(
 
             assert arguments.pop() == "--dry-run"
             assert len(trials_of(arguments[0], arguments[1:])[1]) > 1
+            return
+        if command in ("serve", "export"):
+            given = importlib.import_module(f"rlinf_lite.cli.{command}").parse(arguments)
+            assert (REPO / given.policy / "config.json").is_file()
             return
         if command not in ("train", "sft", "math", "doctor"):
             assert command in ("info", "configs") and all(word.isalnum() for word in arguments), f"rlinf-lite {command}"

@@ -25,6 +25,7 @@ from rlinf_lite.models.base import (
     CheckpointFormatError,
     Mode,
     Policy,
+    PolicyInputs,
     PolicyOutput,
     read_policy_config,
     recompute_in_backward,
@@ -308,6 +309,13 @@ class FlowPolicy(Policy):
             raise ValueError(
                 f"the policy reads {self.cfg.state_dim} state numbers, the environment gives {spec.state_dim or 'none'}"
             )
+
+    def reads(self) -> PolicyInputs:
+        """Cameras are the environment's; a published policy does without those of its slots that nothing is."""
+        width, height = self.cfg.resize_to
+        named = None if self.cfg.cameras is None else [*present_slots(self.cfg, {}).values()]
+        cameras = dict.fromkeys(named or self.cfg.slots, (height, width))
+        return PolicyInputs(cameras, self.cfg.state_dim, has_instruction=True, needs_all_cameras=named is not None)
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:

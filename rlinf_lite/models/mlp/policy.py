@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyOutput, row_noise_keys
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
 from rlinf_lite.models.heads import Gaussian
 from rlinf_lite.models.mlp.card import MLP
 
@@ -97,6 +97,9 @@ class MLPGaussianPolicy(Policy):
     def check_env_spec(self, spec: EnvSpec) -> None:
         if spec.state_dim != self.state_dim:
             raise ValueError(f"the policy reads {self.state_dim} state numbers, the environment gives {spec.state_dim}")
+
+    def reads(self) -> PolicyInputs:
+        return PolicyInputs({}, self.state_dim)
 
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.critic.parameters())

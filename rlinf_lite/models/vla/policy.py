@@ -19,6 +19,7 @@ from rlinf_lite.models.base import (
     ActionOutput,
     Mode,
     Policy,
+    PolicyInputs,
     PolicyOutput,
     recompute_in_backward,
     row_noise_keys,
@@ -312,6 +313,10 @@ class OpenVLAPolicy(Policy):
                 f"model.options.use_proprio: the policy reads {self.cfg.proprio_dim} state numbers, the environment "
                 f"gives {spec.state_dim}"
             )
+
+    def reads(self) -> PolicyInputs:
+        size = (self.cfg.image_size, self.cfg.image_size)
+        return PolicyInputs(dict.fromkeys(self.cfg.cameras, size), self.cfg.proprio_dim, has_instruction=True)
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:

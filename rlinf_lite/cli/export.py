@@ -1,0 +1,309 @@
+"""`rlinf-lite export`: a policy as the Hugging Face Hub expects it: weights, config, statistics, tokenizer, and a model
+card that says what was trained, how well it does and how it loads. Nothing is uploaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+    from rlinf_lite.models import Policy
+
+RUN_CONFIG = "train_config.yaml"
+EVALUATIONS = "evaluations"
+_WHAT = {
+    "rlinf_lite.safetensors": "what the published layout has no place for: value head, slot embeddings, adapters",
+    "*.safetensors": "weights",
+    "*.safetensors.index.json": "which weights are in which file",
+    "config.json": "the policy's config, and the statistics that it normalises by where they have no file of their own",
+    "rlinf_lite.json": "settings and statistics",
+    "dataset_statistics.json": "what actions and states are normalised by",
+    "*tokenizer*": "the tokenizer",
+    RUN_CONFIG: "the config of the run",
+    EVALUATIONS: "every episode of the evaluations above, with settings and versions",
+    "BASE_README.md": "the page of the weights that training started from",
+    "*": "as it came with the weights that training started from",
+}
+
+
+class ExportError(ValueError):
+    """What cannot be exported, or not to there."""
+
+
+@dataclass
+class Source:
+    """A policy's directory and, of a checkpoint, what its run says of it."""
+
+    policy: Path
+    checkpoint: Path | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    """Of the run."""
+    steps: int = 0
+    evaluations: list[Path] = field(default_factory=list)
+    """Of these very weights."""
+
+    def said(self, key: str) -> Any:
+        """What the run's config has there; None where it has nothing."""
+        found: Any = self.config
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write the directory; returns 0, and 2 where there is no such policy, or where it would not go there."""
+    given = parse(arguments)
+    directory: Path = given.directory.resolve()
+    from rlinf_lite.runners.checkpoints import CheckpointError
+
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ExportError(f"{given.directory} is there already, and not empty. Name a directory that is new")
+        source = find_source(given.policy)
+        # beside it and renamed at the end: a directory that is there is whole
+        partial = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")
+        partial.mkdir(parents=True)
+        try:
+            _write(source, partial, directory.name, given.license, given.base_model)
+            partial.rename(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except (CheckpointError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"written to {given.directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
+    print(
+        f"  read README.md and {RUN_CONFIG}, which names paths of this machine" if source.config else "  read README.md"
+    )
+    print(f"  nothing has been uploaded: hf upload <user>/{directory.name} {given.directory}")
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Exits with 2 where an argument is wrong."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite export", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "policy", type=Path, metavar="RUN", help="a run, one of its checkpoints, or a policy's directory"
+    )
+    parser.add_argument("--to", choices=("hf",), required=True, help="hf: the Hugging Face Hub")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a new one, or an empty one")
+    parser.add_argument(
+        "--license",
+        required=True,
+        metavar="ID",
+        help="of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
+    )
+    parser.add_argument("--base-model", metavar="ID", help="on the Hub, which the policy was trained from")
+    given = parser.parse_intermixed_args(arguments)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
+        parser.error(f"--license {given.license}: the Hub has words like apache-2.0, mit, cc-by-4.0, gemma, other")
+    return given
+
+
+def find_source(path: Path) -> Source:
+    """The policy that `path` means, and what its run says of it.
+
+    Raises:
+        CheckpointError: where its files are not what was written.
+        ExportError: where there is none.
+    """
+    from rlinf_lite.config.resources import policy_directory
+    from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state, verify
+    from rlinf_lite.runners.run_config import CONFIG, read_config
+
+    try:
+        checkpoint = find_checkpoint(path.parent if path.name == "policy" else path)
+    except CheckpointError as error:
+        directory = policy_directory(path)
+        if not (directory / "config.json").is_file():
+            raise ExportError(f"{error}, and no policy's directory, which has a config.json") from error
+        return Source(directory)
+    verify(checkpoint)
+    config = read_config(checkpoint / "training_state" / CONFIG) or {}
+    source = Source(checkpoint / "policy", checkpoint, config, int(read_state(checkpoint)["completed_steps"]))
+    run = checkpoint.parent.parent
+    logs = [run, Path(source.said("runner.logger.log_path") or run.parent) / run.name]
+    names = [f"eval/{checkpoint.name}.json", f"eval_{checkpoint.name}.json", f"eval_{checkpoint.name}_*.json"]
+    found = [file for name in names for log in logs for file in sorted(log.glob(name))]
+    source.evaluations = list({file.resolve(): file for file in found}.values())
+    return source
+
+
+def _write(source: Source, directory: Path, name: str, license_id: str, base_model: str | None) -> None:
+    """Adapters are merged: readers of the published layout would not see them. Without any, files are as they were."""
+    from rlinf_lite.models import load_policy
+    from rlinf_lite.models.base import read_policy_config
+
+    said = read_policy_config(source.policy)
+    is_language_model = "policy_id" not in said and "CausalLM" in str(said.get("architectures"))
+    policy = None if is_language_model else load_policy(source.policy)
+    merge = getattr(policy, "merge_adapters", None)
+    if policy is not None and callable(merge) and any(".lora_" in name for name, _ in policy.named_parameters()):
+        merge()
+        policy.save_pretrained(directory)
+    else:
+        shutil.copytree(source.policy, directory, dirs_exist_ok=True)
+    if (directory / "README.md").exists():
+        (directory / "README.md").rename(directory / "BASE_README.md")  # that of the weights it started from
+    if source.checkpoint is not None:
+        shutil.copyfile(source.checkpoint / "training_state" / "config.yaml", directory / RUN_CONFIG)
+    for file in source.evaluations:
+        (directory / EVALUATIONS).mkdir(exist_ok=True)
+        shutil.copyfile(file, directory / EVALUATIONS / file.name)
+    card = model_card(source, policy, directory, name, license_id, base_model)
+    (directory / "README.md").write_text(card, encoding="utf-8")
+    if policy is not None:
+        load_policy(directory)  # whoever downloads it will
+
+
+def model_card(
+    source: Source, policy: Policy | None, directory: Path, name: str, license_id: str, base_model: str | None
+) -> str:
+    """README.md of `directory`, whose other files are there: what the Hub reads between two lines of dashes, then the
+    page. `policy` None: a language model."""
+    from huggingface_hub import ModelCardData
+
+    evaluations = [(file, json.loads(file.read_text())) for file in source.evaluations]
+    estimator = source.said("algorithm.adv_type")
+    algorithm = "imitation" if source.said("runner.task_type") == "sft" else {"gae": "ppo"}.get(estimator, estimator)
+    reads = None if policy is None else policy.reads()
+    if policy is None:
+        library, pipeline = "transformers", "text-generation"
+    else:
+        library, pipeline = "rlinf_lite", "robotics" if reads is None or reads.cameras else "reinforcement-learning"
+    data = ModelCardData(
+        license=license_id,
+        library_name=library,
+        pipeline_tag=pipeline,
+        tags=[*dict.fromkeys(["rlinf_lite", pipeline, *filter(None, [algorithm, policy and policy.policy_id])])],
+        base_model=base_model,
+        model_name=name if evaluations else None,
+        eval_results=[_result(content, pipeline) for _, content in evaluations] or None,
+    )
+    sections = [
+        f"---\n{data.to_yaml()}\n---\n\n# {name}",
+        _about(source, policy, algorithm),
+        "## How well it does\n\n" + _success(evaluations),
+        *([_interface(policy)] if policy is not None else []),
+        "## Load it\n\n" + _usage(policy, name, {content["mode"] for _, content in evaluations}),
+        "## Files\n\n" + _files(directory),
+        f"## Licence\n\n`{license_id}`. Weights that training started from have terms of their own.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _result(content: dict[str, Any], task_type: str) -> EvalResult:
+    from huggingface_hub import EvalResult
+
+    total, protocol = content["total"], content.get("protocol") or {}
+    env, task = protocol.get("env") or "problems", protocol.get("task")
+    has_success = total["success_once"] is not None
+    return EvalResult(
+        task_type=task_type,
+        dataset_type=str(env),
+        dataset_name=f"{env} {task}" if task else str(env),
+        metric_type="success_rate" if has_success else "mean_reward",
+        metric_value=total["success_once"] if has_success else total["return_mean"],
+        metric_name=content["headline"],
+    )
+
+
+def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
+    from rlinf_lite.registry import policy_card
+
+    lines = ["A language model."]
+    if policy is not None:
+        lines = [((policy_card(policy.policy_id).__doc__ or "").strip().splitlines() or [f"`{policy.policy_id}`."])[0]]
+    if source.checkpoint is not None:
+        task = " ".join(str(source.said(key)) for key in ("env.id", "env.task") if source.said(key))
+        on = f" on `{task}`" if task else ""
+        config, seed = source.said("runner.run_name"), source.said("runner.seed")
+        lines.append(
+            f"Trained with rlinf_lite{on}: {source.steps} steps of {algorithm}, config `{config}`, seed {seed}."
+        )
+    count = sum(x.numel() for x in policy.parameters()) if policy is not None else 0
+    return " ".join(lines) + (f" {count:,} parameters." if count else "")
+
+
+def _success(evaluations: Iterable[tuple[Path, dict[str, Any]]]) -> str:
+    rows = []
+    for file, content in evaluations:
+        protocol = content.get("protocol") or {}
+        what = " ".join(str(protocol[key]) for key in ("env", "task", "suite") if protocol.get(key)) or "-"
+        seed = "-" if protocol.get("seed") is None else str(protocol["seed"])
+        rows.append(f"| {what} | {content['headline']} | {seed} | [{file.name}]({EVALUATIONS}/{file.name}) |")
+    if not rows:
+        return "These weights have not been evaluated: `rlinf-lite eval RUN` does that, and another export says it."
+    text = "Of these weights; brackets are 95% intervals, and how often in how many episodes follows."
+    return "\n".join([text, "", "| on | result | seed | all episodes |", "|---|---|---|---|", *rows])
+
+
+def _interface(policy: Policy) -> str:
+    reads, lines = policy.reads(), ["## What it reads and answers", "", "| | |", "|---|---|"]
+    if reads is None:
+        lines.append("| reads | what its class says |")
+    else:
+        lines += [
+            f"| camera `{name}` | uint8 [H, W, 3], scaled to {height} x {width} |"
+            for name, (height, width) in reads.cameras.items()
+        ]
+        lines += [f"| state | {reads.state_dim} numbers |"] * bool(reads.state_dim)
+        lines += ["| instruction | a text |"] * reads.has_instruction
+    answer = f"{policy.num_action_chunks} actions of {policy.action_dim} numbers, in the environment's units"
+    return "\n".join([*lines, f"| answers | {answer} |"])
+
+
+def _usage(policy: Policy | None, name: str, modes: Collection[str]) -> str:
+    """Acting as it was evaluated, where that was one way."""
+    if policy is None:
+        return f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("<user>/{name}")
+tokenizer = AutoTokenizer.from_pretrained("<user>/{name}")
+```"""
+    reads, entries = policy.reads(), list[str]()
+    if reads is not None and reads.cameras:
+        shown = ", ".join(f'"{camera}": np.zeros(({h}, {w}, 3), np.uint8)' for camera, (h, w) in reads.cameras.items())
+        entries.append(f'"images": {{{shown}}}')
+    if reads is not None and reads.state_dim:
+        entries.append(f'"state": np.zeros({reads.state_dim})')
+    if reads is not None and reads.has_instruction:
+        entries.append('"instruction": "..."')
+    mode = ', mode="sampled"' if set(modes) == {"sampled"} else ""
+    module, colon, _ = policy.policy_id.partition(":")
+    own = f" and the module `{module}`, which is not among these files" if colon else ""
+    text = f"With rlinf_lite {__version__}{own}:"
+    return f"""{text}
+
+```python
+import numpy as np
+import rlinf_lite
+from huggingface_hub import snapshot_download
+
+policy = rlinf_lite.load_policy(snapshot_download("<user>/{name}"))
+actions = policy.act({{{", ".join(entries)}}}{mode})  # [{policy.num_action_chunks}, {policy.action_dim}]
+```
+
+`rlinf-lite serve DIR` serves it to openpi's clients; `actor.checkpoint_load_path=DIR` trains on from it."""
+
+
+def _files(directory: Path) -> str:
+    rows = []
+    for path in sorted(directory.iterdir()):
+        what = next(text for pattern, text in _WHAT.items() if fnmatch(path.name, pattern))
+        rows.append(f"| `{path.name}{'/' * path.is_dir()}` | {what} |")
+    return "\n".join(["| | |", "|---|---|", *rows])

@@ -1,0 +1,100 @@
+"""`rlinf-lite serve`: a trained policy behind a WebSocket, in the wire format of openpi's policy server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlinf_lite.registry import install_command, is_installed
+from rlinf_lite.serving.address import ServeError, bind
+
+if TYPE_CHECKING:
+    from rlinf_lite.models import Policy
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Serve until Ctrl-C; returns 0, and 2 where there is no such policy, or it may not be served so."""
+    given = parse(arguments)
+    try:
+        missing = [name for name in ("websockets", "msgpack") if not is_installed(name)]
+        if missing:
+            raise ServeError(f"{' and '.join(missing)} cannot be imported: {install_command('serve')}")
+        secret = _token(given)
+        bound = bind(given.host, given.port, has_token=secret is not None)
+    except ServeError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    # only now what takes time to import
+    import torch
+
+    from rlinf_lite.models import load_policy
+    from rlinf_lite.serving.server import PolicyServer
+
+    logging.basicConfig(format="%(message)s")
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with bound:
+        try:
+            policy = load_policy(given.policy).to(device)
+            _act_once(policy)
+        except (ValueError, OSError, RuntimeError) as error:
+            print(f"{given.policy}: {error}", file=sys.stderr)
+            return 2
+        with PolicyServer(policy, bound, secret, given.mode, given.seed) as server:
+            host = f"[{server.host}]" if ":" in server.host else server.host
+            said = f"{policy.policy_id}, {given.mode}, on {device}, process {os.getpid()}. Ctrl-C ends it"
+            print(f"serving {given.policy} at ws://{host}:{server.port}: {said}", flush=True)
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print("ended; clients have been told", flush=True)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Exits with 2 where an argument is wrong."""
+    parser = argparse.ArgumentParser(prog="rlinf-lite serve", description=__doc__, allow_abbrev=False)
+    parser.add_argument("policy", metavar="RUN", help="a run, one of its checkpoints, or a policy's directory")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen (default: this machine alone); another needs a token"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: one that is free (default: 8000)")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="of the text that clients have to send")
+    token.add_argument("--token", help="that text itself, which others on this machine can see")
+    parser.add_argument(
+        "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
+    return parser.parse_args(arguments)
+
+
+def _act_once(policy: Policy) -> None:
+    """On nothing: what it lacks, such as a tokenizer, is known before clients come, and the first need not wait longer
+    than others. Raises what `Policy.act` does."""
+    import numpy as np
+
+    reads = policy.reads()
+    if reads is not None:
+        images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in reads.cameras.items()}
+        obs = {"images": images, "state": np.zeros(reads.state_dim), "instruction": "wait"}
+        policy.act({name: obs[name] for name in obs if name != "state" or reads.state_dim})
+
+
+def _token(given: argparse.Namespace) -> str | None:
+    """Raises ServeError where a file cannot be read, or the token is empty or no ASCII."""
+    if given.token_file is None and given.token is None:
+        return None
+    try:
+        token: str = given.token if given.token_file is None else given.token_file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ServeError(f"--token-file {given.token_file}: {getattr(error, 'strerror', None) or error}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise ServeError("the token is empty, or not of printable ASCII. `openssl rand -hex 32` makes one")
+    return token

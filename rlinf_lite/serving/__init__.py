@@ -1,0 +1,1 @@
+"""A policy behind a socket, in the wire format of openpi's policy server; the extra `serve`."""

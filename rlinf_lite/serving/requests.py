@@ -1,0 +1,89 @@
+"""Requests as openpi's clients write them, and our own observations, as what a policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlinf_lite.models.base import PolicyInputs
+
+PREFIX = "observation/"
+STATE_KEYS = ("state", "observation/state")
+INSTRUCTION_KEYS = ("instruction", "prompt")
+
+
+class RequestError(ValueError):
+    """A request that the policy cannot act on: what is missing, or cannot be meant."""
+
+
+def camera_keys(cameras: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By camera, the keys besides `images` that a request may give it under: `observation/<camera>`, and
+    `observation/wrist_image` for the first with `wrist` or `hand` in its name, else the second, `observation/image` for
+    the first of the others."""
+    keys, names = {name: [f"{PREFIX}{name}"] for name in cameras}, list(cameras)
+    wrist = next((name for name in names if "wrist" in name or "hand" in name), names[1] if len(names) > 1 else None)
+    third_person = next((name for name in names if name != wrist), None)
+    for name, key in ((third_person, f"{PREFIX}image"), (wrist, f"{PREFIX}wrist_image")):
+        if name is not None and key not in names and key not in keys[name]:
+            keys[name].append(key)
+    return keys
+
+
+def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
+    """What `Policy.act` takes. Entries that the policy does not read are left out, unless it does not say what it reads
+    (None): then all that has a place is passed on. Pictures [..., 3, H, W] are turned, as openpi does.
+
+    Raises:
+        RequestError: naming what is missing.
+    """
+    if not isinstance(request, Mapping) or not all(isinstance(key, str) for key in request):
+        raise RequestError("a request is a map of texts: observation/image, observation/state, prompt, ...")
+    pictures = request.get("images", {})
+    if not isinstance(pictures, Mapping):
+        raise RequestError("images is no map. Give {camera: uint8 [H, W, 3]}")
+    names = [*(f"images/{name}" for name in pictures), *(key for key in request if key != "images")]
+    has = f"the request has {', '.join(names) or 'nothing'}"
+    obs = dict[str, Any]()
+
+    if reads is None:
+        found = {key.removeprefix(PREFIX): value for key, value in request.items() if key.startswith(PREFIX)}
+        images = {name: value for name, value in found.items() if name != "state"} | dict(pictures)
+    else:
+        images = {}
+        for camera, keys in camera_keys(reads.cameras).items():
+            if camera in pictures:
+                images[camera] = pictures[camera]
+            elif given := [key for key in keys if key in request]:
+                images[camera] = request[given[0]]
+            elif reads.needs_all_cameras:
+                raise RequestError(
+                    f"the policy looks through {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
+                )
+        if reads.cameras and not images:
+            raise RequestError(f"the policy looks through {', '.join(reads.cameras)}; {has}")
+    if images:
+        obs["images"] = {camera: _upright(np.asarray(image)) for camera, image in images.items()}
+
+    state = next((request[key] for key in STATE_KEYS if key in request), None)
+    if reads is not None and reads.state_dim:
+        if state is None:
+            raise RequestError(f"the policy reads a state: give {' or '.join(STATE_KEYS)}; {has}")
+        if np.shape(state)[-1:] != (reads.state_dim,):
+            raise RequestError(f"state is {list(np.shape(state))}; the policy reads {reads.state_dim} numbers")
+    if state is not None and (reads is None or reads.state_dim):
+        obs["state"] = state
+
+    instruction = next((request[key] for key in INSTRUCTION_KEYS if key in request), None)
+    if instruction is None and reads is not None and reads.has_instruction:
+        raise RequestError(f"the policy reads a text: give {' or '.join(INSTRUCTION_KEYS)}; {has}")
+    if instruction is not None and (reads is None or reads.has_instruction):
+        obs["instruction"] = instruction.tolist() if isinstance(instruction, np.ndarray) else instruction
+    return obs
+
+
+def _upright(image: np.ndarray) -> np.ndarray:
+    """[..., H, W, 3] of [..., 3, H, W]."""
+    is_first = image.ndim in (3, 4) and image.shape[-3] == 3 and image.shape[-1] != 3
+    return np.moveaxis(image, -3, -1) if is_first else image

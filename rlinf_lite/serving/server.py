@@ -1,0 +1,151 @@
+"""A policy behind a WebSocket, as openpi's clients expect it.
+
+One frame of metadata on connecting; then a request and its answer, `actions` [C, D] (or [B, C, D]) and `server_timing`
+(`infer_ms`, and from the second answer on `prev_total_ms`). What goes wrong is a text frame with the traceback, and the
+connection is closed with 1011. GET /healthz answers 200.
+
+Clients have a thread each, and the policy computes one request at a time. Noise of a client's n-th request (from 0) is
+that of `noise_keys(seed, client * 2**32 + row, n)`, where the request brings no `noise_key` of its own: it depends on
+no other client. `client` and `seed` are in the metadata; clients are numbered as they come.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http
+import itertools
+import logging
+import socket
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from rlinf_lite.envs.observations import as_batch, num_rows
+from rlinf_lite.models.base import NOISE_KEY, Mode, Policy
+from rlinf_lite.models.sampling import noise_keys
+from rlinf_lite.serving.requests import RequestError, camera_keys, observation
+from rlinf_lite.serving.wire import pack, unpack
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 256 * 2**20
+_FAILED = "Internal server error. Traceback included in previous frame."  # as openpi says it
+
+
+class PolicyServer:
+    """`with PolicyServer(policy, bind(host, port)) as server: server.serve_forever()`, or `server.start()`.
+
+    `token`: what clients have to send as `Authorization: Api-Key <token>` (openpi-client: `api_key`).
+    """
+
+    def __init__(
+        self, policy: Policy, bound: socket.socket, token: str | None = None, mode: Mode = "greedy", seed: int = 0
+    ) -> None:
+        self._policy, self._token, self._mode, self._seed = policy.eval(), token, mode, seed
+        self._reads, self._lock, self._clients = policy.reads(), threading.Lock(), itertools.count()
+        reads = self._reads
+        self.metadata: dict[str, Any] = {
+            "policy_id": policy.policy_id,
+            "num_action_chunks": policy.num_action_chunks,
+            "action_dim": policy.action_dim,
+            "cameras": None if reads is None else {name: list(size) for name, size in reads.cameras.items()},
+            "camera_keys": None if reads is None else camera_keys(reads.cameras),
+            "state_dim": None if reads is None else reads.state_dim,
+            "instruction_key": None if reads is not None and not reads.has_instruction else "prompt",
+            "mode": mode,
+            "seed": seed,
+            "max_request_bytes": MAX_REQUEST_BYTES,
+        }
+        self.host, self.port = bound.getsockname()[:2]
+        bound.listen()
+        self._server = serve(
+            self._converse,
+            sock=bound,
+            compression=None,
+            max_size=MAX_REQUEST_BYTES,
+            process_request=self._admit,
+            logger=log,
+        )
+        self._has_begun = False
+
+    def serve_forever(self) -> None:
+        """Until `close`, or an exception such as KeyboardInterrupt."""
+        self._has_begun = True
+        self._server.serve_forever()
+
+    def start(self) -> Self:
+        """Serve in a thread, until `close`."""
+        self._has_begun = True
+        threading.Thread(target=self.serve_forever, name="policy server", daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        """No more clients; those that are there are told (1001), and what is being computed ends."""
+        if self._has_begun:
+            self._server.shutdown()
+        else:
+            self._server.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """None: the connection opens."""
+        if request.path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+            return connection.respond(http.HTTPStatus.FORBIDDEN, "pages of other sites may not use this policy\n")
+        if self._token is not None:
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            if scheme not in ("Api-Key", "Bearer") or not hmac.compare_digest(given.encode(), self._token.encode()):
+                return connection.respond(http.HTTPStatus.UNAUTHORIZED, "send Authorization: Api-Key <token>\n")
+        return None
+
+    def _converse(self, connection: ServerConnection) -> None:
+        client, total_ms = next(self._clients), None
+        try:
+            connection.send(pack({**self.metadata, "client": client}))
+            for number in itertools.count():
+                message = connection.recv()
+                began = time.perf_counter()
+                try:
+                    reply = self._answer(message, client, number)
+                except Exception as error:
+                    log.warning("client %d, request %d: %s: %s", client, number, type(error).__name__, error)
+                    connection.send(traceback.format_exc())
+                    connection.close(1011, _FAILED)
+                    return
+                if total_ms is not None:
+                    reply["server_timing"]["prev_total_ms"] = total_ms
+                connection.send(pack(reply))
+                total_ms = 1e3 * (time.perf_counter() - began)
+        except ConnectionClosed:
+            return
+
+    def _answer(self, message: str | bytes, client: int, number: int) -> dict[str, Any]:
+        if isinstance(message, str):
+            raise RequestError("a request is a binary frame of msgpack, and this is a text")
+        request = unpack(message)
+        obs = observation(request, self._reads)
+        rows = num_rows(as_batch(obs)[0])
+        keys = request.get(NOISE_KEY)
+        if keys is None:
+            keys = noise_keys(self._seed, (client << 32) + np.arange(rows), number)
+        elif np.size(keys) != rows:
+            raise RequestError(f"noise_key has {np.size(keys)} keys, and the observation {rows} rows")
+        began = time.perf_counter()
+        with self._lock:
+            actions = self._policy.act({**obs, NOISE_KEY: keys}, self._mode)
+        return {"actions": actions, "server_timing": {"infer_ms": 1e3 * (time.perf_counter() - began)}}

@@ -1,0 +1,200 @@
+"""`rlinf-lite export`: what the Hub reads, from a checkpoint as runs write it, and back through `load_policy`."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from rlinf_lite import load_config, load_policy
+from rlinf_lite.cli import main
+from rlinf_lite.cli.export import export
+from rlinf_lite.config import ReasoningConfig
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.metrics import summarize_episodes
+from rlinf_lite.models import MLPGaussianPolicy, build_policy
+from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.run_config import write_config
+
+VLA = "assets/tabletop_vla"
+PICTURE = {"images": {"top": np.full((64, 64, 3), 90, np.uint8)}, "instruction": "pick up the red block"}
+Checkpoint = Callable[..., Path]
+
+
+class Episode:
+    env_id, task_id, length, return_, success_at_end = 0, "pick", 9, 1.0, True
+
+    def __init__(self, seed: int, success: bool | None) -> None:
+        self.seed, self.success_once = seed, success
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """A run's checkpoint after 40 steps, and evaluations of steps 0 and 40; the run's directory."""
+
+    def make(save: Callable[[Path], object], config: str = "tabletop_ppo_vla", success: bool | None = True) -> Path:
+        run = tmp_path / "results" / "my-run"
+        cfg = load_config(config, ["runner.run_name=my_run"])
+
+        def write(directory: Path) -> None:
+            save(directory / "policy")
+            (directory / "training_state" / "runner.json").write_text('{"completed_steps": 40}')
+            write_config(cfg, directory / "training_state")
+
+        CheckpointStore(run, 2).write(40, write)
+        (run / "eval").mkdir()
+        for step, num in ((0, 2), (40, 6)):
+            has = None if success is None else [seed < num for seed in range(8)]
+            episodes = [Episode(seed, None if has is None else has[seed]) for seed in range(8)]
+            is_language = isinstance(cfg, ReasoningConfig)
+            protocol = {} if is_language else {"env": cfg.env.id, "task": cfg.env.task, "seed": 7}
+            summary = summarize_episodes(episodes, "greedy", protocol=protocol)
+            (run / "eval" / f"step_{step:06d}.json").write_text(summary.to_json(step=step))
+        return run
+
+    return make
+
+
+def card(directory: Path) -> tuple[dict[str, Any], str]:
+    _, front, page = (directory / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), page
+
+
+def test_a_run_as_the_hub_expects_it(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, out = load_policy(VLA), tmp_path / "hub" / "picker"
+    run = checkpoint(policy.save_pretrained)
+    measured = json.loads((run / "eval" / "step_000040.json").read_text())
+    (run / "eval_step_000040_mine.json").write_text(
+        json.dumps(measured | {"headline": "success 75.0% [a, b] (6/8), sampled"})
+    )
+    assert main(["export", str(run), "--to", "hf", str(out), "--license", "apache-2.0", "--base-model", "me/base"]) == 0
+    assert "nothing has been uploaded: hf upload <user>/picker" in capsys.readouterr().out
+
+    names = {path.name for path in out.iterdir()}
+    assert names >= {
+        "model.safetensors",
+        "config.json",
+        "dataset_statistics.json",
+        "tokenizer.json",
+        "train_config.yaml",
+    }
+    assert [path.name for path in out.parent.iterdir()] == ["picker"]
+    assert '"instruction": "..."})  # [4, 3]' in (out / "README.md").read_text()  # greedy, as evaluated
+    for path in (run / "checkpoints" / "last" / "policy").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert (load_policy(out).act(PICTURE) == policy.act(PICTURE)).all()
+
+    front, page = card(out)
+    assert (front["license"], front["library_name"], front["pipeline_tag"]) == ("apache-2.0", "rlinf_lite", "robotics")
+    assert front["base_model"] == "me/base" and "openvla" in front["tags"]
+    [result] = front["model-index"][0]["results"]
+    assert result["dataset"] == {"type": "tabletop", "name": "tabletop pick"}
+    assert [(x["type"], x["value"]) for x in result["metrics"]] == [("success_rate", 0.75)] * 2
+    assert "| tabletop pick | success 75.0% [40.9, 92.9] (6/8), greedy | 7 | [step_000040.json](evaluations/" in page
+    assert "success 75.0% [a, b] (6/8), sampled" in page and "25.0%" not in page  # that was before training
+    assert (
+        "40 steps of ppo, config `my_run`, seed 0." in page
+        and "camera `top` | uint8 [H, W, 3], scaled to 64 x 64" in page
+    )
+    assert json.loads((out / "evaluations" / "step_000040.json").read_text()) == measured
+    assert yaml.safe_load((out / "train_config.yaml").read_text())["runner"]["run_name"] == "my_run"
+
+
+def test_the_code_of_the_card_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a policy without a run, which has nothing to say of itself."""
+    import huggingface_hub
+
+    out = tmp_path / "flow"
+    assert main(["export", "assets/tabletop_flow", "--to", "hf", str(out), "--license", "mit"]) == 0
+    front, page = card(out)
+    assert "model-index" not in front and "have not been evaluated" in page and not (out / "train_config.yaml").exists()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name: {"<user>/flow": out}[name])
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found = dict[str, Any]()
+    exec(code, found)
+    assert found["actions"].shape == (4, 3)
+
+
+def test_returns_where_there_is_no_success(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    policy, out = MLPGaussianPolicy(3, [-2.0], [2.0]), tmp_path / "out"
+    run = checkpoint(policy.save_pretrained, "gym_pendulum_ppo_mlp", success=None)
+    evaluation = run / "eval" / "step_000040.json"
+    evaluation.write_text(evaluation.read_text().replace('"mode": "greedy"', '"mode": "sampled"'))
+    out.mkdir()  # empty
+    words = ["export", str(run / "checkpoints" / "step_000040" / "policy"), "--to", "hf", str(out)]
+    assert main([*words, "--license", "mit"]) == 0
+    front, page = card(out)
+    assert '{"state": np.zeros(3)}, mode="sampled")' in page
+    assert front["pipeline_tag"] == "reinforcement-learning" and "| state | 3 numbers |" in page
+    [metric] = front["model-index"][0]["results"][0]["metrics"]
+    assert (metric["type"], metric["value"]) == ("mean_reward", 1.0)
+    assert (load_policy(out).act({"state": np.ones(3)}) == policy.act({"state": np.ones(3)})).all()
+
+
+def test_adapters_are_merged(tmp_path: Path) -> None:
+    """Readers of the published layout would see the weights without what was trained."""
+    cfg = load_config("tabletop_ppo_vla", ["model.options.lora.rank=4", f"rollout.model_dir={VLA}"])
+    spec = EnvSpec(3, None, {"top": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
+    policy = build_policy(cfg, spec)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    policy.save_pretrained(tmp_path / "adapted")
+    words = ["export", str(tmp_path / "adapted"), "--to", "hf", str(tmp_path / "out"), "--license", "mit"]
+    assert main(words) == 0
+    merged = load_policy(tmp_path / "out")
+    assert not any(".lora_" in name for name, _ in merged.named_parameters())
+    scores = [x.predict_action_batch(batch(PICTURE), "greedy").logprobs for x in (policy.eval(), merged)]
+    torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+    unadapted = load_policy(VLA).predict_action_batch(batch(PICTURE), "greedy").logprobs
+    assert not torch.allclose(scores[1], unadapted, atol=1e-3)
+
+
+def batch(obs: dict[str, Any]) -> dict[str, Any]:
+    return {"images": {"top": obs["images"]["top"][None]}, "instruction": [obs["instruction"]]}
+
+
+def test_language_models_are_transformers_own(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    def save(directory: Path) -> None:
+        sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1)).save_pretrained(directory)
+        AutoTokenizer.from_pretrained("assets/char_tokenizer").save_pretrained(directory)
+
+    run, out = checkpoint(save, "math_arithmetic_grpo"), tmp_path / "out"
+    assert main(["export", str(run), "--to", "hf", str(out), "--license", "mit"]) == 0
+    front, page = card(out)
+    assert (front["library_name"], front["pipeline_tag"]) == ("transformers", "text-generation")
+    assert 'AutoModelForCausalLM.from_pretrained("<user>/out")' in page
+    assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == 32
+
+
+def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(policy: Any, out: Path) -> str:
+        assert export([str(policy), "--to", "hf", str(out), "--license", "mit"]) == 2
+        assert list(tmp_path.glob(".*")) == []
+        return capsys.readouterr().err
+
+    run = checkpoint(MLPGaussianPolicy(3, [-2.0], [2.0]).save_pretrained, "gym_pendulum_ppo_mlp")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    assert "full is there already, and not empty. Name a directory that is new" in refused(run, full)
+    assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
+    assert "nowhere holds no complete checkpoint" in refused("nowhere", tmp_path / "out")
+    for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):
+        with pytest.raises(SystemExit):
+            export([str(run), "--to", "hf", str(tmp_path / "out"), *words])
+        assert problem in capsys.readouterr().err
+    weights = next((run / "checkpoints" / "step_000040" / "policy").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert "model.safetensors" in refused(run, tmp_path / "out") and not (tmp_path / "out").exists()
