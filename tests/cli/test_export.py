@@ -190,7 +190,7 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     (full / "mine.txt").write_text("mine")
     assert "full is there already, and not empty. Name a directory that is new" in refused(run, full)
     assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
-    assert "nowhere holds no complete checkpoint" in refused("nowhere", tmp_path / "out")
+    assert "nowhere: no such directory" in refused("nowhere", tmp_path / "out")
     for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):
         with pytest.raises(SystemExit):
             export([str(run), "--to", "hf", str(tmp_path / "out"), *words])
