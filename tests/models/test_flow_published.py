@@ -315,17 +315,91 @@ def test_a_state_in_the_prompt_may_be_longer_than_the_padding(copied: Copy) -> N
     assert policy.predict_action_batch({**obs, "state": state}).actions.shape == (2, 5, 7)
 
 
-def test_smolvlas_tied_embedding_has_the_heads_name(copied: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", ["text_config", None])
+def test_smolvlas_tied_embedding_has_the_heads_name(section: str | None, copied: Copy, tmp_path: Path) -> None:
+    """Only where its vision-language model says that it is tied; else the head is another tensor."""
     directory, own = copied("tiny-smolvla"), "model.vlm_with_expert.vlm."
     tensors = load_file(directory / WEIGHTS)
     tensors[f"{own}lm_head.weight"] = tensors.pop(f"{own}model.text_model.embed_tokens.weight")
     save_file(tensors, directory / WEIGHTS)
+    with pytest.raises(UnsupportedFlowError, match=r"text_model\.embed_tokens\.weight"):
+        load(directory)
+    edit(
+        directory,
+        lambda said: (said[section] if section else said).update(tie_word_embeddings=True),
+        "vlm/config.json",
+    )
     policy = load(directory)
     assert torch.equal(policy.get_parameter("network.language.embed_tokens.weight"), tensors[f"{own}lm_head.weight"])
     policy.save_pretrained(tmp_path / "out")
     after = load_file(tmp_path / "out" / WEIGHTS)
     assert after.keys() == tensors.keys()
     assert all(torch.equal(x, tensors[name]) for name, x in after.items())
+
+
+_SMALL = ("tiny-pi0", "tiny-pi05-lerobot", "tiny-smolvla")
+
+
+def without(directory: Path, *parts: str) -> list[str]:
+    """Take tensors whose names have one of `parts` out of the weights, and say which they were."""
+    tensors = load_file(directory / WEIGHTS)
+    gone = [name for name in tensors if any(part in name for part in parts)]
+    save_file({name: x for name, x in tensors.items() if name not in gone}, directory / WEIGHTS)
+    return gone
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_last_layers_that_are_missing(name: str, copied: Copy) -> None:
+    """As many are needed as are said, not as many as are there."""
+    cfg = read_config(FOLDER / name)
+    last = cfg.text.depth - 1
+    both = (f"language_model.layers.{last}.", f"text_model.layers.{last}.", f"expert.model.layers.{last}.")
+    for parts in ((f"vision_model.encoder.layers.{cfg.vision.depth - 1}.",), (*both, f"lm_expert.layers.{last}.")):
+        directory = copied(name)
+        gone = without(directory, *parts)
+        with pytest.raises(CheckpointFormatError) as error:
+            load_policy(directory)
+        assert gone
+        assert all(f"missing {one}" in str(error.value) for one in gone)
+
+
+def test_depths_of_the_published_variants(copied: Copy) -> None:
+    directory = copied("tiny-pi0")
+    edit(directory, lambda said: said.update(paligemma_variant="gemma_2b", action_expert_variant="gemma_300m"))
+    edit(directory, lambda said: said["tiny"].clear())
+    (file,) = directory.rglob("norm_stats.json")
+    shutil.move(file, directory / "norm_stats.json")
+    cfg = read_config(directory)
+    assert (cfg.vision.depth, cfg.text.depth, cfg.expert.depth) == (27, 18, 18)
+    directory, name = copied("tiny-smolvla"), "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+    for kept, depth in ((16, 16), (0, 32), (-1, 32), (64, 32), (None, 4)):  # None is not said: those that are there
+        edit(directory, lambda said, kept=kept: said.update(vlm_model_name=name, num_vlm_layers=kept))
+        cfg = read_config(directory)
+        assert (cfg.vision.depth, cfg.text.depth, cfg.expert.depth) == (12, depth, depth)
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_layers_are_counted_where_nothing_says_how_many(name: str, copied: Copy) -> None:
+    directory = copied(name)
+    if name == "tiny-smolvla":
+        edit(directory, lambda said: said.pop("num_vlm_layers"))
+        edit(directory, lambda said: said["vision_config"].pop("num_hidden_layers"), "vlm/config.json")
+    else:
+        depths = {"vision": "num_hidden_layers", "text": "depth", "expert": "depth"}
+        edit(directory, lambda said: [said["tiny"][part].pop(key) for part, key in depths.items()])
+    assert load(directory).cfg == load(FOLDER / name).cfg
+    last = read_config(directory).text.depth - 1
+    without(directory, f"gemma_expert.model.layers.{last}.", f"lm_expert.layers.{last}.")
+    with pytest.raises(UnsupportedFlowError, match=rf"the expert has {last} layers.*language model {last + 1}"):
+        load_policy(directory)
+
+
+@pytest.mark.parametrize("parts", [("time_mlp_in.weight",), ("time_mlp_in",), ("time_mlp_in", "time_mlp_out")])
+def test_pi05_without_its_time_is_pi05(parts: tuple[str, ...], copied: Copy) -> None:
+    directory = copied("tiny-pi05")
+    (first, *_) = without(directory, *parts)
+    with pytest.raises(CheckpointFormatError, match=rf"missing {first}"):
+        load(directory, settings("pi05"))
 
 
 def test_a_camera_of_another_name_is_no_missing_camera() -> None:

@@ -62,6 +62,8 @@ class FlowConfig:
     text: Transformer = Transformer(2048, 18, 16384, 8, 1, 256)
     expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
     vocab_size: int = 257_152
+    tied_embeddings: bool = True
+    """The weights' file may have the embedding under the name of the language model's head."""
     rms_eps: float = 1e-6
     vision_eps: float = 1e-6
     pixel_shuffle: int = 1
@@ -149,6 +151,7 @@ _SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA k
     "text": Transformer(960, 16, 2560, 15, 5, 64),
     "expert": Transformer(720, 16, 2048, 15, 5, 64),
     "vocab_size": 49_280,
+    "tied_embeddings": False,
     "rms_eps": 1e-5,
     "pixel_shuffle": 4,
     "cross_every": 2,

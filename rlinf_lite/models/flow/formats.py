@@ -75,6 +75,11 @@ def _is_added(name: str) -> bool:
     return name.startswith(_HEADS) or ".lora_" in name
 
 
+def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
+    """Both names of the embedding in the weights' file."""
+    return [(cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items() if cfg.tied_embeddings]
+
+
 def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
     """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that the
     directory does not have is not in it.
@@ -91,7 +96,7 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         tensors |= found
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+    for name, tied in _tied(cfg):
         if tied in tensors and (name not in tensors or torch.equal(tensors[name], tensors[tied])):
             tensors[name] = tensors.pop(tied)
     for name in UNREAD:
@@ -145,9 +150,9 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
-    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
-        # openpi's files have the second name alone; SmolVLA's, where they are not tied, both
-        if name in tensors and (tied in origin.dtypes or (not origin.dtypes and cfg.family != "smolvla")):
+    for name, tied in _tied(cfg):
+        # openpi's files have the second name alone
+        if name in tensors and (tied in origin.dtypes or not origin.dtypes):
             tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
             if name not in origin.dtypes:
                 del tensors[name]
