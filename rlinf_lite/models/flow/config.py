@@ -230,6 +230,9 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
         raise ProblemError(Problem("model.options.cameras", text))
     cfg = replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    if cfg.method == "flow_cps" and cfg.num_steps == 1:
+        text = "is 1, and flow_cps has no noise in its last step: nothing would train. Set it to 2 or more, or "
+        raise ProblemError(Problem("model.options.num_steps", f"{text}model.options.method to flow_sde"))
     if cfg.delta_dims > min(cfg.action_dim, cfg.state_dim):
         text = f"is {cfg.delta_dims}, and there are {cfg.action_dim} actions and {cfg.state_dim} state numbers"
         raise ProblemError(Problem("model.options.delta_dims", text))
