@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_lite.config.resources import OWN_CONFIG
+from rlinf_lite.config.resources import OWN_CONFIG, policy_config
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.config import FlowConfig
@@ -81,8 +81,8 @@ def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
 
 
 def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
-    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that the
-    directory does not have is not in it.
+    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that a
+    published directory does not have is not in it; ours have those that they were saved with.
 
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
@@ -108,10 +108,14 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
-    adapters = {name: x for name, x in own.items() if ".lora_" in name}
-    if adapters:
-        check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
-        state |= {name: ours[name] for name in adapters}
+    if "rlinf_lite" in (saved := policy_config(directory)):
+        needed = _HEADS if saved["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
+        lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
+        if lost:
+            raise CheckpointFormatError(f"{directory / ADDITIONS} has no {', '.join(lost)}. Copy it again")
+    adapters = {name: x for name, x in ours.items() if not name.startswith(_HEADS)}
+    check_tensors({name: x for name, x in own.items() if ".lora_" in name}, adapters, str(directory / ADDITIONS))
+    state |= adapters
     origin.added = {name: x for name, x in ours.items() if name.startswith(_HEADS) and name not in own}
     for head in _HEADS:
         state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
