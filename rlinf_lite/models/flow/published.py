@@ -11,11 +11,14 @@ import itertools
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
 from rlinf_lite.config.resources import policy_config, start_dir
@@ -79,12 +82,13 @@ _LEROBOT_ONLY = {
 }
 """What LeRobot can be told and is not built here: the values that are."""
 _SMOLVLM = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
-_SMOLVLM_CONFIG = {  # of what their config.json says
+_SMOLVLM_CONFIG: dict[str, Any] = {  # of what their config.json says
     "scale_factor": 4,
     "vision_config": {"num_attention_heads": 12, "num_hidden_layers": 12},
     "text_config": {"num_attention_heads": 15, "num_hidden_layers": 32},
 }
 _OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
+_RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 _NORMS: dict[str, Norm] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
@@ -166,13 +170,13 @@ def own_files(directory: Path, *patterns: str) -> list[Path]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """`model.safetensors`, where it is there, or all shards that its index names.
+    """`model.safetensors`, where it is there, as published loaders do; or all shards that its index names.
 
     Raises UnsupportedFlowError where a shard is not there, or the index does not name any.
     """
-    index = directory / INDEX
-    if not index.is_file():
-        return [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else []
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file() or not index.is_file():
+        return [single] if single.is_file() else []
     found = [directory / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
     missing = [file.name for file in found if not file.is_file()]
     if missing or not found:
@@ -264,9 +268,19 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     if layout == "lerobot" and asset_id is not None:
         text = f"LeRobot's statistics have no names, and model.options.asset_id is {asset_id!r}. Set it to null"
         raise StatisticsError(f"{directory}: {text}")
-    return replace(
+    cfg = replace(
         cfg, **_lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
     )
+    if family == "pi05":  # whose state is words of the prompt, and no tensor is as wide
+        cfg = replace(cfg, max_state_dim=max(cfg.max_state_dim, cfg.state_dim))
+    for what, own, most in (
+        ("actions", cfg.action_dim, cfg.max_action_dim),
+        ("state", cfg.state_dim, cfg.max_state_dim),
+    ):
+        if own > most:
+            text = f"its {what} have {own} numbers, and the tensors take {most}. They do not belong together"
+            raise UnsupportedFlowError(f"{directory}: {text}")
+    return cfg
 
 
 # sizes
@@ -345,7 +359,7 @@ def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{directory}: vlm_model_name is {named!r}, whose sizes are not known. Put its config.json into "
             f"{directory / 'vlm'} and set vlm_model_name to ./vlm"
         )
-    vlm = _read_json(file) if file.is_file() else _SMOLVLM_CONFIG
+    vlm: Mapping[str, Any] = _read_json(file) if file.is_file() else _SMOLVLM_CONFIG
     vision, text = vlm["vision_config"], vlm["text_config"]
     crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
     # of the language model's layers the first num_vlm_layers are kept, above 0; the expert has as many where not said
@@ -386,16 +400,12 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
     statistics = {
         name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
     }
-    action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
-    state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
-    # pi0.5's are words of the prompt, and no tensor is as wide
-    max_state_dim = max(cfg.max_state_dim, state_dim * (cfg.family == "pi05"))
+    most = cfg.max_state_dim if cfg.family != "pi05" else sys.maxsize  # longer ones are cut
     return {
         "statistics": statistics,
         "asset_id": named,
-        "action_dim": min(action_dim, cfg.max_action_dim),
-        "state_dim": min(state_dim, max_state_dim),
-        "max_state_dim": max_state_dim,
+        "action_dim": tiny.get("action_env_dim") or min(len(statistics["actions"]["mean"]), cfg.max_action_dim),
+        "state_dim": tiny.get("state_dim") or min(len(statistics["state"]["mean"]), most),
         "horizon": config["action_horizon"],
         "num_action_chunks": config["action_horizon"],
         "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
@@ -416,6 +426,16 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     norms = {name: _NORMS.get(kinds.get(name, "IDENTITY")) for name in ("STATE", "ACTION")}
     if None in norms.values():
         raise UnsupportedFlowError(f"{directory}: {kinds} has kinds of normalisation other than {', '.join(_NORMS)}")
+    if (directory / "policy_postprocessor.json").is_file():
+        back, other = _lerobot_statistics(directory, "policy_postprocessor.json")
+        same = [
+            np.array_equal(np.array(numbers, np.float32), np.array(other["actions"][key], np.float32), equal_nan=True)
+            for key, numbers in statistics["actions"].items()
+            if key in other["actions"]
+        ]
+        if not all(same) or _NORMS.get((back.get("norm_map") or kinds).get("ACTION", "IDENTITY")) != norms["ACTION"]:
+            text = "policy_postprocessor.json and its file say another thing of actions than policy_preprocessor.json"
+            raise StatisticsError(f"{directory}: {text}. Save both with the same statistics and norm_map")
     inputs, horizon = config["input_features"], config["chunk_size"]
     pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
     slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
@@ -441,18 +461,31 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     }
 
 
-def _lerobot_statistics(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
-    """The settings of the normaliser among the preprocessor's steps, and the numbers of its file."""
-    file = directory / "policy_preprocessor.json"
+def _lerobot_statistics(
+    directory: Path, processor: str = "policy_preprocessor.json"
+) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
+    """The settings of the normaliser among a processor's steps, and the numbers of its file.
+
+    Raises:
+        StatisticsError: where there are none.
+        UnsupportedFlowError: where the processor makes actions relative to the state.
+    """
+    file = directory / processor
     steps = _read_json(file)["steps"] if file.is_file() else []
-    named = [step for step in steps if "normalizer" in step["registry_name"] and "state_file" in step]
+    for step in steps:
+        if step.get("registry_name") in _RELATIVE and step.get("config", {}).get("enabled"):
+            text = f"the {step['registry_name']} of {processor} is enabled; only false is supported"
+            raise UnsupportedFlowError(f"{directory}: {text}")
+    named = [step for step in steps if "normalizer" in step.get("registry_name", "") and "state_file" in step]
     if not named or not (directory / named[0]["state_file"]).is_file():
         raise StatisticsError(
-            f"{directory}: there are no statistics: policy_preprocessor.json names "
+            f"{directory}: there are no statistics: {processor} names "
             f"{named[0]['state_file'] + ', which is not there' if named else 'no file of a normalizer_processor'}"
         )
     found: dict[str, dict[str, list[float]]] = {"state": {}, "actions": {}}
-    for name, numbers in _numbers(directory / named[0]["state_file"], ("observation.state.", "action.")).items():
+    features = {"observation.state": "state", "action": "actions"}
+    for name, numbers in _numbers(directory / named[0]["state_file"], tuple(features)).items():
         feature, _, statistic = name.rpartition(".")
-        found["actions" if feature == "action" else "state"][statistic] = numbers
+        if feature in features:  # observation.state.velocity is another one
+            found[features[feature]][statistic] = numbers
     return named[0].get("config", {}), found
