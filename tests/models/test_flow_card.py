@@ -44,6 +44,10 @@ def problems(*overrides: str) -> list[str]:
         ),
         (["model.options.state_in_prompt=true"], "model.options.state_in_prompt: is true, and pi0 has no state in its"),
         (["model.options.noise_level=0"], "model.options.noise_level: "),
+        (
+            ["model.options.method=flow_cps", "model.options.num_steps=1"],
+            "model.options.num_steps: is 1, and flow_cps has no noise in its last step: nothing would train",
+        ),
         (["model.options.method=flow_sdf"], "model.options.method: "),
         (
             [f"rollout.model_dir={FOLDER / 'tiny-pi0'}"],

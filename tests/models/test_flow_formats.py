@@ -128,7 +128,8 @@ def test_every_wrong_tensor_is_named(name: str, copied: Callable[[str], Path]) -
     refused({**tensors, norm: torch.zeros(5)}, "has shape \\(5,\\)")
     depth = read_config(FOLDER / name).expert.depth
     last = (f"gemma_expert.model.layers.{depth - 1}.", f"lm_expert.layers.{depth - 1}.")
-    refused({key: x for key, x in tensors.items() if not any(part in key for part in last)}, "the expert has")
+    without = {key: x for key, x in tensors.items() if not any(part in key for part in last)}
+    refused(without, f"missing {next(key for key in sorted(tensors.keys() - without.keys()))}")
     refused({"something.weight": torch.zeros(2)}, "no registered policy knows the tensors")
     (directory / "model.safetensors").unlink()
     with pytest.raises(CheckpointFormatError, match="no registered policy knows"):
@@ -298,10 +299,12 @@ def test_any_size_is_read_off_the_tensors(family: str, tmp_path: Path) -> None:
     if family == "smolvla":
         vlm = json.loads((source / "vlm" / "config.json").read_text())
         vlm["scale_factor"], vlm["vision_config"]["num_attention_heads"] = 3, 6
+        vlm["vision_config"]["num_hidden_layers"], config["num_vlm_layers"] = 1, 5
         (tmp_path / "vlm" / "config.json").write_text(json.dumps(vlm))
         config |= {"self_attn_every_n_layers": 3, "resize_imgs_with_padding": [72, 72]}
     else:
-        config["tiny"]["vision"]["num_attention_heads"] = 5
+        config["tiny"]["vision"]["num_attention_heads"], config["tiny"]["vision"]["num_hidden_layers"] = 5, 3
+        config["tiny"]["text"]["depth"] = config["tiny"]["expert"]["depth"] = 5
         config["tiny"]["text"]["num_heads"] = config["tiny"]["expert"]["num_heads"] = 6
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = read_config(tmp_path)

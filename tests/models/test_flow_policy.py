@@ -82,7 +82,8 @@ def test_ratios_are_1_before_the_first_update(name: str, method: str) -> None:
         values = policy.predict_values(obs)
     inputs = {key: x.clone() for key, x in acted.forward_inputs.items()}
     steps = inputs["step"]
-    assert set(steps.tolist()) == ({0} if method == "flow_noise" else set(range(NUM_STEPS)))
+    drawn = {"flow_sde": NUM_STEPS, "flow_noise": 1, "flow_cps": NUM_STEPS - 1}[method]  # cps ends without noise
+    assert set(steps.tolist()) == set(range(drawn))
     scored = policy.train()(inputs)
     assert torch.equal(scored.logprobs, acted.logprobs)
     assert torch.equal(scored.values, acted.values)
@@ -111,7 +112,7 @@ def test_ratios_are_1_before_the_first_update(name: str, method: str) -> None:
                 assert float(std.max()) <= 0.16
             own = torch.ones_like(steps, dtype=torch.bool) if method == "flow_noise" else steps == k
             if method == "flow_cps" and k == NUM_STEPS - 1:
-                continue  # which ends without noise
+                continue
             log_density = Normal(mean, std).log_prob(there)[:, : policy.num_action_chunks, : policy.action_dim]
             expected += torch.where(own[:, None, None], log_density, 0.0)
     assert largest(acted.logprobs, expected) < 1e-3  # (x - mean) / std of numbers that were rounded otherwise

@@ -224,12 +224,136 @@ def test_the_processors_normalisation_wins(copied: Copy) -> None:
 
     def change(content: dict[str, Any]) -> None:
         for step in content["steps"]:
-            if step["registry_name"] == "normalizer_processor":
+            if step["registry_name"].endswith("normalizer_processor"):  # or un-
                 step["config"]["norm_map"] = {"ACTION": "MEAN_STD"}
 
     edit(directory, change, "policy_preprocessor.json")
+    with pytest.raises(StatisticsError, match=r"policy_postprocessor\.json and its file say another thing of actions"):
+        read_config(directory)
+    edit(directory, change, "policy_postprocessor.json")
     cfg = read_config(directory)
     assert (cfg.state_norm, cfg.action_norm) == ("identity", "mean_std")
+
+
+def change_numbers(directory: Path, processor: str, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    (file,) = directory.glob(f"policy_{processor}_*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def test_the_postprocessors_statistics_are_the_preprocessors(copied: Copy) -> None:
+    directory = copied("tiny-smolvla")
+    # of the state nobody reads them; in another type they are the same
+    change_numbers(directory, "postprocessor", lambda x: x.pop("observation.state.mean"))
+    change_numbers(directory, "postprocessor", lambda x: x.update({key: one.double() for key, one in x.items()}))
+    assert read_config(directory) == read_config(FOLDER / "tiny-smolvla")
+    change_numbers(directory, "postprocessor", lambda x: x["action.std"].add_(1e-3))
+    with pytest.raises(StatisticsError, match=r"policy_postprocessor\.json and its file say another thing of actions"):
+        read_config(directory)
+
+
+@pytest.mark.parametrize("feature", ["observation.state.velocity", "observation.state_velocity", "action.velocity"])
+def test_statistics_of_other_features(feature: str, copied: Copy) -> None:
+    directory = copied("tiny-smolvla")
+    other = {f"{feature}.{key}": torch.full((6,), 50.0) for key in ("mean", "std")}
+    change_numbers(directory, "preprocessor", lambda x: x.update(other))
+    assert read_config(directory) == read_config(FOLDER / "tiny-smolvla")
+
+
+@pytest.mark.parametrize(
+    ("file", "step"),
+    [
+        ("policy_preprocessor.json", "relative_actions_processor"),
+        ("policy_postprocessor.json", "absolute_actions_processor"),
+    ],
+)
+def test_processors_that_make_actions_relative(file: str, step: str, copied: Copy) -> None:
+    """What they say is what LeRobot computes, whatever config.json says of it."""
+    directory = copied("tiny-pi05-lerobot")
+
+    def enable(content: dict[str, Any]) -> None:
+        (found,) = (one for one in content["steps"] if one["registry_name"] == step)
+        found["config"]["enabled"] = True
+
+    edit(directory, enable, file)
+    with pytest.raises(UnsupportedFlowError, match=f"the {step} of {file} is enabled; only false is supported"):
+        load_policy(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "state", "refused"),
+    [
+        ("tiny-smolvla", 6, 11, "its state have 11 numbers, and the tensors take 10"),
+        ("tiny-smolvla", 13, 6, "its actions have 13 numbers, and the tensors take 12"),
+        ("tiny-smolvla", 12, 10, None),
+        ("tiny-pi05-lerobot", 7, 14, None),  # words of the prompt
+    ],
+)
+def test_robots_wider_than_the_tensors(name: str, action: int, state: int, refused: str | None, copied: Copy) -> None:
+    directory = copied(name)
+    widths = {"observation.state": state, "action": action}
+    for processor in ("preprocessor", "postprocessor"):
+        change_numbers(
+            directory,
+            processor,
+            lambda x: x.update({key: torch.ones(widths[key.rpartition(".")[0]]) for key in x}),
+        )
+    edit(directory, lambda said: said["input_features"]["observation.state"].update(shape=[state]))
+    edit(directory, lambda said: said["output_features"]["action"].update(shape=[action]))
+    if refused is not None:
+        with pytest.raises(UnsupportedFlowError, match=refused):
+            load_policy(directory)
+        return
+    assert (load(directory).cfg.action_dim, load(directory).cfg.state_dim) == (action, state)
+
+
+def test_one_file_wins_over_shards(copied: Copy) -> None:
+    """As where it is published; a model.safetensors is what somebody saved in the place of them."""
+    directory = copied("tiny-pi05")
+    tensors = into_shards(directory)
+    save_file({name: x + 1 for name, x in tensors.items()}, directory / WEIGHTS)
+    assert torch.equal(load(directory).network.action_in_proj.bias, tensors["action_in_proj.bias"] + 1)
+
+
+def test_sentencepiece_of_another_kind(copied: Copy) -> None:
+    from transformers.utils import sentencepiece_model_pb2_new as messages
+
+    directory = copied("tiny-pi0")
+    file = directory / "tokenizer.model"
+    for key in ("add_dummy_prefix", "remove_extra_whitespaces"):
+        model = messages.ModelProto()
+        model.ParseFromString((FOLDER / "tiny-pi0" / "tokenizer.model").read_bytes())
+        setattr(model.normalizer_spec, key, True)
+        file.write_bytes(model.SerializeToString())
+        with pytest.raises(TokenizerError, match=r"of PaliGemma's kind. Put its tokenizer.json in the place of it"):
+            load_policy(directory)
+    file.unlink()
+    load_policy(directory)  # with tokenizer.json, which is there
+
+
+def test_what_we_saved_and_is_not_there(tmp_path: Path) -> None:
+    """A head that was lost is no head of random weights."""
+    load(FOLDER / "tiny-pi05", settings("pi05", method="flow_noise")).save_pretrained(tmp_path)
+    file = tmp_path / "rlinf_lite.safetensors"
+    whole = load_file(file)
+
+    def refused(tensors: dict[str, torch.Tensor], match: str) -> None:
+        save_file(tensors, file)
+        with pytest.raises(CheckpointFormatError, match=rf"rlinf_lite\.safetensors .*{match}"):
+            load(tmp_path)
+
+    for head in ("value_head", "noise_head"):
+        refused({name: x for name, x in whole.items() if head not in name}, rf"has no {head}\.\*")
+    first = next(name for name in whole if "noise_head" in name)
+    refused({name: x for name, x in whole.items() if name != first}, f"missing {first}")
+    refused({**whole, "something.else": torch.zeros(2)}, r"unexpected something\.else")
+    refused({**whole, "value_head.else": torch.zeros(2)}, r"unexpected value_head\.else")
+    file.unlink()
+    with pytest.raises(CheckpointFormatError, match=r"has no value_head\.\*, noise_head\.\*"):
+        load(tmp_path)
+    save_file(whole, file)
+    load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tiny-pi0", "tiny-pi05-lerobot", "tiny-smolvla"])
@@ -315,17 +439,91 @@ def test_a_state_in_the_prompt_may_be_longer_than_the_padding(copied: Copy) -> N
     assert policy.predict_action_batch({**obs, "state": state}).actions.shape == (2, 5, 7)
 
 
-def test_smolvlas_tied_embedding_has_the_heads_name(copied: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", ["text_config", None])
+def test_smolvlas_tied_embedding_has_the_heads_name(section: str | None, copied: Copy, tmp_path: Path) -> None:
+    """Only where its vision-language model says that it is tied; else the head is another tensor."""
     directory, own = copied("tiny-smolvla"), "model.vlm_with_expert.vlm."
     tensors = load_file(directory / WEIGHTS)
     tensors[f"{own}lm_head.weight"] = tensors.pop(f"{own}model.text_model.embed_tokens.weight")
     save_file(tensors, directory / WEIGHTS)
+    with pytest.raises(UnsupportedFlowError, match=r"text_model\.embed_tokens\.weight"):
+        load(directory)
+    edit(
+        directory,
+        lambda said: (said[section] if section else said).update(tie_word_embeddings=True),
+        "vlm/config.json",
+    )
     policy = load(directory)
     assert torch.equal(policy.get_parameter("network.language.embed_tokens.weight"), tensors[f"{own}lm_head.weight"])
     policy.save_pretrained(tmp_path / "out")
     after = load_file(tmp_path / "out" / WEIGHTS)
     assert after.keys() == tensors.keys()
     assert all(torch.equal(x, tensors[name]) for name, x in after.items())
+
+
+_SMALL = ("tiny-pi0", "tiny-pi05-lerobot", "tiny-smolvla")
+
+
+def without(directory: Path, *parts: str) -> list[str]:
+    """Take tensors whose names have one of `parts` out of the weights, and say which they were."""
+    tensors = load_file(directory / WEIGHTS)
+    gone = [name for name in tensors if any(part in name for part in parts)]
+    save_file({name: x for name, x in tensors.items() if name not in gone}, directory / WEIGHTS)
+    return gone
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_last_layers_that_are_missing(name: str, copied: Copy) -> None:
+    """As many are needed as are said, not as many as are there."""
+    cfg = read_config(FOLDER / name)
+    last = cfg.text.depth - 1
+    both = (f"language_model.layers.{last}.", f"text_model.layers.{last}.", f"expert.model.layers.{last}.")
+    for parts in ((f"vision_model.encoder.layers.{cfg.vision.depth - 1}.",), (*both, f"lm_expert.layers.{last}.")):
+        directory = copied(name)
+        gone = without(directory, *parts)
+        with pytest.raises(CheckpointFormatError) as error:
+            load_policy(directory)
+        assert gone
+        assert all(f"missing {one}" in str(error.value) for one in gone)
+
+
+def test_depths_of_the_published_variants(copied: Copy) -> None:
+    directory = copied("tiny-pi0")
+    edit(directory, lambda said: said.update(paligemma_variant="gemma_2b", action_expert_variant="gemma_300m"))
+    edit(directory, lambda said: said["tiny"].clear())
+    (file,) = directory.rglob("norm_stats.json")
+    shutil.move(file, directory / "norm_stats.json")
+    cfg = read_config(directory)
+    assert (cfg.vision.depth, cfg.text.depth, cfg.expert.depth) == (27, 18, 18)
+    directory, name = copied("tiny-smolvla"), "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+    for kept, depth in ((16, 16), (0, 32), (-1, 32), (64, 32), (None, 4)):  # None is not said: those that are there
+        edit(directory, lambda said, kept=kept: said.update(vlm_model_name=name, num_vlm_layers=kept))
+        cfg = read_config(directory)
+        assert (cfg.vision.depth, cfg.text.depth, cfg.expert.depth) == (12, depth, depth)
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_layers_are_counted_where_nothing_says_how_many(name: str, copied: Copy) -> None:
+    directory = copied(name)
+    if name == "tiny-smolvla":
+        edit(directory, lambda said: said.pop("num_vlm_layers"))
+        edit(directory, lambda said: said["vision_config"].pop("num_hidden_layers"), "vlm/config.json")
+    else:
+        depths = {"vision": "num_hidden_layers", "text": "depth", "expert": "depth"}
+        edit(directory, lambda said: [said["tiny"][part].pop(key) for part, key in depths.items()])
+    assert load(directory).cfg == load(FOLDER / name).cfg
+    last = read_config(directory).text.depth - 1
+    without(directory, f"gemma_expert.model.layers.{last}.", f"lm_expert.layers.{last}.")
+    with pytest.raises(UnsupportedFlowError, match=rf"the expert has {last} layers.*language model {last + 1}"):
+        load_policy(directory)
+
+
+@pytest.mark.parametrize("parts", [("time_mlp_in.weight",), ("time_mlp_in",), ("time_mlp_in", "time_mlp_out")])
+def test_pi05_without_its_time_is_pi05(parts: tuple[str, ...], copied: Copy) -> None:
+    directory = copied("tiny-pi05")
+    (first, *_) = without(directory, *parts)
+    with pytest.raises(CheckpointFormatError, match=rf"missing {first}"):
+        load(directory, settings("pi05"))
 
 
 def test_a_camera_of_another_name_is_no_missing_camera() -> None:

@@ -189,6 +189,7 @@ def test_steps_are_drawn_uniformly_by_each_rows_key() -> None:
     assert torch.equal(sampler.draw_steps(keys)[100:200], sampler.draw_steps(keys[100:200]))
     assert torch.equal(sampler.draw_noise(keys[:9], (3, 2))[4:6], sampler.draw_noise(keys[4:6], (3, 2)))
     assert int(replace(sampler, ignore_last=True).draw_steps(keys).max()) == 2
+    assert int(replace(sampler, method="flow_cps").draw_steps(keys).max()) == 2  # whose last step has no noise
 
 
 def test_clocks() -> None:

@@ -43,14 +43,15 @@ class FlowOptions(Section):
     noise_range: tuple[PositiveFloat, PositiveFloat] | None = None
     """Smallest and largest standard deviation of flow_noise. null: the checkpoint's; [0.08, 0.16]."""
     ignore_last: bool | None = None
-    """The last step is never the one that flow_sde and flow_cps draw. null: the checkpoint's; false."""
+    """The last step is never the one that flow_sde draws; that of flow_cps, which has no noise, never is. null: the
+    checkpoint's; false."""
     joint: Joint | None = None
     """The K log-probabilities of flow_noise are summed; or averaged, with that of the first noise as one more, as RLinf
     does: log-ratios are then K + 1 times smaller, so that clip range and KL are that much wider. null: the
     checkpoint's; sum."""
     horizon: PositiveInt | None = None
     """H: actions that the policy thinks of, of which num_action_chunks are executed. null: the checkpoint's, or
-    num_action_chunks."""
+    num_action_chunks. Imitation with a longer one fills the rest with copies of the last action."""
     cameras: dict[str, str] | None = None
     """The environment's camera for each that the policy knows; one without is masked. null: those of the same name."""
     action_dim: PositiveInt | None = None

@@ -62,6 +62,8 @@ class FlowConfig:
     text: Transformer = Transformer(2048, 18, 16384, 8, 1, 256)
     expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
     vocab_size: int = 257_152
+    tied_embeddings: bool = True
+    """The weights' file may have the embedding under the name of the language model's head."""
     rms_eps: float = 1e-6
     vision_eps: float = 1e-6
     pixel_shuffle: int = 1
@@ -149,6 +151,7 @@ _SMOLVLM: dict[str, Any] = {  # SmolVLM2-500M-Video-Instruct, of which SmolVLA k
     "text": Transformer(960, 16, 2560, 15, 5, 64),
     "expert": Transformer(720, 16, 2048, 15, 5, 64),
     "vocab_size": 49_280,
+    "tied_embeddings": False,
     "rms_eps": 1e-5,
     "pixel_shuffle": 4,
     "cross_every": 2,
@@ -227,6 +230,9 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
         raise ProblemError(Problem("model.options.cameras", text))
     cfg = replace(cfg, num_action_chunks=model.num_action_chunks, value_type=model.value_type, **changes)
+    if cfg.method == "flow_cps" and cfg.num_steps == 1:
+        text = "is 1, and flow_cps has no noise in its last step: nothing would train. Set it to 2 or more, or "
+        raise ProblemError(Problem("model.options.num_steps", f"{text}model.options.method to flow_sde"))
     if cfg.delta_dims > min(cfg.action_dim, cfg.state_dim):
         text = f"is {cfg.delta_dims}, and there are {cfg.action_dim} actions and {cfg.state_dim} state numbers"
         raise ProblemError(Problem("model.options.delta_dims", text))

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_lite.config.resources import OWN_CONFIG
+from rlinf_lite.config.resources import OWN_CONFIG, policy_config
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.config import FlowConfig
@@ -75,9 +75,14 @@ def _is_added(name: str) -> bool:
     return name.startswith(_HEADS) or ".lora_" in name
 
 
+def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
+    """Both names of the embedding in the weights' file."""
+    return [(cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items() if cfg.tied_embeddings]
+
+
 def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
-    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that the
-    directory does not have is not in it.
+    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that a
+    published directory does not have is not in it; ours have those that they were saved with.
 
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
@@ -91,7 +96,7 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
         tensors |= found
         origin.metadata |= metadata
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
+    for name, tied in _tied(cfg):
         if tied in tensors and (name not in tensors or torch.equal(tensors[name], tensors[tied])):
             tensors[name] = tensors.pop(tied)
     for name in UNREAD:
@@ -103,10 +108,14 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
-    adapters = {name: x for name, x in own.items() if ".lora_" in name}
-    if adapters:
-        check_tensors(adapters, {name: x for name, x in ours.items() if ".lora_" in name}, str(directory / ADDITIONS))
-        state |= {name: ours[name] for name in adapters}
+    if "rlinf_lite" in (saved := policy_config(directory)):
+        needed = _HEADS if saved["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
+        lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
+        if lost:
+            raise CheckpointFormatError(f"{directory / ADDITIONS} has no {', '.join(lost)}. Copy it again")
+    adapters = {name: x for name, x in ours.items() if not name.startswith(_HEADS)}
+    check_tensors({name: x for name, x in own.items() if ".lora_" in name}, adapters, str(directory / ADDITIONS))
+    state |= adapters
     origin.added = {name: x for name, x in ours.items() if name.startswith(_HEADS) and name not in own}
     for head in _HEADS:
         state |= _head(f"{head}.", own, ours, str(directory / ADDITIONS), must_fit=True)
@@ -145,9 +154,9 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
-    for name, tied in ((cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items()):
-        # openpi's files have the second name alone; SmolVLA's, where they are not tied, both
-        if name in tensors and (tied in origin.dtypes or (not origin.dtypes and cfg.family != "smolvla")):
+    for name, tied in _tied(cfg):
+        # openpi's files have the second name alone
+        if name in tensors and (tied in origin.dtypes or not origin.dtypes):
             tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
             if name not in origin.dtypes:
                 del tensors[name]

@@ -300,7 +300,8 @@ def _how_to_get(cfg: FlowConfig) -> str:
 
 
 def from_sentencepiece(file: Path) -> Tokenizer:
-    """The tokenizer of a SentencePiece model of PaliGemma's kind: BPE, bytes for what it does not know, no dummy space.
+    """The tokenizer of a SentencePiece model of PaliGemma's kind: BPE, bytes for what it does not know, no dummy space,
+    all spaces kept.
 
     Raises TokenizerError for other kinds.
     """
@@ -314,8 +315,11 @@ def from_sentencepiece(file: Path) -> Tokenizer:
     except DecodeError as error:
         raise TokenizerError(f"{file} is no SentencePiece model: {error}. Download it again") from error
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
-    if trainer.model_type != trainer.BPE or normalizer.add_dummy_prefix or normalizer.precompiled_charsmap:
-        raise TokenizerError(f"{file} is no SentencePiece model of PaliGemma's kind. Put its tokenizer.json beside it")
+    changes = normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap
+    if trainer.model_type != trainer.BPE or changes:
+        raise TokenizerError(
+            f"{file} is no SentencePiece model of PaliGemma's kind. Put its tokenizer.json in the place of it"
+        )
     vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
     scores = {piece.piece: piece.score for piece in model.pieces}
     normal = messages.ModelProto.SentencePiece.NORMAL

@@ -1,7 +1,8 @@
 """What a directory says of the flow policy in it, ours or published; importable without torch.
 
-Sizes come from the shapes of the tensors. What shapes do not say, numbers of heads, comes from `config.json`, from the
-variant that it names, or from the `config.json` of the vision-language model.
+Widths come from the shapes of the tensors. Numbers of heads, which shapes do not say, and of layers, of which some may
+be missing, come from `config.json`, from the variant that it names, or from the `config.json` of the vision-language
+model.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import itertools
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlinf_lite.cards import Observed, Problem, ProblemError
 from rlinf_lite.config.resources import policy_config, start_dir
@@ -58,10 +62,11 @@ TIED = {
     f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight",
     f"{_SMOLVLA}vlm.model.text_model.embed_tokens.weight": f"{_SMOLVLA}vlm.lm_head.weight",
 }
-"""Another name of the same tensor: files have one of the two, or both. Where both differ, nobody reads the second."""
+"""Where `tied_embeddings`, another name of the same tensor: files have one of the two, or both. Where both differ,
+nobody reads the second."""
 UNREAD = {f"{_PI}gemma_expert.lm_head.weight", *TIED.values()}
 """What no forward pass reads, where it is not the input embedding."""
-_VARIANTS = {"gemma_2b": FlowConfig.text.num_heads, "gemma_300m": FlowConfig.expert.num_heads}
+_VARIANTS = {"gemma_2b": FlowConfig.text, "gemma_300m": FlowConfig.expert}
 _LEROBOT_ONLY = {
     "use_relative_actions": False,
     "use_visual_memory": False,
@@ -77,7 +82,13 @@ _LEROBOT_ONLY = {
 }
 """What LeRobot can be told and is not built here: the values that are."""
 _SMOLVLM = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
+_SMOLVLM_CONFIG: dict[str, Any] = {  # of what their config.json says
+    "scale_factor": 4,
+    "vision_config": {"num_attention_heads": 12, "num_hidden_layers": 12},
+    "text_config": {"num_attention_heads": 15, "num_hidden_layers": 32},
+}
 _OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
+_RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
 _NORMS: dict[str, Norm] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
@@ -159,13 +170,13 @@ def own_files(directory: Path, *patterns: str) -> list[Path]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """`model.safetensors`, where it is there, or all shards that its index names.
+    """`model.safetensors`, where it is there, as published loaders do; or all shards that its index names.
 
     Raises UnsupportedFlowError where a shard is not there, or the index does not name any.
     """
-    index = directory / INDEX
-    if not index.is_file():
-        return [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else []
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file() or not index.is_file():
+        return [single] if single.is_file() else []
     found = [directory / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
     missing = [file.name for file in found if not file.is_file()]
     if missing or not found:
@@ -179,7 +190,9 @@ def _family(shapes: Shapes) -> Family | None:
     if any(name.startswith(_SMOLVLA) for name in plain):
         return "smolvla"
     if any(name.startswith(_PI) for name in plain):
-        return "pi05" if "time_mlp_in.weight" in plain else "pi0"
+        # by more than one tensor of pi0.5's: one that is missing is named, where it is read as what it is
+        times = any(name.startswith("time_mlp_") or name.endswith("norm.dense.weight") for name in plain)
+        return "pi05" if times else "pi0"
     return None
 
 
@@ -240,7 +253,8 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     shapes = {name.removeprefix("model."): shape for name, shape in shapes.items()}
     cfg = FlowConfig(**{**PUBLISHED[family], "family": family, "layout": layout, "prefix": begin})
     said = _smolvla(directory, config) if family == "smolvla" else _pi(directory, config)
-    cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], said.pop("heads")), **said})
+    heads, depths, tied = said.pop("heads"), said.pop("depths"), said.get("tied_embeddings", True)
+    cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], heads, depths, tied), **said})
     if "noise_head.logvar_min" in shapes:  # RLinf's: logarithms of variances
         found = [_numbers(file, ("noise_head.logvar_",)).items() for file in weight_files(directory)]
         limits = dict(itertools.chain(*found))
@@ -254,27 +268,41 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     if layout == "lerobot" and asset_id is not None:
         text = f"LeRobot's statistics have no names, and model.options.asset_id is {asset_id!r}. Set it to null"
         raise StatisticsError(f"{directory}: {text}")
-    return replace(
+    cfg = replace(
         cfg, **_lerobot(directory, config, cfg) if layout == "lerobot" else _openpi(directory, config, cfg, asset_id)
     )
+    if family == "pi05":  # whose state is words of the prompt, and no tensor is as wide
+        cfg = replace(cfg, max_state_dim=max(cfg.max_state_dim, cfg.state_dim))
+    for what, own, most in (
+        ("actions", cfg.action_dim, cfg.max_action_dim),
+        ("state", cfg.state_dim, cfg.max_state_dim),
+    ):
+        if own > most:
+            text = f"its {what} have {own} numbers, and the tensors take {most}. They do not belong together"
+            raise UnsupportedFlowError(f"{directory}: {text}")
+    return cfg
 
 
 # sizes
 
 
-def _sizes(shapes: Shapes, names: Mapping[str, str], heads: tuple[int, int, int]) -> dict[str, Any]:
-    """What the shapes of the tensors say, given the numbers of heads of the vision tower and both transformers."""
+def _sizes(
+    shapes: Shapes, names: Mapping[str, str], heads: tuple[int, ...], depths: tuple[int | None, ...], tied: bool
+) -> dict[str, Any]:
+    """What the shapes of the tensors say, given the numbers of heads and layers of the vision tower and both
+    transformers. Layers of which there is no number (None) are counted."""
     vision, language = names["vision."], names["language."]
     width, _, patch, _ = shapes[f"{vision}embeddings.patch_embedding.weight"]
     side = isqrt(shapes[f"{vision}embeddings.position_embedding.weight"][0])
-    mlp, depth = shapes[f"{vision}encoder.layers.0.mlp.fc1.weight"][0], _count(f"{vision}encoder.layers.", shapes)
-    embedding = shapes.get(f"{language}embed_tokens.weight") or shapes[TIED[f"{language}embed_tokens.weight"]]
+    mlp, depth = shapes[f"{vision}encoder.layers.0.mlp.fc1.weight"][0], depths[0]
+    embedding = f"{language}embed_tokens.weight"
+    embedding = TIED[embedding] if tied and embedding not in shapes else embedding
     max_action_dim = shapes["action_in_proj.weight"][1]
     found = {
-        "vision": Tower(width, depth, mlp, heads[0], side * patch, patch),
-        "text": _transformer(language, shapes, heads[1]),
-        "expert": _transformer(names["expert."], shapes, heads[2]),
-        "vocab_size": embedding[0],
+        "vision": Tower(width, depth or _count(f"{vision}encoder.layers.", shapes), mlp, heads[0], side * patch, patch),
+        "text": _transformer(language, shapes, heads[1], depths[1]),
+        "expert": _transformer(names["expert."], shapes, heads[2], depths[2]),
+        "vocab_size": shapes[embedding][0],
         "max_action_dim": max_action_dim,
         "max_state_dim": shapes.get("state_proj.weight", (0, max_action_dim))[1],
         "resize_to": (side * patch, side * patch),
@@ -284,8 +312,8 @@ def _sizes(shapes: Shapes, names: Mapping[str, str], heads: tuple[int, int, int]
     return {name: size for name, size in found.items() if size != ()}
 
 
-def _transformer(prefix: str, shapes: Shapes, num_heads: int) -> Transformer:
-    depth, first = _count(f"{prefix}layers.", shapes), f"{prefix}layers.0"
+def _transformer(prefix: str, shapes: Shapes, num_heads: int, depth: int | None) -> Transformer:
+    depth, first = depth or _count(f"{prefix}layers.", shapes), f"{prefix}layers.0"
     queries, width = shapes[f"{first}.self_attn.q_proj.weight"]
     head_dim = queries // num_heads
     kv_heads = shapes[f"{first}.self_attn.k_proj.weight"][0] // head_dim
@@ -304,46 +332,48 @@ def _hidden_sizes(shapes: Shapes, prefix: str) -> tuple[int, ...]:
 
 
 def _pi(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of heads, by the names of the variants; `tiny` is in checkpoints that no variant names."""
-    tiny, heads = config.get("tiny", {}), [FlowConfig.vision.num_heads]
-    if tiny:
-        heads = [tiny["vision"]["num_attention_heads"], tiny["text"]["num_heads"], tiny["expert"]["num_heads"]]
-        return {"heads": tuple(heads)}
+    """Numbers of heads and layers, by the names of the variants; `tiny` is in checkpoints that no variant names."""
+    if tiny := config.get("tiny"):
+        vision, text, expert = tiny["vision"], tiny["text"], tiny["expert"]
+        return {
+            "heads": (vision["num_attention_heads"], text["num_heads"], expert["num_heads"]),
+            "depths": (vision.get("num_hidden_layers"), text.get("depth"), expert.get("depth")),
+        }
+    parts: list[Tower | Transformer] = [FlowConfig.vision]
     for key in ("paligemma_variant", "action_expert_variant"):
         if config.get(key) not in _VARIANTS:
             text = f"config.json names the {key} {config.get(key)!r}. Known: {', '.join(_VARIANTS)}"
             raise UnsupportedFlowError(f"{directory}: {text}")
-        heads.append(_VARIANTS[config[key]])
-    return {"heads": tuple(heads)}
+        parts.append(_VARIANTS[config[key]])
+    return {"heads": tuple(part.num_heads for part in parts), "depths": tuple(part.depth for part in parts)}
 
 
 def _smolvla(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the vision-language model's own config.json says, where its name is not known."""
+    """What the vision-language model's own config.json says; that of the published one need not be there."""
     named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
     if not config["resize_imgs_with_padding"]:
         raise UnsupportedFlowError(f"{directory}: resize_imgs_with_padding is null; a width and height are needed")
-    crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
-    found = {
-        "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
-        "resize_to": tuple(config["resize_imgs_with_padding"]),
-        "heads": (published["vision"].num_heads, *(published[name].num_heads for name in ("text", "expert"))),
-    }
     file = directory / named / "config.json"
-    if not file.is_file():
-        if named in _SMOLVLM:
-            return found
+    if not file.is_file() and named not in _SMOLVLM:
         raise UnsupportedFlowError(
             f"{directory}: vlm_model_name is {named!r}, whose sizes are not known. Put its config.json into "
             f"{directory / 'vlm'} and set vlm_model_name to ./vlm"
         )
-    vlm = _read_json(file)
-    heads = vlm["text_config"]["num_attention_heads"]
+    vlm: Mapping[str, Any] = _read_json(file) if file.is_file() else _SMOLVLM_CONFIG
+    vision, text = vlm["vision_config"], vlm["text_config"]
+    crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
+    # of the language model's layers the first num_vlm_layers are kept, above 0; the expert has as many where not said
+    kept, whole, own = config.get("num_vlm_layers"), text.get("num_hidden_layers"), config.get("num_expert_layers") or 0
+    depth = None if kept is None else min(kept, whole or kept) if kept > 0 else whole
     return {
-        **found,
-        "heads": (vlm["vision_config"]["num_attention_heads"], heads, heads),
-        "rms_eps": vlm["text_config"].get("rms_norm_eps", published["rms_eps"]),
+        "heads": (vision["num_attention_heads"], text["num_attention_heads"], text["num_attention_heads"]),
+        "depths": (vision.get("num_hidden_layers"), depth, own if own > 0 else depth),
+        "tied_embeddings": bool(vlm.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
+        "cross_every": max(config.get("self_attn_every_n_layers", 2), 0) if crosses else 1,
+        "resize_to": tuple(config["resize_imgs_with_padding"]),
+        "rms_eps": text.get("rms_norm_eps", published["rms_eps"]),
         "pixel_shuffle": vlm["scale_factor"],
-        "vision_eps": vlm["vision_config"].get("layer_norm_eps", FlowConfig.vision_eps),
+        "vision_eps": vision.get("layer_norm_eps", FlowConfig.vision_eps),
     }
 
 
@@ -370,16 +400,12 @@ def _openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_i
     statistics = {
         name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
     }
-    action_dim = tiny.get("action_env_dim") or len(statistics["actions"]["mean"])
-    state_dim = tiny.get("state_dim") or len(statistics["state"]["mean"])
-    # pi0.5's are words of the prompt, and no tensor is as wide
-    max_state_dim = max(cfg.max_state_dim, state_dim * (cfg.family == "pi05"))
+    most = cfg.max_state_dim if cfg.family != "pi05" else sys.maxsize  # longer ones are cut
     return {
         "statistics": statistics,
         "asset_id": named,
-        "action_dim": min(action_dim, cfg.max_action_dim),
-        "state_dim": min(state_dim, max_state_dim),
-        "max_state_dim": max_state_dim,
+        "action_dim": tiny.get("action_env_dim") or min(len(statistics["actions"]["mean"]), cfg.max_action_dim),
+        "state_dim": tiny.get("state_dim") or min(len(statistics["state"]["mean"]), most),
         "horizon": config["action_horizon"],
         "num_action_chunks": config["action_horizon"],
         "slots": tuple(tiny.get("image_keys", OPENPI_CAMERAS)),
@@ -400,6 +426,16 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     norms = {name: _NORMS.get(kinds.get(name, "IDENTITY")) for name in ("STATE", "ACTION")}
     if None in norms.values():
         raise UnsupportedFlowError(f"{directory}: {kinds} has kinds of normalisation other than {', '.join(_NORMS)}")
+    if (directory / "policy_postprocessor.json").is_file():
+        back, other = _lerobot_statistics(directory, "policy_postprocessor.json")
+        same = [
+            np.array_equal(np.array(numbers, np.float32), np.array(other["actions"][key], np.float32), equal_nan=True)
+            for key, numbers in statistics["actions"].items()
+            if key in other["actions"]
+        ]
+        if not all(same) or _NORMS.get((back.get("norm_map") or kinds).get("ACTION", "IDENTITY")) != norms["ACTION"]:
+            text = "policy_postprocessor.json and its file say another thing of actions than policy_preprocessor.json"
+            raise StatisticsError(f"{directory}: {text}. Save both with the same statistics and norm_map")
     inputs, horizon = config["input_features"], config["chunk_size"]
     pictures = [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]
     slots = [name.removeprefix("observation.").removeprefix("images.") for name in pictures]
@@ -425,18 +461,31 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     }
 
 
-def _lerobot_statistics(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
-    """The settings of the normaliser among the preprocessor's steps, and the numbers of its file."""
-    file = directory / "policy_preprocessor.json"
+def _lerobot_statistics(
+    directory: Path, processor: str = "policy_preprocessor.json"
+) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
+    """The settings of the normaliser among a processor's steps, and the numbers of its file.
+
+    Raises:
+        StatisticsError: where there are none.
+        UnsupportedFlowError: where the processor makes actions relative to the state.
+    """
+    file = directory / processor
     steps = _read_json(file)["steps"] if file.is_file() else []
-    named = [step for step in steps if "normalizer" in step["registry_name"] and "state_file" in step]
+    for step in steps:
+        if step.get("registry_name") in _RELATIVE and step.get("config", {}).get("enabled"):
+            text = f"the {step['registry_name']} of {processor} is enabled; only false is supported"
+            raise UnsupportedFlowError(f"{directory}: {text}")
+    named = [step for step in steps if "normalizer" in step.get("registry_name", "") and "state_file" in step]
     if not named or not (directory / named[0]["state_file"]).is_file():
         raise StatisticsError(
-            f"{directory}: there are no statistics: policy_preprocessor.json names "
+            f"{directory}: there are no statistics: {processor} names "
             f"{named[0]['state_file'] + ', which is not there' if named else 'no file of a normalizer_processor'}"
         )
     found: dict[str, dict[str, list[float]]] = {"state": {}, "actions": {}}
-    for name, numbers in _numbers(directory / named[0]["state_file"], ("observation.state.", "action.")).items():
+    features = {"observation.state": "state", "action": "actions"}
+    for name, numbers in _numbers(directory / named[0]["state_file"], tuple(features)).items():
         feature, _, statistic = name.rpartition(".")
-        found["actions" if feature == "action" else "state"][statistic] = numbers
+        if feature in features:  # observation.state.velocity is another one
+            found[features[feature]][statistic] = numbers
     return named[0].get("config", {}), found

@@ -118,8 +118,9 @@ class Sampler:
         return x
 
     def draw_steps(self, keys: np.ndarray) -> Tensor:
-        """Which step each row samples, int64 [B], uniformly and by its own key."""
-        count = self.num_steps - (self.ignore_last and self.num_steps > 1)
+        """Which step each row samples, int64 [B], uniformly and by its own key; never flow_cps's last, which has no
+        noise."""
+        count = self.num_steps - ((self.ignore_last or self.method == "flow_cps") and self.num_steps > 1)
         return torch.from_numpy(np.minimum((uniform_noise(keys, 1)[:, 0] * count).astype(np.int64), count - 1))
 
     def draw_noise(self, keys: np.ndarray, shape: tuple[int, int]) -> Tensor:
