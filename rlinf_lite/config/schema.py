@@ -220,9 +220,10 @@ class BaseAlgorithmConfig(Section):
 class AlgorithmConfig(BaseAlgorithmConfig):
     """Of an embodied run."""
 
-    bootstrap_type: Literal["standard", "always"] = "standard"
+    bootstrap_type: Literal["standard", "always", "never"] = "standard"
     """What follows an episode's end in gae. standard: V(final observation) after a time limit, 0 after a termination;
-    always: V(final observation) after both, so that ending early by success costs nothing under dense rewards."""
+    always: V(final observation) after both, so that ending early by success costs nothing under dense rewards; never:
+    0 after both, so that an episode that ran out of time has failed."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss."""
     target_kl: PositiveFloat | None = None

@@ -119,10 +119,11 @@ class MultiStepRolloutWorker(Worker):
         result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
         if result is not None:
             builder.add_result(result)
-            if with_values and result.final_obs is not None:
+            kind = self.cfg.algorithm.bootstrap_type
+            if with_values and result.final_obs is not None and kind != "never":
                 # bootstrap: truncated episodes from their final observation, terminated ones with 0 (unless always)
                 ended = np.arange(len(result.final_rows))
-                if self.cfg.algorithm.bootstrap_type == "standard":
+                if kind == "standard":
                     ended = np.flatnonzero(~result.terminated[result.final_rows].any(axis=1))
                 builder.need_values(result.final_rows[ended], take_rows(result.final_obs, ended))
         if not message.last:

@@ -141,6 +141,9 @@ def test_command_would_run(
 
             requested(arguments)
             return
+        if command == "init":
+            assert arguments[0] in ("env", "policy") and arguments[1].isidentifier()
+            return
         if command == "sweep":
             from rlinf_lite.cli.sweep import trials_of
 
@@ -215,7 +218,7 @@ def test_python_compiles_and_what_asserts_holds(page: Path) -> None:
 def test_every_config_is_in_the_table() -> None:
     from rlinf_lite.config.loading import config_names
 
-    table = [line for line in (REPO / "README.md").read_text().splitlines() if line.startswith("| `")]
+    table = [line for line in (REPO / "docs" / "configs.md").read_text().splitlines() if line.startswith("| `")]
     assert sorted(line.split("`")[1] for line in table) == sorted(name.split("/")[1] for name in config_names())
 
 
@@ -233,7 +236,7 @@ def test_memory_tables_are_up_to_date() -> None:
     assert (REPO / "docs" / "memory.md").read_text() == maker.page(), "run: python docs/make_memory_tables.py"
 
 
-def test_the_environment_of_the_readme_runs(tmp_path: Path, no_leftover_modules: None) -> None:
+def test_the_shortest_environment_runs(tmp_path: Path, no_leftover_modules: None) -> None:
     from rlinf_lite.envs import make_vec_env
 
     example("my_env.py", tmp_path)

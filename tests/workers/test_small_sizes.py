@@ -61,7 +61,7 @@ class Sizes:
             num_chunks=int(rng.choice([1, 2, 4])),
             auto_reset=bool(rng.random() < 0.6),
             ignore_terminations=bool(rng.random() < 0.5),
-            bootstrap=str(rng.choice(["standard", "always"])),
+            bootstrap=str(rng.choice(["standard", "always", "never"])),
         )
 
     def config(self) -> Config:
@@ -168,7 +168,7 @@ def slow_run(sizes: Sizes, env_id: int, env: SlowRow, decisions: range) -> list[
         actions = policy.act(state[None], noise_keys(RUN_SEED, np.array([env_id]), decision))[0]
         done = env.chunk(actions)
         rewards, terminated, truncated, executed = (np.array(x) for x in zip(*done["steps"], strict=True))
-        bootstrapped = truncated.any() or sizes.bootstrap == "always"
+        bootstrapped = {"standard": truncated.any(), "always": True, "never": False}[sizes.bootstrap]
         follows = value(done["obs"]) if done["final"] is None else value(done["final"]) if bootstrapped else 0.0
         played.append(
             {
