@@ -48,9 +48,15 @@ def test_hydra_is_not_imported_by_workers() -> None:
 
 
 def test_overrides_and_options_mix() -> None:
-    done = cli("runner.seed=3", "--config-name", "gym_pendulum_ppo_mlp", "algorithm.gamma=0.5", "--resume", "auto")
+    done = cli("runner.seed=3", "--config-name", "tabletop_grpo_vla", "algorithm.gamma=0.5", "--resume", "auto")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "seed 3 auto gym_pendulum_ppo_mlp\n"
+    assert done.stdout == "seed 3 auto tabletop_grpo_vla\n"
+
+
+def test_gymnasium_alone_is_imported_to_look_at_its_tasks() -> None:
+    code = "from rlinf_lite.cli import parse_cli; parse_cli(['--config-name', 'gym_pendulum_ppo_mlp'], None)"
+    found = python(f"import sys; {code}; print(sorted(set({HEAVY}) & set(sys.modules)))")
+    assert found.stdout.strip() == "['gymnasium']", found.stderr
 
 
 def test_hydras_config_path(tmp_path: Path) -> None:
