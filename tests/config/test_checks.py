@@ -451,6 +451,8 @@ def test_a_policy_of_another_task_is_refused_before_anything_starts(repo: Path, 
     ],
 )
 def test_a_policy_that_reads_states_is_not_to_learn_without(name: str, overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/info.json").write_text("{}")
     folder = ["data.source=folder", f"data.demos_dir={tmp_path}", *overrides]
     assert problems_of(name, *folder) == []
     [problem] = problems_of(name, *folder, "data.keys.state=null")

@@ -200,7 +200,7 @@ def test_a_trainer_that_raises_what_nobody_recovers_from(submit):
 
 def test_a_trainer_that_raises_and_then_its_process_is_killed(submit):
     """The process owns the workers: everything starts again, from what the trainer has written down."""
-    handle = submit("trainer", recoverable=True, **{"raise": {"step": 10, "times": 1}})
+    handle = submit("trainer", recoverable=True, step_s=0.1, **{"raise": {"step": 10, "times": 1}})
     reach(handle, 15)
     before = pids(handle)
     kill(handle.status().trainer_pid)

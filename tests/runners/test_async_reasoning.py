@@ -66,12 +66,22 @@ def test_what_was_not_computed_again_has_no_drift_before_the_first_update(start_
 
 
 class SlowRollout(reasoning.LanguageRollout):
-    """Generates for longer than an update takes, so that several versions arrive within a step."""
+    """Generates for longer than an update takes: in each step it waits, with responses under way, for a version that is
+    to come while it generates, so that several are there within a step."""
 
-    def init(self, directory, routes):
-        super().init(directory, routes)
-        checked = self.engine._before_step
-        self.engine._before_step = lambda: (time.sleep(0.03), checked())
+    step, num_looks = -1, 0
+
+    def start_generation(self, prompts):
+        self.step, self.num_looks = self.step + 1, 0
+        return super().start_generation(prompts)
+
+    def offered(self):
+        self.num_looks += 1
+        deadline = time.monotonic() + 30
+        while (offer := super().offered()) is None and self.num_looks == 3 and self.version < self.step:
+            assert time.monotonic() < deadline, "no weights came"
+            time.sleep(0.01)
+        return offer
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["between responses", "within responses"])
