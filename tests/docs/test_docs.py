@@ -157,7 +157,7 @@ def test_command_would_run(
         if command not in ("train", "sft", "math", "doctor"):
             assert command in ("info", "configs") and all(word.isalnum() for word in arguments), f"rlinf-lite {command}"
             return
-        if "=" not in arguments[0] and not arguments[0].startswith("--"):  # short for --config-name
+        if arguments and "=" not in arguments[0] and not arguments[0].startswith("--"):  # short for --config-name
             arguments.insert(0, "--config-name")
         name, overrides = overrides_of(arguments)
     else:
