@@ -1,9 +1,10 @@
 """The whole loop on Tabletop: env steps/s of `tabletop_ppo_vla`, and where the time of a step goes.
 
     python benchmarks/loop_bench.py [--steps 12] [--repeats 5] [--config embodiment/tabletop_ppo_vla] [key=value ...]
+    python benchmarks/loop_bench.py --busy 1    # each repeat a second time, beside a process that never waits
 
 Each repeat is some steps of training with the real workers, without evaluation and checkpoints; figures are medians
-over its steps. The target is one number: 1,200 env steps/s on two cores.
+over its steps. The targets: 1,200 env steps/s on two cores, and 60% of that beside one busy process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 
 from common import Comparison, Report, median, print_table, say
 from session import Session, logged_steps, undisturbed
@@ -19,7 +23,7 @@ from session import Session, logged_steps, undisturbed
 from rlinf_lite.config import load_config
 from rlinf_lite.scheduler import Cluster
 
-TARGET = 1_200
+TARGET, BUSY_TARGET = 1_200, 0.6
 SPLIT = {
     "perf/env_steps_per_s": "env steps/s",
     "time/step": "step, s",
@@ -34,12 +38,24 @@ SPLIT = {
 }
 
 
+@contextlib.contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of the config")
     parser.add_argument("--config", default="embodiment/tabletop_ppo_vla")
     parser.add_argument("--steps", type=int, default=12, help="runner steps of each repeat")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside every second repeat")
     args = parser.parse_intermixed_args()
     report = Report("loop", vars(args))
     with tempfile.TemporaryDirectory() as scratch:
@@ -52,15 +68,20 @@ def main() -> None:
             root = runner.run_dir
             runner.total_steps = 2  # the first steps allocate, map and only train the value head
             for repeat in range(args.repeats + 1):
-                runner.run_dir = root.with_name(f"{root.name}-{repeat}")
-                with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                    runner.run()
-                if repeat > 0:
+                for busy in sorted({0, args.busy}):
+                    runner.run_dir = root.with_name(f"{root.name}-{repeat}-{busy}")
+                    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), busy_processes(busy):
+                        runner.run()
+                    runner.total_steps += args.steps
+                    if repeat == 0:
+                        continue
                     steps = logged_steps(runner)[-args.steps :]
+                    beside = f", beside {busy} busy" if busy else ""
                     for key, name in SPLIT.items():
-                        report.measurements.setdefault(name, []).append(median([step[key] for step in steps]))
-                    say(f"  {repeat}/{args.repeats}: {report.measurements['env steps/s'][-1]:,.0f} env steps/s")
-                runner.total_steps += args.steps
+                        figures = report.measurements.setdefault(f"{name}{beside}", [])
+                        figures.append(median([step[key] for step in steps]))
+                    rate = report.measurements[f"env steps/s{beside}"][-1]
+                    say(f"  {repeat}/{args.repeats}: {rate:,.0f} env steps/s{beside}")
 
     print_table(args.config, ["median", ""], [[name, f"{median(v):.4g}"] for name, v in report.measurements.items()])
     rate = median(report.measurements["env steps/s"])
@@ -68,6 +89,12 @@ def main() -> None:
     report.comparisons.append(
         Comparison(what, rate, "needed", TARGET, "env steps/s", rate / TARGET, 1.0, at_least=True)
     )
+    if args.busy:
+        beside = median(report.measurements[f"env steps/s, beside {args.busy} busy"])
+        what = f"the same, beside {args.busy} busy"
+        report.comparisons.append(
+            Comparison(what, beside, "alone", rate, "env steps/s", beside / rate, BUSY_TARGET, at_least=True)
+        )
     report.write()
 
 

@@ -383,7 +383,8 @@ class TrainConfig(Section):
     """How a model that trains lies over several ranks: fsdp (in shards), replicated (whole on each, quickest for small
     models), or `pkg.module:Class`; of language models the critic and the reference too."""
     num_threads: PositiveInt | None = None
-    """torch threads while training and scoring; null: all cores, divided among a node's actors."""
+    """Threads that train and score; null: all cores, divided among a node's actors. On CPUs each computes a part of a
+    small model's micro-batches; a large model has them as torch's threads."""
     optim: OptimConfig = OptimConfig()
 
 

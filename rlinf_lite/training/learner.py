@@ -6,6 +6,8 @@ A step, whoever trains:
     learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, then one optimizer step; any number of
     learner.result(sums)                         # metrics over all ranks
 
+A small model on CPUs computes several micro-batches at the same time (`lanes.py`): cut them with `for_lanes`.
+
 What a role adds is how its batch becomes micro-batches, and their loss: `workers/actor.py` (samples of trajectories,
 chunks of demonstrations) and `workers/reasoning/` (rows of tokens; the micro-batches of language models are cut in its
 `base.py`).
@@ -16,11 +18,12 @@ from __future__ import annotations
 import logging
 import math
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -31,6 +34,7 @@ from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.registry import STRATEGIES
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
+from rlinf_lite.training.lanes import Lanes
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Strategy, init_process_group
@@ -43,9 +47,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 B = TypeVar("B")  # a micro-batch
-LossFn = Callable[[B, MetricSums], Tensor]
-"""The loss of a micro-batch, as its part of the loss of all ranks' micro-batches times the number of ranks, over which
-gradients are averaged. Adds its metrics to the sums."""
+R = TypeVar("R")
+LossFn = Callable[[Any, B, MetricSums], Tensor]
+"""The loss of a micro-batch under a model, as its part of the loss of all ranks' micro-batches times the number of
+ranks, over which gradients are averaged. Adds its metrics to the sums. Called by several threads at once."""
+
+_MAX_LANE_BYTES = 2**29
+"""Of gradients that lanes hold besides the model's own: 134 million parameters on two cores."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -55,8 +63,8 @@ class NonFiniteUpdateError(RuntimeError):
 class Learner:
     """A model over the ranks of `worker`'s group, laid out by `actor.strategy`. All ranks call every method together.
 
-    `num_parameters` and `num_threads` (torch's, while it trains) are there from the beginning, `optimizer` from
-    `start_training` on.
+    `num_parameters`, `num_threads` and `lanes` are there from the beginning, `optimizer` from `start_training` on.
+    While it trains, `num_threads` threads compute: one in each lane, or all of them torch's where there is one lane.
     """
 
     model: Policy | LanguageModel
@@ -78,6 +86,15 @@ class Learner:
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
+        self.lanes = Lanes(self.model, self.num_threads if self._can_have_lanes() else 1)
+        self._torch_threads = self.num_threads if self.lanes.number == 1 else 1
+
+    def _can_have_lanes(self) -> bool:
+        """Lanes hold gradients of their own, and copies of modules that are as their class says."""
+        is_whole = not any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+        is_plain = not any("forward" in vars(module) for module in self.model.modules())
+        is_small = (self.num_threads - 1) * self.num_parameters * 4 <= _MAX_LANE_BYTES
+        return self.worker.device == "cpu" and is_whole and is_plain and is_small
 
     def start_training(self, optim: OptimConfig, total_steps: int) -> None:
         """Make a new optimizer, whose learning rate follows its schedule over `total_steps`."""
@@ -102,6 +119,17 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
 
+    def for_lanes(self, part: np.ndarray) -> list[np.ndarray]:
+        """A micro-batch's indices [b], cut into as many parts as there are lanes; of fewer, one each."""
+        return np.array_split(part, max(min(self.lanes.number, len(part)), 1))
+
+    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[B]) -> Iterator[R]:
+        """`compute(model, micro_batch)` of each, in order, by all of `num_threads`: see `Lanes.passes`."""
+        with torch_threads(self._torch_threads):
+            for result in self.lanes.passes(kind, compute, micro_batches):
+                self.worker.report_progress()
+                yield result
+
     def update(
         self,
         micro_batches: Iterable[B],
@@ -117,12 +145,16 @@ class Learner:
         `only`: parameters that train this time; the others stay as they are. Returns whether there was a step, and the
         metrics of this update alone. Raises NonFiniteUpdateError.
         """
-        found = MetricSums()
-        with torch_threads(self.num_threads):
-            for micro_batch in micro_batches:
-                self.worker.report_progress()
-                loss_fn(micro_batch, found).backward()
 
+        def compute(model: Any, micro_batch: B) -> MetricSums:
+            measured = MetricSums()
+            loss_fn(model, micro_batch, measured).backward()
+            return measured
+
+        found = MetricSums()
+        for measured in self.passes("update", compute, micro_batches):
+            found.merge(measured)
+        with torch_threads(self._torch_threads):
             # the mean of all ranks' gradients, clipped
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             if only is not None:

@@ -42,7 +42,6 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
-from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
@@ -180,10 +179,10 @@ class EmbodiedFSDPActor(Worker):
         recomputes = recomputed_logprobs(cfg)[0]
         if cfg.algorithm.update_epochs > 1 or recomputes:
             with self.timer("fixed inputs"):
-                batch.forward_inputs |= self._computed(batch.forward_inputs, self.policy.fixed_inputs)
+                batch.forward_inputs |= self._computed("fixed inputs", lambda policy, x: policy.fixed_inputs(x))
         if recomputes:
             with self.timer("log-probs"):
-                scored = self._computed(batch.forward_inputs, lambda inputs: {"": self.policy(inputs).logprobs.float()})
+                scored = self._computed("log-probs", lambda policy, x: {"": policy(x).logprobs.float()})
             batch.proximal = scored[""]
             self._measure_drift(batch.proximal, batch.acted, batch.mask, batch.versions, sums)
         updates = (
@@ -199,6 +198,7 @@ class EmbodiedFSDPActor(Worker):
                 mask = self._position_mask(batch.global_mask[torch.from_numpy(minibatch)])
                 denominator = algorithms.loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
+                parts = [lane for part in parts for lane in learner.for_lanes(part)]
                 environments = partial(_listed, "environments", minibatch // num_decisions)
                 loss_fn = partial(self._loss, denominator)
                 stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
@@ -249,15 +249,17 @@ class EmbodiedFSDPActor(Worker):
         num_actions = int(demonstrations.mask(batch).sum())
         own = np.array_split(batch, self.world_size)[self.rank]
 
-        def loss_fn(part: np.ndarray, found: MetricSums) -> Tensor:
-            """Its part of the mean over all ranks' actions."""
+        def read(part: np.ndarray) -> dict[str, Tensor]:
             obs, actions = demonstrations.read(part)
             mask = torch.from_numpy(demonstrations.mask(part))
             keys = noise_keys(cfg.runner.seed, part, step)  # of a chunk and a step, whichever rank has it
-            inputs = {**self.policy.sft_inputs({**obs, NOISE_KEY: keys}), "actions": actions, "mask": mask}
+            return {**self.policy.sft_inputs({**obs, NOISE_KEY: keys}), "actions": actions, "mask": mask}
+
+        def loss_fn(policy: Policy, inputs: dict[str, Tensor], found: MetricSums) -> Tensor:
+            """Its part of the mean over all ranks' actions."""
             with self.learner.autocast():
-                loss = self.policy.sft_loss({name: x.to(self.device) for name, x in inputs.items()})
-            weight = float(mask.sum())
+                loss = policy.sft_loss({name: x.to(self.device) for name, x in inputs.items()})
+            weight = float(inputs["mask"].sum())
             found.add({"sft_loss": loss}, weight)
             return loss * (weight * self.world_size / num_actions)
 
@@ -265,7 +267,8 @@ class EmbodiedFSDPActor(Worker):
             self.learner.set_learning_rate(step)
             parts = np.array_split(own, -(-len(own) // cfg.actor.micro_batch_size))
             episodes = partial(_listed, "episodes", demonstrations.episodes(batch))
-            self.learner.update(parts, loss_fn, sums, f"step {step}", episodes)
+            inputs = (read(lane) for part in parts for lane in self.learner.for_lanes(part))
+            self.learner.update(inputs, loss_fn, sums, f"step {step}", episodes)
         self.version += 1
         return self.learner.result(sums)
 
@@ -278,7 +281,7 @@ class EmbodiedFSDPActor(Worker):
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
 
-    def _loss(self, denominator: Tensor, part: np.ndarray, found: MetricSums) -> Tensor:
+    def _loss(self, denominator: Tensor, policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
         """Of the samples `part` [b] of this rank; of none, 0, so that the rank takes part in what all ranks do."""
         assert self.batch is not None
         algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
@@ -286,7 +289,7 @@ class EmbodiedFSDPActor(Worker):
         index = torch.zeros(1, dtype=torch.int64) if empty else torch.from_numpy(part)
         mask = batch.mask[index].to(device) & (not empty)
         with self.learner.autocast():
-            output = self.policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
+            output = policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
         acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
         level, shape = algorithm.logprob_type, acted.shape[1:]
 
@@ -332,21 +335,27 @@ class EmbodiedFSDPActor(Worker):
         sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=float(num_elements))
 
     def _computed(
-        self, inputs: dict[str, Tensor], compute: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+        self, kind: str, compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """What `compute` makes of `inputs` [n, ...] under the present weights, in micro-batches; on the CPU."""
-        num_samples = len(next(iter(inputs.values())))
+        """What `compute` makes of the batch's forward inputs [n, ...] under the present weights; on the CPU."""
+        assert self.batch is not None
+        inputs, learner = self.batch.forward_inputs, self.learner
+        num_samples = len(self.batch.mask)
+        whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
+        parts = [lane for part in whole for lane in learner.for_lanes(part)]
+
+        def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
+            with torch.no_grad(), learner.autocast():
+                return compute(policy, {name: x[torch.from_numpy(part)].to(self.device) for name, x in inputs.items()})
+
         kept: dict[str, Tensor] = {}
-        with torch.no_grad(), self.learner.autocast(), torch_threads(self.learner.num_threads):
-            for rows in torch.arange(num_samples).split(self.cfg.actor.micro_batch_size):
-                self.report_progress()
-                found = compute({name: x[rows].to(self.device) for name, x in inputs.items()})
-                if not found:
-                    break
-                for name, x in found.items():
-                    if name not in kept:
-                        kept[name] = torch.empty(num_samples, *x.shape[1:], dtype=x.dtype)
-                    kept[name][rows] = x.cpu()
+        for part, found in zip(parts, learner.passes(kind, of_part, parts), strict=True):
+            if not found:
+                break
+            for name, x in found.items():
+                if name not in kept:
+                    kept[name] = torch.empty(num_samples, *x.shape[1:], dtype=x.dtype)
+                kept[name][torch.from_numpy(part)] = x.cpu()
         return kept
 
     def _position_mask(self, mask: Tensor) -> Tensor:

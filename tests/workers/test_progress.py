@@ -64,7 +64,7 @@ def test_generation_with_every_token():
 
 @pytest.mark.parametrize("update", [False, True])
 def test_a_language_models_passes_with_every_micro_batch(update):
-    cfg = load_config("math/math_arithmetic_grpo", ["actor.max_tokens_per_micro_batch=88"])
+    cfg = load_config("math/math_arithmetic_grpo", ["actor.max_tokens_per_micro_batch=88", "actor.num_threads=1"])
     worker = LanguageModelWorker(cfg)
     worker.learner = Learner(worker, model(), cfg, "actor")
     watched = Watched(worker)
@@ -73,14 +73,14 @@ def test_a_language_models_passes_with_every_micro_batch(update):
     batch = DataProto(columns, {"row": np.arange(8)}, {"step": 0})
     forward = worker.learner.model.register_forward_pre_hook(watched.unit)
 
-    def score(rows):
-        return worker.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, 1.0).logprobs
+    def score(model, rows):
+        return model(rows.input_ids, rows.attention_mask, rows.response_length, 1.0).logprobs
 
     if update:
         worker.learner.start_training(cfg.actor.optim, 1)
 
-        def loss(data, rows):
-            found = score(rows).mean()
+        def loss(model, data, rows):
+            found = score(model, rows).mean()
             return found, [({"loss": found}, 1.0)]
 
         worker._update(batch, loss)
@@ -93,7 +93,7 @@ def test_a_language_models_passes_with_every_micro_batch(update):
 
 def pendulum():
     sizes = ["env.train.num_envs=8", "rollout.num_chunks=4", "actor.global_batch_size=32", "actor.micro_batch_size=4"]
-    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*sizes, "algorithm.update_epochs=2"])
+    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*sizes, "algorithm.update_epochs=2", "actor.num_threads=1"])
     return cfg, Layout(8, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
 
 

@@ -50,10 +50,18 @@ def rollout(cfg):
 def actor(cfg):
     worker = EmbodiedFSDPActor(cfg)
     worker.init(LAYOUT, SPEC, 1)
+    assert worker.learner.lanes.number == 4
     worker.learner.update([0], look, MetricSums(), "", str)
 
 
-@pytest.mark.parametrize(("compute", "threads"), [(env, 2), (rollout, 3), (actor, 4)])
+def large_actor(cfg):
+    worker = Worker()
+    model = torch.nn.Linear(10_000, 10_000, device="meta").to_empty(device="cpu")  # too large for lanes
+    learner = Learner(worker, model, cfg, "actor")
+    learner.update([0], look, MetricSums(), "", str)
+
+
+@pytest.mark.parametrize(("compute", "threads"), [(env, 2), (rollout, 3), (actor, 1), (large_actor, 4)])
 def test_each_role_has_its_own_number_and_gives_it_back_on_an_error(compute, threads):
     before = torch.get_num_threads()
     with pytest.raises(Seen, match=str(threads)):

@@ -12,6 +12,7 @@ from rlinf_lite import algorithms
 from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
+from rlinf_lite.models.text.causal_lm import LanguageModel
 from rlinf_lite.scheduler import Dispatch, register
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
@@ -49,7 +50,7 @@ class LanguageActor(LanguageModelWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_logprobs` [B, R] of the responses under the present weights."""
         with self.timer("log-probs"):
-            return DataProto({"old_logprobs": self._column(data, lambda rows: self._score(rows)[0])})
+            return DataProto({"old_logprobs": self._column(data, lambda model, rows: self._score(model, rows)[0])})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, Any]:
@@ -88,11 +89,11 @@ class LanguageActor(LanguageModelWorker):
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
 
-    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
+    def _loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         algorithm = self.cfg.algorithm
         columns = {name: rows.response(x) for name, x in data.batch.items() if x.dtype == torch.float32}
         mask, behaviour = rows.response(data.batch["response_mask"]), columns["rollout_logprobs"]
-        logprobs, entropy = self._score(rows)
+        logprobs, entropy = self._score(model, rows)
         proximal, versions = columns["old_logprobs"], rows.response(data.batch["acted_versions"])
         if algorithm.correction.proximal == "interpolate":
             proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
@@ -122,9 +123,9 @@ class LanguageActor(LanguageModelWorker):
             measured.append(({"rollout/logprob_drift": drift}, float(same.sum())))
         return loss, measured
 
-    def _supervised_loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
+    def _supervised_loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         mask = rows.response(data.batch["response_mask"])
-        losses = -self._score(rows, temperature=1.0)[0]
+        losses = -self._score(model, rows, temperature=1.0)[0]
         loss = algorithms.aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
         return loss, [({"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum()))]
 
@@ -141,5 +142,5 @@ class LanguageReference(LanguageModelWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_logprobs` [B, R] of the responses."""
         with self.timer("log-probs"):
-            columns = {"ref_logprobs": self._column(data, lambda rows: self._score(rows)[0])}
+            columns = {"ref_logprobs": self._column(data, lambda model, rows: self._score(model, rows)[0])}
         return DataProto(columns, meta_info={"metrics": [{"spans": self.pop_spans()}]})

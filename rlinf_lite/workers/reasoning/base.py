@@ -32,8 +32,8 @@ MicroBatch = tuple[DataProto, Rows, float]
 """A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
 Measured = tuple[dict[str, Tensor], float]
 """Metrics, alike in name on all ranks, and the number of positions that they are means over."""
-LossFn = Callable[[DataProto, Rows], tuple[Tensor, list[Measured]]]
-"""The loss of some rows of a batch, as their part of all ranks' batches; and what was measured."""
+LossFn = Callable[[Any, DataProto, Rows], tuple[Tensor, list[Measured]]]
+"""The loss of a model for some rows of a batch, as their part of all ranks' batches; and what was measured."""
 
 
 class LanguageModelWorker(Worker):
@@ -56,24 +56,25 @@ class LanguageModelWorker(Worker):
         if optim is not None:
             self.learner.start_training(optim, total_steps)
 
-    def _score(self, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+    def _score(self, model: LanguageModel, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [b, R'] of the responses, under a policy."""
         temperature = self.cfg.rollout.temperature if temperature is None else temperature
-        output = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
+        output = model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
         return output.logprobs, output.entropy
 
-    def _column(self, batch: DataProto, forward: Callable[[Rows], Tensor]) -> Tensor:
+    def _column(self, batch: DataProto, forward: Callable[[LanguageModel, Rows], Tensor]) -> Tensor:
         """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 behind responses."""
         mask = batch.batch["response_mask"]
         column = torch.zeros(mask.shape)
-        with torch_threads(self.learner.num_threads), torch.no_grad():
-            for _, rows, weight in self._micro_batches(batch):
-                self.report_progress()
-                with self.learner.autocast():
-                    values = forward(rows)
-                if weight:
-                    valid = mask[rows.index, : rows.response_length]
-                    column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+
+        def compute(model: LanguageModel, micro_batch: MicroBatch) -> tuple[Tensor, MicroBatch]:
+            with torch.no_grad(), self.learner.autocast():
+                return forward(model, micro_batch[1]), micro_batch
+
+        for values, (_, rows, weight) in self.learner.passes("score", compute, self._micro_batches(batch)):
+            if weight:
+                valid = mask[rows.index, : rows.response_length]
+                column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
         return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn) -> dict[str, Any]:
@@ -81,10 +82,10 @@ class LanguageModelWorker(Worker):
         over all ranks, spans and memory."""
         learner, step, sums = self.learner, batch.meta_info["step"], MetricSums()
 
-        def weighted(micro_batch: MicroBatch, found: MetricSums) -> Tensor:
+        def weighted(model: LanguageModel, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
             of_batch, rows, weight = micro_batch
             with learner.autocast():
-                loss, measured = loss_fn(of_batch, rows)
+                loss, measured = loss_fn(model, of_batch, rows)
             for metrics, positions in measured:
                 found.add(metrics, positions * weight)
             return loss * weight
@@ -100,7 +101,8 @@ class LanguageModelWorker(Worker):
     def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
         without rows computes an empty one."""
-        parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
+        whole = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
+        parts = [lane for part in whole for lane in self.learner.for_lanes(part)]
         own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
         num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
         for part in parts:

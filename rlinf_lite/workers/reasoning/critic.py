@@ -14,7 +14,7 @@ from torch import Tensor
 from rlinf_lite.algorithms import LossInputs, value_loss
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
-from rlinf_lite.models.text.causal_lm import CausalValueModel
+from rlinf_lite.models.text.causal_lm import CausalValueModel, LanguageModel
 from rlinf_lite.scheduler import Dispatch, register
 from rlinf_lite.workers.reasoning.base import LanguageModelWorker, Measured
 
@@ -51,11 +51,11 @@ class LanguageCritic(LanguageModelWorker):
         critic = Path(directory) / "critic"
         self.learner.load(critic / "model", critic)
 
-    def _values(self, rows: Rows) -> Tensor:
-        values: Tensor = self.learner.model(rows.input_ids, rows.attention_mask, rows.response_length)
+    def _values(self, model: LanguageModel, rows: Rows) -> Tensor:
+        values: Tensor = model(rows.input_ids, rows.attention_mask, rows.response_length)
         return values
 
-    def _loss(self, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
+    def _loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         old_values, returns, mask = (rows.response(data.batch[x]) for x in ("values", "returns", "response_mask"))
         unused = torch.zeros_like(returns)
         inputs = LossInputs(
@@ -63,7 +63,7 @@ class LanguageCritic(LanguageModelWorker):
             old_logprobs=unused,
             advantages=unused,
             mask=mask,
-            values=self._values(rows),
+            values=self._values(model, rows),
             old_values=old_values,
             returns=returns,
             denominator=data.meta_info["denominator"],
