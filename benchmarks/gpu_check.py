@@ -1,0 +1,317 @@
+"""What the first GPU has to show, in 8 minutes: does it run, is it right, how fast is it.
+
+    python benchmarks/gpu_check.py                                   # every row, the most telling ones first
+    python benchmarks/gpu_check.py --rows pushcube openvla_lora
+    python benchmarks/gpu_check.py --rehearse                        # tiny sizes on a CPU: does the script itself run
+
+Each row is a process of its own with a limit, and is written to results/gpu_check.jsonl when it ends, so that what is
+cut off, or breaks, costs no more than itself. A row that failed has an `error`. Weights are random: nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, machine_record, print_table, rounded, say
+from policy_bench import PEAK, Contestant
+
+from rlinf_lite.config import load_config
+from rlinf_lite.config.plan import plan_of
+from rlinf_lite.preview.memory import estimate
+
+TOTAL_S = 480
+GIB = 2**30
+Row = Callable[[bool], dict[str, Any]]
+_ONE_CARD = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1"]
+_ONE_CARD += [f"cluster.component_placement.{role}=0" for role in ("env", "rollout", "actor")]
+ROWS: dict[str, tuple[int, Row]] = {}
+"""Name: seconds that it may take, and what it measures; in order of what to know first."""
+
+
+def row(limit_s: int) -> Callable[[Row], Row]:
+    def add(function: Row) -> Row:
+        ROWS[function.__name__] = (limit_s, function)
+        return function
+
+    return add
+
+
+@row(40)
+def device(rehearse: bool) -> dict[str, Any]:
+    """Its name and memory; what copies and bf16 matrices reach, which every other figure is measured by."""
+    where, n = _device(rehearse), 256 if rehearse else 8192
+    a = torch.randn(n, n, device=where, dtype=torch.bfloat16)
+    source = torch.empty(n * n, dtype=torch.float32, device=where)
+    host = torch.empty(n * n, dtype=torch.float32, pin_memory=not rehearse)
+    size = 4 * n * n
+    found: dict[str, Any] = {
+        "matmul_bf16_tflops": 2 * n**3 / _seconds(lambda: a @ a, where) / 1e12,
+        "device_copy_gb_s": 2 * size / _seconds(lambda: source.clone(), where) / 1e9,
+        "to_host_gb_s": size / _seconds(lambda: host.copy_(source), where) / 1e9,
+        "from_host_gb_s": size / _seconds(lambda: source.copy_(host), where) / 1e9,
+    }
+    if not rehearse:
+        found |= {"name": torch.cuda.get_device_name(), "memory_gib": torch.cuda.mem_get_info()[1] / GIB}
+        found["peak_bf16_tflops"] = next((x / 1e12 for part, x in PEAK.items() if part in found["name"]), None)
+    return found
+
+
+@row(100)
+def tabletop(rehearse: bool) -> dict[str, Any]:
+    """Ten steps of the tiny VLA's PPO with all roles on the card; its memory beside what --dry-run says of it."""
+    return _train("embodiment/tabletop_ppo_vla", 2 if rehearse else 10, rehearse)
+
+
+@row(180)
+def pushcube(rehearse: bool) -> dict[str, Any]:
+    """PPO on PushCube, simulated on the card: env steps/s, and greedy success at the end."""
+    sizes = ["env.train.num_envs=1024", "env.eval.num_envs=128", "env.eval.num_episodes=128"]
+    sizes += ["actor.global_batch_size=4096", "actor.micro_batch_size=4096", "env.options.sim_backend=physx_cuda"]
+    return _train(
+        "embodiment/maniskill_pushcube_ppo_mlp", 2 if rehearse else 25, rehearse, *([] if rehearse else sizes)
+    )
+
+
+@row(90)
+def openvla_lora(rehearse: bool) -> dict[str, Any]:
+    """OpenVLA-7B with LoRA of rank 32, bf16: acting and an update."""
+    return _policy("openvla", rehearse, size="7b", lora_rank=32, checkpointing=True)
+
+
+@row(60)
+def pi0(rehearse: bool) -> dict[str, Any]:
+    """pi0 at its published size, bf16, updates of the expert alone."""
+    return _policy("pi0", rehearse, size="published", trainable="expert", keep_prefix=True)
+
+
+@row(40)
+def precision(rehearse: bool) -> dict[str, Any]:
+    """How far bf16 moves log-probabilities of the same actions: between acting and training, and from fp32."""
+    found: dict[str, Any] = {}
+    for name in ("openvla", "pi0"):
+        contestant = Contestant(name, "tiny" if rehearse else "small", 32, _args(rehearse))
+        policy, inputs, acted = contestant.policy, contestant.acted.forward_inputs, contestant.acted.logprobs.float()
+        with torch.no_grad(), torch.autocast(contestant.device.type, torch.bfloat16):
+            trained = policy(inputs).logprobs.float()
+        with torch.no_grad():
+            exact = policy(inputs).logprobs.float()
+        found[f"{name}_acting_to_training"] = float((trained - acted).abs().mean())
+        found[f"{name}_bf16_to_fp32"] = float((trained - exact).abs().mean())
+    return found
+
+
+@row(60)
+def attention(rehearse: bool) -> dict[str, Any]:
+    """torch's attention kernels, forward and backward, ms; and flash-attn where it is installed."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    where, length = _device(rehearse), 64 if rehearse else 2048
+    q = torch.randn(4, 16, length, 128, device=where, dtype=torch.bfloat16, requires_grad=True)
+    found: dict[str, Any] = {}
+    for backend in (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION):
+
+        def both(backend: SDPBackend = backend) -> None:
+            with sdpa_kernel(backend):
+                torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+
+        try:
+            found[f"{backend.name.lower()}_ms"] = 1e3 * _seconds(both, where)
+        except RuntimeError as error:
+            found[f"{backend.name.lower()}_error"] = str(error).splitlines()[0]
+    try:
+        from flash_attn import flash_attn_func
+
+        x = q.detach().transpose(1, 2).contiguous().requires_grad_()
+        found["flash_attn_ms"] = 1e3 * _seconds(lambda: flash_attn_func(x, x, x, causal=True).sum().backward(), where)
+    except ImportError:
+        found["flash_attn_ms"] = None
+    return found
+
+
+@row(60)
+def generation(rehearse: bool) -> dict[str, Any]:
+    """A language model of the size of Qwen2.5-0.5B, bf16, 64 responses of 128 tokens."""
+    from rlinf_lite.generation import SamplingParams
+    from rlinf_lite.generation.engine import TransformersEngine
+    from rlinf_lite.models.text.causal_lm import CausalLM
+    from rlinf_lite.models.text.presets import preset
+
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 151_936}
+    tokens = 8 if rehearse else 128
+    model = CausalLM.from_config(preset("tiny") | ({} if rehearse else sizes)).to(_device(rehearse), torch.bfloat16)
+    engine, prompts = TransformersEngine(model.eval(), 64, 32 + tokens), np.full((64, 32), 7).tolist()
+    seconds = _seconds(lambda: list(engine.stream(prompts, SamplingParams(tokens))), _device(rehearse), repeats=2)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"num_parameters": num_parameters, "tokens_per_s": 64 * tokens / seconds}
+
+
+@row(60)
+def simulation(rehearse: bool) -> dict[str, Any]:
+    """Frames/s of PushCube, 1,024 environments at once: bare ManiSkill, and as a run steps it."""
+    import gymnasium as gym
+
+    from rlinf_lite.envs.maniskill.setup import import_maniskill
+    from rlinf_lite.envs.registry import make_vec_env
+
+    count, steps, backend = (4, 5, "physx_cpu") if rehearse else (1024, 50, "physx_cuda")
+    sizes = [f"env.train.num_envs={count}", f"env.options.sim_backend={backend}"]
+    cfg = load_config("embodiment/maniskill_pushcube_ppo_mlp", [*sizes, *([] if rehearse else _ONE_CARD)])
+    ours: Any = make_vec_env(cfg.env, "train", count)
+    ours.reset(list(range(count)))
+    action = np.zeros((count, 1, ours.action_dim), np.float32)
+    frames = count / _seconds(lambda: ours.chunk_step(action), "cpu", repeats=steps)
+    ours.close()
+    import_maniskill()
+    bare_count = 1 if rehearse else count
+    settings = {"obs_mode": "state", "control_mode": cfg.env.options.control_mode, "render_backend": "none"}
+    bare: Any = gym.make("PushCube-v1", num_envs=bare_count, sim_backend=backend, **settings)
+    bare.reset(seed=0)
+    sample = bare.action_space.sample()
+    bare_frames = bare_count / _seconds(lambda: bare.step(sample), "cpu", repeats=steps)
+    return {"frames_per_s": frames, "bare_frames_per_s": bare_frames}
+
+
+@row(90)
+def openvla_full(rehearse: bool) -> dict[str, Any]:
+    """All of OpenVLA-7B, where the card holds weights, gradients and moments: 16 bytes a parameter."""
+    if not rehearse and torch.cuda.mem_get_info()[1] < 125 * GIB:
+        return {"skipped": "needs 125 GiB"}
+    return _policy("openvla", rehearse, size="7b", checkpointing=True)
+
+
+def _device(rehearse: bool) -> str:
+    return "cpu" if rehearse else "cuda"
+
+
+def _seconds(work: Callable[[], Any], where: str, repeats: int = 5) -> float:
+    """Of one call, after two that do not count."""
+    for _ in range(2):
+        work()
+    if where == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    if where == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _args(rehearse: bool, lora_rank: int = 0, checkpointing: bool = False) -> argparse.Namespace:
+    pixels = 32 if rehearse else 224
+    sizes = {"camera": pixels, "chunk": 8, "action_dim": 7, "lora_rank": lora_rank, "checkpointing": checkpointing}
+    return argparse.Namespace(device=_device(rehearse), precision="bf16", **sizes)
+
+
+def _policy(
+    name: str, rehearse: bool, size: str, lora_rank: int = 0, checkpointing: bool = False, **options: Any
+) -> Any:
+    """Acting and an update of one batch, with the share of the card's peak and the memory they took."""
+    batch = 2 if rehearse else 16
+    args = _args(rehearse, lora_rank, checkpointing)
+    contestant = Contestant(name, "tiny" if rehearse else size, batch, args, **options)
+    calls = 1 if rehearse else 5
+    act_s, update_s = contestant.act_seconds(calls), contestant.update_seconds(calls)
+    found = {
+        "num_parameters": contestant.num_parameters,
+        "act_ms": 1e3 * act_s,
+        "act_env_steps_per_s": batch * args.chunk / act_s,
+        "update_ms": 1e3 * update_s,
+        "update_samples_per_s": batch / update_s,
+        "act_tflops": contestant.act_flops / act_s / 1e12,
+        "update_tflops": contestant.update_flops / update_s / 1e12,
+    }
+    if not rehearse:
+        peak = next((x for part, x in PEAK.items() if part in torch.cuda.get_device_name()), None)
+        found["update_of_peak"] = contestant.update_flops / update_s / peak if peak else None
+        found["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
+    return found
+
+
+def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str, Any]:
+    """A run as a user starts it, all roles on one card."""
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = [f"runner.logger.log_path={scratch}", f"actor.checkpoint_save_path={scratch}", *overrides]
+        settings += [f"runner.{key}={steps}" for key in ("max_steps", "val_check_interval")]
+        settings += ["runner.save_interval=-1", "runner.report=false"]
+        settings += [] if rehearse else _ONE_CARD
+        predicted = estimate(plan_of(load_config(config, settings)))
+        words = [sys.executable, "-m", "rlinf_lite.cli", "train", "--config-name", config, *settings]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}\n{(done.stdout + done.stderr)[-3000:]}")
+        (metrics,) = Path(scratch).glob("*/metrics.jsonl")
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    trained = [line for line in lines if "time/step" in line][1:]
+    keys = ("perf/env_steps_per_s", "time/step", "time/generate_rollouts", "time/training", "time/sync_weights")
+    found: dict[str, Any] = {key: float(np.median([line[key] for line in trained])) for key in keys}
+    found |= {key: line[key] for line in lines for key in ("eval/success_once") if key in line}
+    found["rollout/logprob_drift"] = max(line.get("rollout/logprob_drift", 0.0) for line in trained)
+    found["actor_peak_gib"] = max(line["perf/peak_memory_bytes"] for line in trained) / GIB
+    index = 0 if rehearse else 1
+    found["predicted_gib"] = {name: both[index] / GIB for name, both in predicted.processes.items()}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--total-s", type=float, default=TOTAL_S, help="after which no row begins")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_check.jsonl")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--alone", choices=list(ROWS), help="measure one row in this process and print it")
+    args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(rounded(ROWS[args.alone][1](args.rehearse))), flush=True)
+        return
+    if not args.rehearse and not torch.cuda.is_available():
+        sys.exit(
+            f"torch {torch.__version__} sees no GPU: nvidia-smi, and the CUDA build of torch? --rehearse needs none."
+        )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    began, table = time.time(), []
+    with args.out.open("w") as out:
+        for name in args.rows:
+            left = args.total_s - (time.time() - began)
+            found = (
+                {"skipped": "no time left"} if left < 10 else _measured(name, min(ROWS[name][0], left), args.rehearse)
+            )
+            record = {"row": name, **found, "machine": machine_record()}
+            out.write(json.dumps(rounded(record)) + "\n")
+            out.flush()
+            text = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if isinstance(value, float))
+            table.append([name, str(found.get("error", found.get("skipped", text))).splitlines()[-1]])
+            say(f"{name}: {table[-1][1]}")
+    print_table("GPU check", ["row", "found"], table)
+    say(f"written: {os.path.relpath(args.out)}")
+
+
+def _measured(name: str, limit_s: float, rehearse: bool) -> dict[str, Any]:
+    """What a row's process printed last, or what became of it."""
+    words = [sys.executable, __file__, "--alone", name, *(["--rehearse"] if rehearse else [])]
+    start = time.time()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        return {"error": f"not done after {limit_s:.0f} s", "took_s": time.time() - start}
+    if process.returncode:
+        return {"error": err[-3000:] or f"exit code {process.returncode}", "took_s": time.time() - start}
+    return json.loads(out.splitlines()[-1]) | {"took_s": time.time() - start}
+
+
+if __name__ == "__main__":
+    main()
