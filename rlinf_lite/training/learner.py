@@ -37,7 +37,7 @@ from rlinf_lite.training import sharding
 from rlinf_lite.training.lanes import Lanes
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.strategies import Strategy, init_process_group
+from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -91,10 +91,14 @@ class Learner:
 
     def _can_have_lanes(self) -> bool:
         """Lanes hold gradients of their own, and copies of modules that are as their class says."""
-        is_whole = not any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
-        is_plain = not any("forward" in vars(module) for module in self.model.modules())
-        is_small = (self.num_threads - 1) * self.num_parameters * 4 <= _MAX_LANE_BYTES
-        return self.worker.device == "cpu" and is_whole and is_plain and is_small
+        parameters = list(self.model.parameters())
+        return (
+            self.worker.device == "cpu"
+            and (self.worker.world_size == 1 or isinstance(self.strategy, Replicated))
+            and (self.num_threads - 1) * self.num_parameters * 4 <= _MAX_LANE_BYTES
+            and not any("forward" in vars(module) for module in self.model.modules())
+            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+        )
 
     def start_training(self, optim: OptimConfig, total_steps: int) -> None:
         """Make a new optimizer, whose learning rate follows its schedule over `total_steps`."""

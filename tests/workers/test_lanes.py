@@ -180,13 +180,16 @@ def test_an_error_in_a_lane_is_raised_when_all_lanes_are_done() -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_who_has_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_lanes() -> None:
     assert learner(nn.Linear(2, 2), 4).lanes.number == 4
     recomputed = nn.Sequential(nn.Linear(2, 2))
     recompute_in_backward(recomputed)
     assert learner(recomputed, 4).lanes.number == 1
     assert learner(nn.Linear(10_000, 1_000), 4).lanes.number == 4
     assert learner(nn.Linear(10_000, 5_000), 4).lanes.number == 1  # three times 200 MB of gradients
+    hooked = nn.Linear(2, 2)
+    hooked.weight.register_hook(lambda gradient: gradient * 2)
+    assert learner(hooked, 4).lanes.number == 1
     parts = learner(nn.Linear(2, 2), 4).for_lanes
     assert [len(part) for part in parts(np.arange(10))] == [3, 3, 2, 2]
     assert [len(part) for part in parts(np.arange(2))] == [1, 1]
