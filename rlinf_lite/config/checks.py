@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
@@ -47,25 +47,16 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
 # who gets which environments
 
 
-def _add_split_over_stages(split: Literal["train", "eval"]) -> None:
-    key = f"env.{split}.num_envs"
-
-    @rule(key, "rollout.pipeline_stage_num", kinds=SIMULATED)
-    def envs_split_over_stages(config: Config, plan: Plan) -> Iterator[Problem]:
-        num_envs, stages = getattr(config.env, split).num_envs, config.rollout.pipeline_stage_num
-        workers = plan.size("env")
-        if workers and num_envs % (workers * stages):
-            yield Problem(
-                key,
-                f"{num_envs} environments do not divide over {workers} env workers x {stages} stages "
-                f"= {workers * stages} slices ({quotient(num_envs, workers * stages)}). Use "
-                f"{near_multiples(num_envs, workers * stages)}, or change rollout.pipeline_stage_num or the env "
-                "placement",
-            )
-
-
-_add_split_over_stages("train")
-_add_split_over_stages("eval")
+@rule(_ENVS, "rollout.pipeline_stage_num", kinds=SIMULATED)
+def _envs_split_over_stages(config: Config, plan: Plan) -> Iterator[Problem]:
+    num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.size("env")
+    if workers and num_envs % (workers * stages):
+        yield Problem(
+            _ENVS,
+            f"{num_envs} environments do not divide over {workers} env workers x {stages} stages "
+            f"= {workers * stages} slices ({quotient(num_envs, workers * stages)}). Use "
+            f"{near_multiples(num_envs, workers * stages)}, or change rollout.pipeline_stage_num or the env placement",
+        )
 
 
 @rule("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num", kinds=("embodied",))

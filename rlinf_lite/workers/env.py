@@ -123,7 +123,7 @@ class EnvWorker(Worker):
             EnvContractError: where an environment breaks the protocol, in sentences.
         """
         self.layout, self.next_step = layout, 0
-        self.eval_layout = replace(layout, num_envs=self.cfg.env.eval.num_envs)
+        self.eval_layout = layout.of_evaluation(self.cfg.env.eval.num_envs)
         self.stages = self._build_stages("train", layout)
         first = self.stages[0]
         ensure_valid_env(first.env, self.cfg.env.id)
@@ -171,7 +171,7 @@ class EnvWorker(Worker):
         records: list[EpisodeRecord] = []
         num_decisions = -(-self.eval_stages[0].env.max_episode_steps // self.cfg.model.num_action_chunks)
         recorder = EpisodeRecorder(min(cfg.num_videos, cfg.num_episodes), num_decisions)
-        for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
+        for first_episode in range(0, cfg.num_episodes, self.eval_layout.num_envs):
             for stage in self.eval_stages:
                 episodes = first_episode + stage.env_ids
                 stage.begin()
@@ -183,7 +183,7 @@ class EnvWorker(Worker):
                 found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
                 records += [record for record in found if record.env_id < cfg.num_episodes]
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
-                last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
+                last = stage.done and first_episode + self.eval_layout.num_envs >= cfg.num_episodes
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)

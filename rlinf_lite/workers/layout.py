@@ -6,7 +6,7 @@ each stage, rows go to rollout workers by `route`. Trajectories go to the actor 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Layout:
     @property
     def num_actors(self) -> int:
         return len(self.actor_nodes)
+
+    def of_evaluation(self, num_envs: int) -> Layout:
+        """With `num_envs` environments, or as many more as all stages need to have equally many."""
+        stages = self.num_env_workers * self.num_stages
+        return replace(self, num_envs=-(-num_envs // stages) * stages)
 
     @property
     def stage_size(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,7 @@ class MultiStepRolloutWorker(Worker):
         """Act for the evaluation's episodes, without keeping anything. Returns what the policy has for the options that
         the config leaves to it (null), such as a checkpoint's number of denoising steps."""
         cfg = self.cfg.env.eval
-        unfinished = set(self._pieces(replace(self.layout, num_envs=cfg.num_envs)))
+        unfinished = set(self._pieces(self.layout.of_evaluation(cfg.num_envs)))
         while unfinished:
             env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
             if message.last:

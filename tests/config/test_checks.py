@@ -73,8 +73,8 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             PPO,
-            ["env.eval.num_envs=6"],
-            "env.eval.num_envs: 6 environments do not divide over 2 env workers x 2 stages = 4 slices (6 / 4 = 1.5). "
+            ["env.train.num_envs=6", "actor.global_batch_size=384"],
+            "env.train.num_envs: 6 environments do not divide over 2 env workers x 2 stages = 4 slices (6 / 4 = 1.5). "
             "Use 4 or 8, or change rollout.pipeline_stage_num or the env placement",
         ),
         (

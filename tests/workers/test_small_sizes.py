@@ -54,7 +54,7 @@ class Sizes:
             rollout_workers=int(rng.integers(1, 6)),
             actors=actors,
             num_envs=slices * actors * int(rng.integers(1, 3)) if rng.random() < 0.7 or slices % actors else slices,
-            eval_envs=slices * int(rng.integers(1, 3)),
+            eval_envs=int(rng.integers(1, 2 * slices + 1)),
             eval_episodes=int(rng.integers(1, 8)),
             limit=int(rng.choice([1, 1, 2, 3, 7])),
             chunk=int(rng.choice([1, 2, 5])),
