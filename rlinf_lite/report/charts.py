@@ -32,6 +32,8 @@ class Spec:
     """y never reaches beyond these."""
     evaluated: tuple[str, str] | None = None
     """The evaluations' value and interval, drawn over the training curve."""
+    is_noisy: bool = True
+    """Whether a long curve gets a moving average."""
 
 
 CHARTS = (
@@ -50,7 +52,7 @@ CHARTS = (
     Spec("Value loss", {"train/critic/value_loss": "value loss"}),
     Spec("Explained variance", {"train/critic/explained_variance": "explained"}, "of returns", bounds=(-1, 1)),
     Spec("Gradient norm", {"train/actor/grad_norm": "gradient norm"}, "before clipping"),
-    Spec("Learning rate", {"train/actor/lr": "learning rate"}, bounds=(0, None)),
+    Spec("Learning rate", {"train/actor/lr": "learning rate"}, bounds=(0, None), is_noisy=False),
     Spec("Throughput", {"perf/env_steps_per_s": "throughput"}, "env steps / s", bounds=(0, None)),
     Spec("Throughput", {"perf/samples_per_s": "throughput"}, "samples / s", bounds=(0, None)),
     Spec("Throughput", {"perf/tokens_per_s": "throughput"}, "tokens / s", bounds=(0, None)),
@@ -94,6 +96,7 @@ class Series:
     """95% interval of each point; a series that has them is drawn as points with whiskers."""
     look: str = ""
     """CSS classes of its lines besides."""
+    is_noisy: bool = True
 
     def lines(self) -> list[tuple[str, Sequence[Point]]]:
         """What to draw, with its CSS class: of a long series the points, faint, and their moving average."""
@@ -102,7 +105,7 @@ class Series:
         size = math.ceil(len(self.points) / MAX_POINTS)  # more are shown as means of equal runs
         runs = [self.points[i : i + size] for i in range(0, len(self.points), size)]
         points = [(fmean(x for x, _ in run), fmean(y for _, y in run)) for run in runs]
-        if len(points) < SMOOTH_FROM:
+        if len(points) < SMOOTH_FROM or not self.is_noisy:
             return [("", points)]
         # over a tenth of the points, centred; the window shrinks at the ends
         half, smooth = max(1, len(points) // 20), list[Point]()
@@ -215,7 +218,7 @@ def charts(run: RunFiles) -> Iterator[Chart]:
         series = []
         for colour, (metric, name) in enumerate(spec.metrics.items(), start=1):
             if points := axis.points(run, metric):
-                series.append(Series(name, points, colour))
+                series.append(Series(name, points, colour, is_noisy=spec.is_noisy))
         points, intervals = axis.evaluated(run, spec)
         if points:
             series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))

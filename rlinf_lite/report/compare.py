@@ -115,7 +115,7 @@ def _charts(runs: Sequence[Compared]) -> Iterator[Chart]:
             for run in runs:
                 points = next(filter(None, (axis.points(run.files, metric) for metric in metrics)), [])
                 if points:
-                    trained.append(Series(run.letter, points, run.colour, look=run.look))
+                    trained.append(Series(run.letter, points, run.colour, look=run.look, is_noisy=spec.is_noisy))
             if trained:
                 is_one_of_many = spec.evaluated is not None or len(set(spec.metrics.values())) > 1
                 title = f"{spec.title}, {name}" if is_one_of_many else spec.title

@@ -60,7 +60,7 @@ def suite_of(card: EnvCard, cfg: Config) -> str | None:
 
 def code() -> dict[str, Any]:
     """The commit, in a clone, and the versions of what results depend on."""
-    return {"commit": _commit(), "versions": versions()}
+    return {"commit": commit(), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
@@ -72,7 +72,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> str | None:
+def gpu_names() -> list[str]:
+    """Of this machine, as nvidia-smi says; none without it."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split("\n")
+        counts = Counter(name.strip() for name in found if name.strip())
+        return [f"{count} x {name}" for name, count in counts.items()]
+    return []
+
+
+def commit() -> str | None:
     """`-dirty` at its end where files were changed; None where the package lies in no clone of its own."""
     root = PACKAGE.parent
     if not (root / ".git").exists():

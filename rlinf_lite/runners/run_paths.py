@@ -11,7 +11,9 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ from rlinf_lite.runners.checkpoints import (
     read_state,
     verify,
 )
-from rlinf_lite.runners.protocol import versions
+from rlinf_lite.runners.protocol import commit, gpu_names, versions
 from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
 
 log = logging.getLogger(__name__)
@@ -193,9 +195,9 @@ def find_run(cfg: BaseConfig) -> RunClaim:
 def begin_run(
     cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
 ) -> None:
-    """Write the config, and the versions of what results depend on, into a run's directory, which is held. Where steps
-    are done again, what is there of them already is moved out of the way; so is the config of the steps before, where
-    it was another."""
+    """Write the config, the command, and the versions of what results depend on, into a run's directory, which is held.
+    Where steps are done again, what is there of them already is moved out of the way; so is the config of the steps
+    before, where it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
     kept = write_run_config(cfg, run_dir, completed_steps)
@@ -203,7 +205,9 @@ def begin_run(
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
-    found = {**versions(), "machine": f"{platform.platform()}, {os.cpu_count()} CPU cores"}
+    command = shlex.join([os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0], *sys.argv[1:]])
+    found = {"command": command, "seed": str(cfg.runner.seed), "commit": commit() or "of no clone", **versions()}
+    found["machine"] = ", ".join([platform.platform(), f"{os.cpu_count()} CPU cores", *gpu_names()])
     (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

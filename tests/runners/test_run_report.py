@@ -1,5 +1,6 @@
 """What a run leaves for people to look at: its last words, videos of episodes, the report."""
 
+import html
 import json
 
 from PIL import Image
@@ -33,7 +34,9 @@ def test_a_run_ends_with_before_and_after_videos_and_a_report(start):
     assert page.count("data:image/gif") == 2 and "Step 2: every lane is a process" in page
     overlap = next(line for line in read_metrics(result.run_dir) if line["step"] == 2)["perf/overlap_frac"]
     assert f"overlap_frac <b>{100 * overlap:.1f}%</b>" in page
-    assert json.loads((result.run_dir / "versions.json").read_text())["rlinf_lite"]
+    made_by = json.loads((result.run_dir / "versions.json").read_text())
+    assert made_by["rlinf_lite"] and made_by["seed"] == "0" and "CPU cores" in made_by["machine"]
+    assert all(html.escape(made_by[what]) in page for what in ("command", "commit", "machine"))
 
 
 def test_states_have_no_videos_and_a_report_may_be_switched_off(start):

@@ -1,0 +1,57 @@
+"""`benchmarks/gpu_check.py` runs where there is no GPU, with `--rehearse`: what it measures then is of no interest."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SLOW = ("tabletop", "pushcube", "simulation")
+"""Training runs and simulators, which have tests of their own."""
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("gpu_check")
+
+
+def test_every_row(check: Any) -> None:
+    for name, (_, measure) in check.ROWS.items():
+        if name in SLOW:
+            continue
+        found = measure(True)
+        figures = [value for value in found.values() if isinstance(value, float)]
+        assert figures and all(value > 0 for value in figures), name
+    drift = check.ROWS["precision"][1](True)
+    assert drift["openvla_bf16_to_fp32"] < 0.1
+
+
+def test_what_breaks_or_is_late_costs_its_row(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"device": 0.1, "attention": 60, "generation": 60}
+    monkeypatch.setattr(check, "ROWS", {name: (limits[name], check.ROWS[name][1]) for name in limits})
+    words = ["--rehearse", "--rows", "device", "attention", "--out", str(tmp_path / "rows.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *words])
+    check.main()
+    late, measured = (json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert late["row"] == "device" and late["error"] == "not done after 0 s"
+    assert measured["row"] == "attention" and measured["math_ms"] > 0 and measured["took_s"] < 60
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *words, "--total-s", "5"])
+    check.main()
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [line["skipped"] for line in lines] == ["no time left"] * 2
+
+
+def test_without_a_gpu_it_says_so(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(check.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "rows.jsonl")])
+    with pytest.raises(SystemExit, match="sees no GPU"):
+        check.main()
+    assert not (tmp_path / "rows.jsonl").exists()
