@@ -43,6 +43,8 @@ class EpisodeRecord:
     """Success at any step; None where the environment has no notion of success."""
     success_at_end: bool | None
     """Success at the last step."""
+    steps_to_success: int | None = None
+    """Env steps until the first success; None without one."""
 
 
 @dataclass

@@ -90,6 +90,7 @@ class ChunkedEnv:
         self._return = np.zeros(batch, np.float64)
         self._success_once = np.full(batch, -1, np.int8)
         self._success_at_end = np.full(batch, -1, np.int8)
+        self._steps_to_success = np.zeros(batch, np.int64)  # 0: none yet
         self._history = np.zeros((batch, self.max_episode_steps, self.action_dim), np.float32)
         self._out = StepOutputs.empty(batch)
         self._reports_success = False  # some episode has
@@ -261,6 +262,7 @@ class ChunkedEnv:
         self._return[rows] = 0.0
         self._success_once[rows] = -1
         self._success_at_end[rows] = -1
+        self._steps_to_success[rows] = 0
 
     def _simulate(self, rows: IntArray, actions: FloatArray) -> None:
         """One env step of `rows`; results in `self._out`."""
@@ -271,6 +273,8 @@ class ChunkedEnv:
         report_progress()
         self._return[rows] += out.reward[rows]
         success = out.success[rows]
+        first = rows[(success == 1) & (self._success_once[rows] < 1)]
+        self._steps_to_success[first] = self._length[first]
         self._success_once[rows] = np.maximum(self._success_once[rows], success)
         self._success_at_end[rows] = success
 
@@ -295,6 +299,7 @@ class ChunkedEnv:
             return_=float(self._return[row]),
             success_once=None if once < 0 else bool(once),
             success_at_end=None if at_end < 0 else bool(at_end),
+            steps_to_success=int(self._steps_to_success[row]) or None,
         )
 
     def _call(self, rows: IntArray, method: Callable[..., Any], *args: Any) -> Any:

@@ -32,6 +32,8 @@ class EpisodeLike(Protocol):
     def success_once(self) -> bool | None: ...
     @property
     def success_at_end(self) -> bool | None: ...
+    @property
+    def steps_to_success(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class TaskSummary:
     return_interval: Interval | None
     """None for a single episode."""
     episode_len: float
+    steps_to_success: float | None
+    """Mean env steps until the first success, of the episodes that had one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def summarize_episodes(
     rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], records) for task_id in task_ids]
     members = {name: [r for r in records if r.task_id in tasks] for name, tasks in (groups or {}).items()}
     sets = [_summarize(name, part, records) for name, part in members.items() if 0 < len(part) < len(records)]
-    names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end")
+    names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end", "steps_to_success")
     episodes = tuple({name.rstrip("_"): getattr(record, name) for name in names} for record in records)
     total = _summarize("all", records, records)
     return EvalSummary(mode, total, tuple(rows), episodes, tuple(sets), dict(protocol or {}))
@@ -161,6 +165,7 @@ def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[Ep
     has_success = any(record.success_once is not None for record in others)
     has_success_at_end = any(record.success_at_end is not None for record in others)
     once = [bool(record.success_once) for record in records] if has_success else []
+    steps = [record.steps_to_success for record in records if record.steps_to_success is not None]
     at_end = [bool(record.success_at_end) for record in records] if has_success_at_end else []
     return TaskSummary(
         task_id=task_id,
@@ -172,6 +177,7 @@ def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[Ep
         return_mean=fmean(returns),
         return_interval=mean_interval(returns) if len(returns) > 1 else None,
         episode_len=fmean(record.length for record in records),
+        steps_to_success=fmean(steps) if steps else None,
     )
 
 

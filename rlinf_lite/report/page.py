@@ -228,6 +228,9 @@ class TaskTable(IntervalPlot):
         for task in tasks:
             was = earlier.get(task["task_id"])
             self.rows.append((task, None if was is None else measured(was), measured(task)))
+        self.says_when = all("steps_to_success" in task for task in tasks) and any(
+            task["steps_to_success"] is not None for task in tasks
+        )
         super().__init__([m for _, *both in self.rows for m in both if m is not None])
 
 

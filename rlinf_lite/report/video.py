@@ -124,5 +124,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
 
 
 def _outcome(video: EpisodeVideo) -> str:
+    if video.steps_to_success is not None:
+        return f"success after {video.steps_to_success} steps"
     outcome = {True: "success", False: "failure", None: "episode"}[video.success]
     return f"{outcome}, {video.length} steps"

@@ -57,5 +57,7 @@ class EpisodeVideo:
     """Success at any step; None where the environment has no notion of success."""
     length: int
     """Env steps."""
+    steps_to_success: int | None
+    """Env steps until the first success; None without one."""
     frames: np.ndarray
     """uint8 [T, H, W, 3] of the first camera."""

@@ -49,7 +49,8 @@ class EpisodeRecorder:
                 frames.append(_frame(final_obs, int(np.flatnonzero(final_rows == row)[0])))
                 record, shown = ended[row], np.stack(self._running.pop(episode))
                 caption = self._captions[episode] or record.task_id
-                self.videos.append(EpisodeVideo(episode, caption, record.success_once, record.length, shown))
+                steps = record.length, record.steps_to_success
+                self.videos.append(EpisodeVideo(episode, caption, record.success_once, *steps, shown))
             elif decision % self._every == 0:
                 frames.append(_frame(result.obs, row))
 

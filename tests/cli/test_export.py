@@ -27,7 +27,7 @@ Checkpoint = Callable[..., Path]
 
 
 class Episode:
-    env_id, task_id, length, return_, success_at_end = 0, "pick", 9, 1.0, True
+    env_id, task_id, length, return_, success_at_end, steps_to_success = 0, "pick", 9, 1.0, True, None
 
     def __init__(self, seed: int, success: bool | None) -> None:
         self.seed, self.success_once = seed, success

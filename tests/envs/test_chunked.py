@@ -40,6 +40,7 @@ class SlowRow:
         self.seed = episode_seed(self.first_seed, self.index)
         self.simulator.reset(np.array([0]), [self.seed])
         self.length, self.total, self.once, self.at_end, self.over = 0, 0.0, False, False, False
+        self.succeeded_after = None
 
     def observe(self) -> Any:
         return self.simulator.observe(np.array([0]))["state"][0]
@@ -55,6 +56,8 @@ class SlowRow:
             self.length += 1
             self.total += float(out.reward[0])
             self.at_end = bool(out.success[0])
+            if self.at_end and not self.once:
+                self.succeeded_after = self.length
             self.once = self.once or self.at_end
             terminated = bool(out.terminated[0]) and not self.ignore
             truncated = self.length == self.limit and not terminated
@@ -62,6 +65,7 @@ class SlowRow:
             if terminated or truncated:
                 self.over, final = True, self.observe()
                 record = (self.row, "toy", self.seed, self.length, self.total, self.once, self.at_end)
+                record = (*record, self.succeeded_after)
                 episodes.append(EpisodeRecord(*record))
         if self.over and self.auto_reset:
             self.next_episode()

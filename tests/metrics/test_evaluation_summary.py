@@ -18,6 +18,7 @@ class Episode:
     task_id: str = "PushCube-v1"
     seed: int = 0
     env_id: int = 0
+    steps_to_success: int | None = None
 
 
 def test_headline_of_a_success_rate() -> None:
@@ -93,3 +94,11 @@ def test_an_episode_that_says_nothing_of_success_had_none_where_others_report_it
 def test_bad_records_are_refused() -> None:
     with pytest.raises(ValueError, match="no finished episode"):
         summarize_episodes([], mode="greedy")
+
+
+def test_steps_to_success_are_those_of_the_episodes_that_succeeded() -> None:
+    episodes = [Episode(success_once=True, steps_to_success=n, seed=n) for n in (10, 20)]
+    summary = summarize_episodes([*episodes, Episode(success_once=False)], mode="greedy")
+    assert summary.total.steps_to_success == 15.0
+    assert [episode["steps_to_success"] for episode in summary.episodes] == [None, 10, 20]
+    assert summarize_episodes([Episode(success_once=False)], mode="greedy").total.steps_to_success is None

@@ -33,6 +33,10 @@ class Episode:
     def success_at_end(self) -> bool | None:
         return self.success_once
 
+    @property
+    def steps_to_success(self) -> int | None:
+        return 24 if self.success_once else None
+
 
 def write_eval(run: Path, step: int, num_successes: int | None, tasks: tuple[str, ...] = TASKS) -> dict[str, object]:
     """100 episodes, of which the first `num_successes` succeed; returns the log's line."""
@@ -62,7 +66,7 @@ def write_run(run: Path, num_steps: int = 4, last: int = 90) -> Path:
 
 def write_videos(run: Path, step: int, success: bool) -> None:
     frames = np.zeros((3, 16, 16, 3), np.uint8)
-    video = EpisodeVideo(0, '<script>alert("pick up")</script>', success, 12, frames)
+    video = EpisodeVideo(0, '<script>alert("pick up")</script>', success, 12, 7 if success else None, frames)
     write_gif([video], run / "eval" / f"step_{step:06d}.gif")
 
 
@@ -114,13 +118,25 @@ def test_text_from_files_is_escaped(tmp_path):
     assert "<Reach>" not in text and "&lt;Reach&gt;" in text
 
 
+def test_the_table_says_when_episodes_succeed(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert "Steps to success" in page(run) and "24.0" in page(run)
+    write_eval(run, 4, None)
+    assert "Length" in page(run) and "40.0" in page(run)
+    old = json.loads((run / "eval" / "step_000004.json").read_text())
+    for summary in (old["total"], *old["tasks"]):
+        del summary["steps_to_success"]
+    (run / "eval" / "step_000004.json").write_text(json.dumps(old))
+    assert "Length" in page(run)
+
+
 def test_pictures_say_what_they_show(tmp_path):
     run = write_run(tmp_path / "run")
     write_videos(run, 4, success=True)
     tags = Tags(page(run)).tags
     assert all(given.get("aria-label") for tag, given in tags if tag == "svg")
     (alt,) = [given["alt"] for tag, given in tags if tag == "img"]
-    assert alt is not None and "success, 12 steps" in alt
+    assert alt is not None and "success after 7 steps" in alt
 
 
 def test_curves_over_env_steps_with_evaluations_marked(tmp_path):

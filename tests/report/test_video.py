@@ -12,7 +12,7 @@ def video(episode: int, success: bool | None, num_frames: int = 3, side: int = 6
     """Frame t is uniformly grey of level 40 t + episode's."""
     levels = 40 * np.arange(num_frames, dtype=np.uint8)[:, None, None, None] + np.uint8(episode)
     frames = np.broadcast_to(levels, (num_frames, side, side, 3)).copy()
-    return EpisodeVideo(episode, f"pick up the red block {episode}", success, 10 * num_frames, frames)
+    return EpisodeVideo(episode, f"pick up the red block {episode}", success, 10 * num_frames, 8 if success else None, frames)
 
 
 def test_tiles_are_framed_by_success_and_enlarged(tmp_path):
@@ -43,7 +43,7 @@ def test_the_comment_says_what_it_shows(tmp_path):
     write_gif([video(0, True), video(1, False)], tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as gif:
         comment = gif.info["comment"].decode()
-    assert comment == ("pick up the red block 0: success, 30 steps. pick up the red block 1: failure, 30 steps.")
+    assert comment == ("pick up the red block 0: success after 8 steps. pick up the red block 1: failure, 30 steps.")
 
 
 def test_more_episodes_than_columns_and_large_images(tmp_path):
