@@ -58,6 +58,7 @@ def test_rows_by_task_and_json_that_reads_back() -> None:
         "return": 1.0,
         "success_once": True,
         "success_at_end": None,
+        "steps_to_success": None,
     }
 
 
