@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rlinf_lite.models.base import Policy as Policy
     from rlinf_lite.models.base import PolicyInputs as PolicyInputs
     from rlinf_lite.models.base import PolicyOutput as PolicyOutput
+    from rlinf_lite.models.bases import GaussianPolicy as GaussianPolicy
+    from rlinf_lite.models.bases import NetworkPolicy as NetworkPolicy
+    from rlinf_lite.models.bases import TokenPolicy as TokenPolicy
     from rlinf_lite.models.check import check_policy as check_policy
     from rlinf_lite.models.mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy
     from rlinf_lite.models.registry import build_policy as build_policy
@@ -40,6 +43,7 @@ __getattr__ = lazy_names(
             "PolicyInputs",
             "PolicyOutput",
         ],
+        "bases": ["GaussianPolicy", "NetworkPolicy", "TokenPolicy"],
         "check": ["check_policy"],
         "mlp.policy": ["MLPGaussianPolicy"],
         "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],

@@ -12,7 +12,9 @@ def video(episode: int, success: bool | None, num_frames: int = 3, side: int = 6
     """Frame t is uniformly grey of level 40 t + episode's."""
     levels = 40 * np.arange(num_frames, dtype=np.uint8)[:, None, None, None] + np.uint8(episode)
     frames = np.broadcast_to(levels, (num_frames, side, side, 3)).copy()
-    return EpisodeVideo(episode, f"pick up the red block {episode}", success, 10 * num_frames, 8 if success else None, frames)
+    return EpisodeVideo(
+        episode, f"pick up the red block {episode}", success, 10 * num_frames, 8 if success else None, frames
+    )
 
 
 def test_tiles_are_framed_by_success_and_enlarged(tmp_path):

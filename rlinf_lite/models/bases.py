@@ -1,0 +1,200 @@
+"""Policies that leave only their network to be written: `GaussianPolicy` and `TokenPolicy`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_lite.envs.base import EnvSpec
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
+from rlinf_lite.models.heads import CategoricalTokens, Gaussian
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+
+
+class NetworkPolicy(Policy):
+    """What is around a network: sizes, options and their file, observations as tensors, acting and scoring.
+
+    A subclass writes `build` and `network`. The distribution is over normalised actions: [-1, 1] maps onto the
+    environment's bounds.
+    """
+
+    spec: EnvSpec
+    """Of the environment: `state_dim` (None without a state), `cameras` with their height and width, ..."""
+    options: SimpleNamespace
+    """`model.options`, by name."""
+    head: Gaussian | CategoricalTokens
+    outputs_per_action: int
+    num_values: int
+    """Columns of the values: 1, or one per action of a chunk (`model.value_type: action_level`)."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        options: Mapping[str, Any],
+        num_action_chunks: int = 1,
+        value_type: str = "chunk_level",
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.spec, self.options = spec, SimpleNamespace(**options)
+        self.num_action_chunks, self.action_dim = num_action_chunks, spec.action_dim
+        self.value_type, self.temperature = value_type, temperature
+        self.num_values = 1 if value_type == "chunk_level" else num_action_chunks
+        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        self._offset, self._scale = (high + low) / 2, (high - low) / 2
+        self.build()
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make the layers: of `self.spec`, `self.options`, `self.num_outputs` and `self.num_values`."""
+
+    @abstractmethod
+    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`num_outputs` numbers that say how to act, and `num_values` values, [B, ...] each, of what `inputs` gives."""
+
+    def inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What the network reads: `state` float32 [B, S], and the pictures of each camera under its name, uint8
+        [B, H, W, 3]. Trajectories keep it, so pictures stay bytes. Override it to read more, such as instructions."""
+        found = {name: torch.from_numpy(np.asarray(obs["images"][name])) for name in self.spec.cameras}
+        if self.spec.state_dim is not None:
+            found["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
+        return found
+
+    @property
+    def num_outputs(self) -> int:
+        """Of the network, for a decision: `outputs_per_action` for each number of each action of a chunk."""
+        return self.num_action_chunks * self.action_dim * self.outputs_per_action
+
+    @classmethod
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
+        options = cfg.options if isinstance(cfg.options, Mapping) else cfg.options.model_dump()
+        return cls(spec, options, cfg.num_action_chunks, cfg.value_type, cfg.temperature)
+
+    def config_dict(self) -> dict[str, Any]:
+        cameras = {name: list(size) for name, size in self.spec.cameras.items()}
+        return {
+            "spec": {**asdict(self.spec), "cameras": cameras},
+            "options": vars(self.options),
+            "num_action_chunks": self.num_action_chunks,
+            "value_type": self.value_type,
+            "temperature": self.temperature,
+        }
+
+    @classmethod
+    def from_config_dict(cls, config: dict[str, Any]) -> Self:
+        given = {name: value for name, value in config.items() if name not in ("policy_id", "spec")}
+        cameras = {name: (size[0], size[1]) for name, size in config["spec"]["cameras"].items()}
+        return cls(EnvSpec(**{**config["spec"], "cameras": cameras}), **given)
+
+    def check_env_spec(self, spec: EnvSpec) -> None:
+        for name in ("state_dim", "cameras", "action_dim"):
+            own, given = getattr(self.spec, name), getattr(spec, name)
+            if own != given:
+                raise ValueError(f"the policy was made for {name} {own}, the environment has {given}")
+
+    def reads(self) -> PolicyInputs:
+        return PolicyInputs(dict(self.spec.cameras), self.spec.state_dim or 0)
+
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        inputs = self._on_device(self.inputs(obs))
+        outputs, values = self._passes(inputs)
+        chosen = self._choose(outputs, None if mode == "greedy" else row_noise_keys(obs, len(outputs)))
+        actions = self._offset + self._scale * self._normalised(chosen).cpu()
+        kept = {**inputs, "chosen": chosen} if mode == "train" else {}
+        return ActionOutput(actions, self.head.logprobs(outputs, chosen), values, kept)
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        return self._passes(self._on_device(self.inputs(obs)))[1]
+
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        outputs, values = self._passes(forward_inputs)
+        return PolicyOutput(self.head.logprobs(outputs, forward_inputs["chosen"]), self.head.entropy(outputs), values)
+
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        return self.inputs(obs)
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        actions, mask = batch["actions"].float(), batch["mask"]
+        wanted = ((actions - self._offset.to(actions.device)) / self._scale.to(actions.device)).clamp(-1.0, 1.0)
+        losses = self._distance(self._passes(batch)[0], wanted).mean(-1)
+        return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    @abstractmethod
+    def _choose(self, outputs: Tensor, noise_keys: np.ndarray | None) -> Tensor:
+        """What is scored again, [B, C, D]: sampled with each row's own noise, or (None) the likeliest."""
+
+    @abstractmethod
+    def _normalised(self, chosen: Tensor) -> Tensor:
+        """Actions [B, C, D] in [-1, 1]."""
+
+    @abstractmethod
+    def _distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        """Imitation loss of each number [B, C, D]."""
+
+    def _passes(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        outputs, values = self.network(inputs)
+        shape = (self.num_action_chunks, self.action_dim)
+        last = () if self.outputs_per_action == 1 else (self.outputs_per_action,)
+        return outputs.float().reshape(-1, *shape, *last), values.float().reshape(-1, self.num_values)
+
+    def _on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = next(self.parameters()).device
+        return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+class GaussianPolicy(NetworkPolicy):
+    """The network's outputs are means of normalised actions; the standard deviations are parameters, the same in every
+    state. Samples are not squashed: the environment clips what lies outside. Imitation: squared error of the means."""
+
+    outputs_per_action = 1
+    log_std_init = -0.5
+
+    head: Gaussian
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head = Gaussian(self.num_action_chunks, self.action_dim, self.log_std_init, self.temperature)
+
+    def _choose(self, outputs: Tensor, noise_keys: np.ndarray | None) -> Tensor:
+        return outputs if noise_keys is None else self.head.sample(outputs, noise_keys)
+
+    def _normalised(self, chosen: Tensor) -> Tensor:
+        return chosen.clamp(-1.0, 1.0)
+
+    def _distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        return (outputs - wanted).square()
+
+
+class TokenPolicy(NetworkPolicy):
+    """The network's outputs are logits of `outputs_per_action` bins for each number of an action, which divide [-1, 1]
+    equally. Imitation: cross-entropy of the bin that a number lies in."""
+
+    outputs_per_action = 256
+
+    head: CategoricalTokens
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head = CategoricalTokens(self.temperature)
+
+    def _choose(self, outputs: Tensor, noise_keys: np.ndarray | None) -> Tensor:
+        if noise_keys is None:
+            return outputs.argmax(-1)
+        noise = self.head.noise(noise_keys, self.num_action_chunks * self.action_dim, outputs.device)
+        return self.head.sample(outputs, noise.view(outputs.shape[:-1]))
+
+    def _normalised(self, chosen: Tensor) -> Tensor:
+        return (chosen + 0.5) * (2 / self.outputs_per_action) - 1
+
+    def _distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
+        bins = ((wanted + 1) / 2 * self.outputs_per_action).long().clamp(max=self.outputs_per_action - 1)
+        return -self.head.logprobs(outputs, bins)

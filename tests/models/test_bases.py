@@ -1,0 +1,103 @@
+"""Two methods make a policy, which acts, scores, imitates and is saved, as the MLP that is written out does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlinf_lite.config.schema import ModelConfig
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import GaussianPolicy, MLPGaussianPolicy, NetworkPolicy, TokenPolicy, check_policy
+from rlinf_lite.models.check import random_obs
+
+SPEC = EnvSpec(3, 4, {"top": (16, 16), "side": (8, 12)}, [-1.0, -2.0, 0.0], [1.0, 2.0, 1.0], 24, True)
+
+
+class Network(NetworkPolicy):
+    def build(self) -> None:
+        spec = self.spec
+        pixels = sum(3 * height * width for height, width in spec.cameras.values())
+        self.trunk = nn.Linear(pixels + (spec.state_dim or 0), 8)
+        self.actor, self.critic = nn.Linear(8, self.num_outputs), nn.Linear(8, self.num_values)
+
+    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        read = [inputs[name].flatten(1).float() / 255 for name in self.spec.cameras]
+        read += [inputs["state"]] if self.spec.state_dim else []
+        hidden = self.trunk(torch.cat(read, 1)).tanh()
+        return self.actor(hidden), self.critic(hidden)
+
+
+class OfGaussians(Network, GaussianPolicy): ...
+
+
+class OfTokens(Network, TokenPolicy):
+    outputs_per_action = 16
+
+
+@pytest.mark.parametrize("kind", [OfGaussians, OfTokens])
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, cameras={}), replace(SPEC, state_dim=None)])
+@pytest.mark.parametrize("settings", [{"num_action_chunks": 1}, {"num_action_chunks": 3, "value_type": "action_level"}])
+def test_it_keeps_the_contract(kind: type[NetworkPolicy], spec: EnvSpec, settings: dict[str, Any]) -> None:
+    assert check_policy(kind, spec, ModelConfig(temperature=0.7, **settings)) == []
+
+
+def test_it_is_the_mlp_where_the_network_is() -> None:
+    torch.manual_seed(0)
+    spec = replace(SPEC, cameras={})
+    mlp = MLPGaussianPolicy(4, spec.action_low, spec.action_high, 2, hidden_sizes=(8,))
+
+    class Same(GaussianPolicy):
+        def build(self) -> None:
+            self.actor, self.critic = mlp.actor, mlp.critic
+
+        def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            return self.actor(inputs["state"]), self.critic(inputs["state"])
+
+    same, obs = Same(spec, {}, 2), random_obs(spec)
+    for mode in ("train", "sampled", "greedy"):
+        a, b = mlp.predict_action_batch(obs, mode), same.predict_action_batch(obs, mode)
+        assert torch.equal(a.actions, b.actions) and torch.equal(a.logprobs, b.logprobs)
+        if mode == "train":
+            scored, again = mlp(a.forward_inputs), same(b.forward_inputs)
+            assert torch.equal(scored.logprobs, again.logprobs) and torch.equal(scored.entropy, again.entropy)
+            assert torch.equal(scored.values, again.values)
+    batch = {"actions": torch.rand(len(a.actions), 2, 3), "mask": torch.rand(len(a.actions), 2) < 0.7}
+    losses = [policy.sft_loss({**policy.sft_inputs(obs), **batch}) for policy in (mlp, same)]
+    assert torch.allclose(*losses)
+
+
+def test_tokens_are_bins_of_the_range() -> None:
+    spec = replace(SPEC, cameras={})
+    policy = OfTokens(spec, {}, 1)
+    logits = torch.full((2, 1, 3, 16), -30.0)
+    logits[0, 0, :, 0] = logits[1, 0, :, 15] = 30.0
+    policy._passes = lambda inputs: (logits, torch.zeros(2, 1))
+    obs = random_obs(spec, rows=2)
+    for mode in ("greedy", "sampled"):
+        actions = policy.predict_action_batch(obs, mode).actions[:, 0]
+        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        assert torch.allclose(actions[0], low + (high - low) / 32) and torch.allclose(
+            actions[1], high - (high - low) / 32
+        )
+    ends = {"actions": torch.stack([low, high])[:, None], "mask": torch.ones(2, 1, dtype=torch.bool)}
+    assert float(policy.sft_loss(ends)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_files_and_another_environment(tmp_path: Path) -> None:
+    policy = OfTokens(SPEC, {"width": 3}, 2)
+    policy.policy_id = "tests.models.test_bases:OfTokens"
+    policy.save_pretrained(tmp_path)
+    loaded = OfTokens.from_pretrained(tmp_path)
+    assert loaded.options.width == 3 and loaded.spec == SPEC
+    obs = random_obs(SPEC)
+    assert np.array_equal(policy.act(obs), loaded.act(obs))
+    with pytest.raises(ValueError, match="made for state_dim 4, the environment has 5"):
+        loaded.check_env_spec(replace(SPEC, state_dim=5))
+    with pytest.raises(ValueError, match="made for cameras"):
+        loaded.check_env_spec(replace(SPEC, cameras={}))
