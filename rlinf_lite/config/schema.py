@@ -240,7 +240,7 @@ class AlgorithmConfig(BaseAlgorithmConfig):
 
 class EnvSplitConfig(Section):
     num_envs: PositiveInt = 16
-    """Environments over all env workers and stages, equally many in each; evaluations round up to that."""
+    """Environments over all env workers and stages, equally many in each; evaluations add what that takes."""
     max_episode_steps: PositiveInt | None = None
     """Time limit in env steps; null: the task's own."""
     auto_reset: bool = True

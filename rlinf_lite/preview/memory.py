@@ -34,6 +34,8 @@ from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Counts, Meter, count, fake_tensors
 from rlinf_lite.registry import env_card
+from rlinf_lite.threads import training_threads
+from rlinf_lite.training.lanes import lanes_for
 from rlinf_lite.training.precision import autocast, cast_parameters
 
 if TYPE_CHECKING:
@@ -153,7 +155,7 @@ def _embodied(plan: Plan) -> Estimate:
     found.models = {"policy": counts}
 
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
-    own_envs = -(-(env.train.num_envs + env.eval.num_envs) // ranks["env"])
+    own_envs = -(-(env.train.num_envs + _evaluated_at_once(plan)) // ranks["env"])
     simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
     hosts = {
         "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
@@ -171,12 +173,18 @@ def _embodied(plan: Plan) -> Estimate:
     found.ranks = {
         "env": RankMemory({}, {}, hosts["env"]),
         "rollout": RankMemory(weights, {"acting": acting}, hosts["rollout"]),
-        "actor": _training(counts, activations, _shards(plan, "actor"), config.actor.precision, hosts["actor"]),
+        "actor": _training(plan, "actor", counts, activations, hosts["actor"]),
     }
     found.processes = {name: (rank.device_bytes, rank.host_bytes) for name, rank in found.ranks.items()}
     traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
     found.shared_bytes = traffic + (slots(config.cluster)[0] == "cpu") * counts.num_bytes
     return found
+
+
+def _evaluated_at_once(plan: Plan) -> int:
+    """Environments of an evaluation, equally many in each stage."""
+    stages = (plan.size("env") or 1) * plan.config.rollout.pipeline_stage_num
+    return -(-plan.config.env.eval.num_envs // stages) * stages
 
 
 def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[int, int, int, int]:
@@ -186,7 +194,7 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
 
     config, ranks = plan.config, plan.size("actor") or 1
     precision = config.actor.precision
-    most = max(config.env.train.num_envs, config.env.eval.num_envs)
+    most = max(config.env.train.num_envs, _evaluated_at_once(plan))
     rows = -(-most // config.rollout.pipeline_stage_num // (plan.size("rollout") or 1))
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     policy.eval().requires_grad_(False)
@@ -348,7 +356,7 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         if role == "actor" and "rollout" not in fused:
             host["weight sync"] = _synced(config, counts)
         activations = peaks["critic" if role == "critic" else "model"]
-        return _training(counts, activations, _shards(plan, role), config.actor.precision, host)
+        return _training(plan, role, counts, activations, host)
     if role == "reference":
         return RankMemory({"weights": counts.num_bytes // _shards(plan, role)}, {"scoring": peaks["scoring"]}, host)
     if role == "rollout":
@@ -366,9 +374,16 @@ def _shards(plan: Plan | ReasoningPlan, role: str) -> int:
     return (plan.size(role) or 1) if plan.config.actor.strategy == "fsdp" else 1
 
 
-def _training(counts: Counts, activations: int, shards: int, precision: str, host: dict[str, int]) -> RankMemory:
-    """A process that trains a model, alone or as one of `shards`: fp32 weights, AdamW."""
-    working = {"gradients": _FP32 * counts.trained // shards, "activations": activations}
+def _training(
+    plan: Plan | ReasoningPlan, role: str, counts: Counts, activations: int, host: dict[str, int]
+) -> RankMemory:
+    """A process that trains a model, alone or as one of several that have shards of it: fp32 weights, AdamW."""
+    config, shards, lanes = plan.config, _shards(plan, role), 1
+    precision = config.actor.precision
+    if slots(config.cluster)[0] == "cpu" and shards == 1:  # each lane has gradients
+        on_a_node = -(-(plan.size(role) or 1) // config.cluster.num_nodes)
+        lanes = lanes_for(training_threads(config.actor.num_threads, on_a_node), counts.parameters)
+    working = {"gradients": lanes * _FP32 * counts.trained // shards, "activations": activations}
     if shards > 1:
         # FSDP2 holds whole the root, a layer, the next one, and gradients of one of them before they are reduced
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters

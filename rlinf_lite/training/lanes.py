@@ -1,16 +1,17 @@
-"""Micro-batches of one model at the same time, on the cores of one process.
+"""Parts of a micro-batch at the same time, on the cores of one process.
 
 torch's own threads share each operation and wait for each other behind it, so that all of them wait for the one whose
 core something else uses: beside one busy process, two of them took four times as long over an update as idle. A lane
-computes a whole micro-batch in a Python thread with one torch thread; lanes wait for each other once per micro-batch.
+computes a whole part of a micro-batch in a Python thread with one torch thread; lanes wait for each other once per
+micro-batch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import islice
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +19,24 @@ from torch import nn
 
 log = logging.getLogger(__name__)
 
-B = TypeVar("B")  # a micro-batch
+B = TypeVar("B")  # a part of a micro-batch
 R = TypeVar("R")
+
+_MAX_BYTES = 2**29
+"""Of gradients that lanes hold besides the model's own: 134 million parameters on two cores."""
+_COPIED = ("_parameters", "_buffers", "_modules")
+
+
+def lanes_for(num_threads: int, num_parameters: int) -> int:
+    """How many of them train a model on a CPU: `num_threads`, or one (with all threads torch's) for a large model."""
+    return num_threads if (num_threads - 1) * num_parameters * 4 <= _MAX_BYTES else 1
 
 
 class Lanes:
     """`number` threads that compute passes of `model`, a module on the CPU that is whole in this process.
 
-    Where a pass draws from torch's random numbers, micro-batches are computed one after the other: who draws first
-    would be chance.
+    Where a pass draws from torch's random numbers or changes buffers, parts are computed one after the other: who comes
+    first would be chance. Other sources of chance in a model are its author's to avoid.
     """
 
     def __init__(self, model: nn.Module, number: int) -> None:
@@ -35,44 +45,80 @@ class Lanes:
         # threads begin with as many of torch's as the machine has cores
         self._pool = ThreadPoolExecutor(max(number - 1, 1), "lane", torch.set_num_threads, (1,))
 
-    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[B]) -> Iterator[R]:
-        """`compute(model, micro_batch)` of each, in order, `number` of them at the same time: each lane has a copy of
-        the modules that shares their tensors. Gradients of backward passes in `compute` add up in the model's
-        parameters, bit for bit as if one micro-batch were computed after the other.
+    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
+        """`compute(model, part)` of each part of each micro-batch, in order; those of a micro-batch, of which there are
+        at most `number`, at the same time: each lane has a copy of the modules that shares their tensors. Gradients of
+        backward passes in `compute` add up in the model's parameters, bit for bit as if one part were computed after
+        the other.
 
-        `kind`: a name; the first micro-batch of each kind is computed alone, to see whether it draws random numbers.
+        `kind`: a name; parts of the first micro-batch of each kind are computed alone, to see what else they change.
         `compute` enters `no_grad` or `autocast` itself: they hold in one thread. Raises what it raises.
         """
         model: Any = self.model
-        remaining = iter(micro_batches)
-        if kind not in self._at_once:
-            for micro_batch in islice(remaining, 1):
-                state = torch.get_rng_state()
-                yield compute(model, micro_batch)
-                is_random = not torch.equal(torch.get_rng_state(), state)
-                self._at_once[kind] = 1 if is_random else self.number
-                if is_random and self.number > 1:
-                    log.warning("%s: the model draws random numbers, so one core computes it, to be repeatable", kind)
-        at_once = self._at_once.get(kind, 1)
         parameters = list(model.parameters())
-        twins: list[Any] = [shared_copy(model) for _ in range(at_once - 1)]
-        while some := list(islice(remaining, at_once)):
-            of_twins = zip(twins, some[1:], strict=False)
-            futures = [self._pool.submit(compute, twin, micro_batch) for twin, micro_batch in of_twins]
-            try:
-                result = compute(model, some[0])
-            finally:
-                wait(futures)
-            yield result
-            for future, twin in zip(futures, twins, strict=False):
-                result = future.result()
-                add_gradients(parameters, list(twin.parameters()))
+        twins: list[Any] = []
+        state = self._state()
+        for parts in micro_batches:
+            at_once = self._at_once.get(kind, 1)
+            for first in range(0, len(parts), at_once):
+                some = parts[first : first + at_once]
+                twins += [shared_copy(model) for _ in range(len(some) - 1 - len(twins))]
+                of_twins = list(zip(twins, some[1:], strict=False))
+                futures = [self._pool.submit(compute, twin, part) for twin, part in of_twins]
+                try:
+                    result = compute(model, some[0])
+                finally:
+                    wait(futures)
                 yield result
+                for future, (twin, _) in zip(futures, of_twins, strict=True):
+                    result = future.result()
+                    add_gradients(parameters, list(twin.parameters()))
+                    yield result
+            before, state = state, self._state()
+            self._at_once.setdefault(kind, self.number)
+            if state != before and self._at_once[kind] > 1:
+                self._at_once[kind] = 1
+                log.warning("%s: the model draws random numbers or changes buffers; it is computed by one core", kind)
+
+    def _state(self) -> tuple[Any, ...]:
+        """What a pass changes besides gradients, as far as one can see."""
+        return torch.get_rng_state().numpy().tobytes(), [
+            (id(x), x.is_inference() or x._version) for x in self.model.buffers()
+        ]
+
+
+def can_be_copied(model: nn.Module) -> bool:
+    """Whether `shared_copy` of it is a model of its own: all that refers to modules or parameters is where torch keeps
+    them, no layer was compiled or has a `forward` of its own."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            replaced = name in ("forward", "_compiled_call_impl") and value is not None
+            if replaced or (name not in _COPIED and _refers_to_modules(value)):
+                return False
+    return True
+
+
+def _refers_to_modules(value: Any, depth: int = 3) -> bool:
+    """Itself, through what it holds, or as a method of one."""
+    if isinstance(value, nn.Module | nn.Parameter):
+        return True
+    if isinstance(value, type) or depth == 0:
+        return False
+    inner: list[Any] = [getattr(value, "__self__", None)]
+    if isinstance(value, partial):
+        inner += [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, dict):
+        inner += value.values()
+    elif isinstance(value, list | tuple | set):
+        inner += value
+    elif hasattr(value, "__dict__") and not callable(value):
+        inner += vars(value).values()
+    return any(_refers_to_modules(found, depth - 1) for found in inner if found is not None)
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
     """A copy of all modules that has the same buffers, and parameters with the same values, yet gradients of their own.
-    What a forward pass keeps as an attribute of a module, it keeps in the copy."""
+    What a forward pass keeps as an attribute of a module, or in a dict or list that is one, it keeps in the copy."""
     copies: dict[int, nn.Module] = {}
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -80,10 +126,9 @@ def shared_copy(model: nn.Module) -> nn.Module:
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in parameters:  # tied ones stay tied
                 parameters[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        copy.__dict__ |= module.__dict__ | {
-            "_parameters": {name: parameters.get(id(x)) for name, x in module._parameters.items()},
-            "_buffers": module._buffers.copy(),
-        }
+        own = {name: x.copy() if type(x) in (dict, list) else x for name, x in vars(module).items()}
+        own["_parameters"] = {name: parameters.get(id(x)) for name, x in module._parameters.items()}
+        copy.__dict__ |= own
     for module in model.modules():
         copies[id(module)].__dict__["_modules"] = {name: copies.get(id(x)) for name, x in module._modules.items()}
     return copies[id(model)]

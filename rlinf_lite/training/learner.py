@@ -34,7 +34,7 @@ from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.registry import STRATEGIES
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
-from rlinf_lite.training.lanes import Lanes
+from rlinf_lite.training.lanes import Lanes, can_be_copied, lanes_for
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
@@ -46,14 +46,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-B = TypeVar("B")  # a micro-batch
+B = TypeVar("B")  # a micro-batch, or the part of it that a lane computes
 R = TypeVar("R")
 LossFn = Callable[[Any, B, MetricSums], Tensor]
-"""The loss of a micro-batch under a model, as its part of the loss of all ranks' micro-batches times the number of
+"""The loss of some samples under a model, as their part of the loss of all ranks' micro-batches times the number of
 ranks, over which gradients are averaged. Adds its metrics to the sums. Called by several threads at once."""
-
-_MAX_LANE_BYTES = 2**29
-"""Of gradients that lanes hold besides the model's own: 134 million parameters on two cores."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -86,7 +83,8 @@ class Learner:
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
-        self.lanes = Lanes(self.model, self.num_threads if self._can_have_lanes() else 1)
+        num_lanes = lanes_for(self.num_threads, self.num_parameters) if self._can_have_lanes() else 1
+        self.lanes = Lanes(self.model, num_lanes)
         self._torch_threads = self.num_threads if self.lanes.number == 1 else 1
 
     def _can_have_lanes(self) -> bool:
@@ -95,9 +93,8 @@ class Learner:
         return (
             self.worker.device == "cpu"
             and (self.worker.world_size == 1 or isinstance(self.strategy, Replicated))
-            and (self.num_threads - 1) * self.num_parameters * 4 <= _MAX_LANE_BYTES
-            and not any("forward" in vars(module) for module in self.model.modules())
             and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+            and can_be_copied(self.model)
         )
 
     def start_training(self, optim: OptimConfig, total_steps: int) -> None:
@@ -127,8 +124,9 @@ class Learner:
         """A micro-batch's indices [b], cut into as many parts as there are lanes; of fewer, one each."""
         return np.array_split(part, max(min(self.lanes.number, len(part)), 1))
 
-    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[B]) -> Iterator[R]:
-        """`compute(model, micro_batch)` of each, in order, by all of `num_threads`: see `Lanes.passes`."""
+    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
+        """`compute(model, part)` of each part of each micro-batch, in order, by all of `num_threads`: see
+        `Lanes.passes`."""
         with torch_threads(self._torch_threads):
             for result in self.lanes.passes(kind, compute, micro_batches):
                 self.worker.report_progress()
@@ -136,25 +134,27 @@ class Learner:
 
     def update(
         self,
-        micro_batches: Iterable[B],
+        micro_batches: Iterable[Sequence[B]],
         loss_fn: LossFn[B],
         sums: MetricSums,
         where: str,
         samples: Callable[[], str],
         only: Sequence[nn.Parameter] | None = None,
     ) -> tuple[bool, MetricSums]:
-        """One optimizer step on the micro-batches of all ranks, which are as many on each; metrics go to `sums`.
+        """One optimizer step on the micro-batches of all ranks, which are as many on each, in parts for the lanes;
+        metrics go to `sums`.
 
         Where loss or gradient is not finite there is no step, which is counted, and `where` and `samples()` are logged.
         `only`: parameters that train this time; the others stay as they are. Returns whether there was a step, and the
         metrics of this update alone. Raises NonFiniteUpdateError.
         """
 
-        def compute(model: Any, micro_batch: B) -> MetricSums:
+        def compute(model: Any, part: B) -> MetricSums:
             measured = MetricSums()
-            loss_fn(model, micro_batch, measured).backward()
+            loss_fn(model, part, measured).backward()
             return measured
 
+        self.optimizer.zero_grad(set_to_none=True)  # of an update that raised
         found = MetricSums()
         for measured in self.passes("update", compute, micro_batches):
             found.merge(measured)

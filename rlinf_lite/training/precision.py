@@ -9,10 +9,12 @@ from torch import nn
 
 
 def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 where `actor.precision` is bf16."""
+    """Autocast to bfloat16 where `actor.precision` is bf16. On CPUs without its cache of cast weights: threads of a
+    process (`lanes.py`) share it, and any of them clears it, so that gradients would be rounded as chance has it."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+    kind = torch.device(device).type
+    return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=kind != "cpu")
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +199,11 @@ class EmbodiedFSDPActor(Worker):
                 mask = self._position_mask(batch.global_mask[torch.from_numpy(minibatch)])
                 denominator = algorithms.loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
-                parts = [lane for part in parts for lane in learner.for_lanes(part)]
                 environments = partial(_listed, "environments", minibatch // num_decisions)
                 loss_fn = partial(self._loss, denominator)
-                stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
+                stepped, own_sums = learner.update(
+                    map(learner.for_lanes, parts), loss_fn, sums, where, environments, only
+                )
                 self.unchanged = self.unchanged and not stepped
                 if target_kl is not None:
                     of_update = own_sums.result(learner.over_ranks)
@@ -267,7 +269,7 @@ class EmbodiedFSDPActor(Worker):
             self.learner.set_learning_rate(step)
             parts = np.array_split(own, -(-len(own) // cfg.actor.micro_batch_size))
             episodes = partial(_listed, "episodes", demonstrations.episodes(batch))
-            inputs = (read(lane) for part in parts for lane in self.learner.for_lanes(part))
+            inputs = ([read(lane) for lane in self.learner.for_lanes(part)] for part in parts)
             self.learner.update(inputs, loss_fn, sums, f"step {step}", episodes)
         self.version += 1
         return self.learner.result(sums)
@@ -342,14 +344,15 @@ class EmbodiedFSDPActor(Worker):
         inputs, learner = self.batch.forward_inputs, self.learner
         num_samples = len(self.batch.mask)
         whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
-        parts = [lane for part in whole for lane in learner.for_lanes(part)]
+        micro_batches = [learner.for_lanes(part) for part in whole]
 
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
             with torch.no_grad(), learner.autocast():
                 return compute(policy, {name: x[torch.from_numpy(part)].to(self.device) for name, x in inputs.items()})
 
         kept: dict[str, Tensor] = {}
-        for part, found in zip(parts, learner.passes(kind, of_part, parts), strict=True):
+        parts = chain.from_iterable(micro_batches)
+        for part, found in zip(parts, learner.passes(kind, of_part, micro_batches), strict=True):
             if not found:
                 break
             for name, x in found.items():

@@ -171,19 +171,19 @@ class EnvWorker(Worker):
         records: list[EpisodeRecord] = []
         num_decisions = -(-self.eval_stages[0].env.max_episode_steps // self.cfg.model.num_action_chunks)
         recorder = EpisodeRecorder(min(cfg.num_videos, cfg.num_episodes), num_decisions)
-        for first_episode in range(0, cfg.num_episodes, self.eval_layout.num_envs):
+        for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
             for stage in self.eval_stages:
-                episodes = first_episode + stage.env_ids
+                episodes = self._episodes(stage, first_episode)
                 stage.begin()
                 stage.reset([balanced_seed(cfg.seed, int(episode), num_tasks) for episode in episodes])
                 self._send_obs(stage, episodes, 0)
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
-                episodes = first_episode + stage.env_ids
+                episodes = self._episodes(stage, first_episode)
                 found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
                 records += [record for record in found if record.env_id < cfg.num_episodes]
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
-                last = stage.done and first_episode + self.eval_layout.num_envs >= cfg.num_episodes
+                last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)
@@ -192,6 +192,12 @@ class EnvWorker(Worker):
         ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # what null stands for, the env decides
         played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
         return {"episodes": records, "videos": recorder.videos, "played": played}
+
+    def _episodes(self, stage: _Stage, first: int) -> np.ndarray:
+        """Numbers of the evaluation's episodes that a stage plays in the wave from `first` on; for environments that
+        only make stages equally large, numbers that do not count."""
+        cfg = self.cfg.env.eval
+        return np.where(stage.env_ids < cfg.num_envs, first + stage.env_ids, cfg.num_episodes + stage.env_ids)
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
         """Let the expert play this worker's part of `data.num_episodes`, and write its part of the dataset in

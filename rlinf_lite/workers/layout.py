@@ -42,7 +42,7 @@ class Layout:
         return len(self.actor_nodes)
 
     def of_evaluation(self, num_envs: int) -> Layout:
-        """With `num_envs` environments, or as many more as all stages need to have equally many."""
+        """With `num_envs` environments, and as many more as all stages need to have equally many."""
         stages = self.num_env_workers * self.num_stages
         return replace(self, num_envs=-(-num_envs // stages) * stages)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.lanes import Lanes, shared_copy
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.precision import autocast
 from tests.models.zoo import VOCAB_SIZE, tiny_model
 
 ROWS = 12
@@ -90,7 +93,7 @@ def check_equal(make: Any) -> None:
     optimizer, metrics = learner(expected, 1), []
     for _ in range(2):
         sums = MetricSums()
-        optimizer.update(parts, loss, sums, "", str)
+        optimizer.update([[part] for part in parts], loss, sums, "", str)
         metrics.append(sums.result(lambda values, how=None: values))
     for num_lanes in (2, 3, 8):
         model, loss = make()
@@ -98,7 +101,8 @@ def check_equal(make: Any) -> None:
         assert trained.lanes.number == num_lanes
         for step in range(2):
             sums = MetricSums()
-            trained.update(parts, loss, sums, "", str)
+            groups = [parts[first : first + num_lanes] for first in range(0, len(parts), num_lanes)]
+            trained.update(groups, loss, sums, "", str)
             assert sums.result(lambda values, how=None: values) == metrics[step]
         names = dict(expected.named_parameters())
         assert all(torch.equal(parameter, names[name]) for name, parameter in model.named_parameters())
@@ -114,12 +118,22 @@ class Careless(nn.Module):
         self.second.weight = self.first.weight
         self.register_buffer("offset", torch.ones(3))
         self.meeting: threading.Barrier | None = None
+        self.kept: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        self.kept = self.first(x)
+        self.kept["first"] = self.first(x)
         if self.meeting is not None:
             self.meeting.wait(30)
-        return self.second(self.kept) + self.offset
+        return self.second(self.kept["first"]) + self.offset
+
+
+def passes(model: nn.Module, num_lanes: int, compute: Any, parts: Any) -> list[Any]:
+    """The second call: in the first, lanes see what the model is like."""
+    lanes = Lanes(model, num_lanes)
+    list(lanes.passes("look", compute, [parts[:1]]))
+    model.zero_grad()
+    groups = [parts[first : first + num_lanes] for first in range(0, len(parts), num_lanes)]
+    return list(lanes.passes("look", compute, groups))
 
 
 def test_what_a_pass_keeps_in_its_module_is_its_own() -> None:
@@ -127,41 +141,81 @@ def test_what_a_pass_keeps_in_its_module_is_its_own() -> None:
 
     def compute(model: Any, x: Tensor) -> Tensor:
         model(x).sum().backward()
-        return model.kept.detach()
+        return model.kept["first"].detach()
 
     alone = [compute(model, x) for x in inputs]
     expected = model.first.weight.grad.clone()
     model.zero_grad()
     lanes = Lanes(model, 2)
-    assert len(list(lanes.passes("look", compute, inputs[:1]))) == 1
+    assert len(list(lanes.passes("look", compute, [[*inputs[:1]]]))) == 1
     model.zero_grad()
     model.meeting = threading.Barrier(2)  # each pass is in the middle while the other is
-    together = list(lanes.passes("look", compute, inputs))
+    together = list(lanes.passes("look", compute, [[*inputs[:2]], [*inputs[2:]]]))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     assert torch.equal(model.first.weight.grad, expected)
 
 
 def test_a_copy_shares_values_and_follows_updates() -> None:
     model = Careless()
-    copy = shared_copy(model)
+    twin: Any = shared_copy(model)
     with torch.no_grad():
         model.first.weight.add_(1.0)
         model.offset.add_(1.0)
     x = torch.randn(2, 3)
-    assert torch.equal(model(x), copy(x))
-    assert copy.first.weight is copy.second.weight and copy.first.weight is not model.first.weight
-    assert [name for name, _ in copy.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert torch.equal(model(x), twin(x))
+    assert twin.first.weight is twin.second.weight and twin.first.weight is not model.first.weight
+    assert [name for name, _ in twin.named_parameters()] == [name for name, _ in model.named_parameters()]
 
 
-def test_random_numbers_are_drawn_in_order(caplog: pytest.LogCaptureFixture) -> None:
-    def results(num_lanes: int) -> list[float]:
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+def test_what_is_drawn_and_what_is_averaged_comes_in_order(layer: nn.Module, caplog: Any) -> None:
+    parts = [torch.randn(4, 3) for _ in range(6)]
+
+    def results(num_lanes: int) -> Any:
         torch.manual_seed(3)
-        lanes = Lanes(nn.Linear(1, 1), num_lanes)
-        draw = lambda model, _: float(torch.rand(()))  # noqa: E731
-        return [x for _ in range(20) for x in lanes.passes("draw", draw, range(4))]
+        model = nn.Sequential(nn.Linear(3, 3), copy.deepcopy(layer), nn.Linear(3, 1))
+        run = lambda model, x: model(x).sum().backward()  # noqa: E731
+        for _ in range(5):
+            passes(model, num_lanes, run, parts)
+        return [p.grad.clone() for p in model.parameters()], [b.clone() for b in model.buffers()]
 
-    assert results(1) == results(2)
-    assert caplog.text.count("draws random numbers") == 1
+    for alone, together in zip(results(1), results(3), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert "computed by one core" in caplog.text
+
+
+def test_a_model_that_begins_to_draw_is_noticed() -> None:
+    model = nn.Sequential(nn.Dropout(0.5))
+    lanes = Lanes(model.eval(), 2)
+    run = lambda model, x: model(x)  # noqa: E731
+    list(lanes.passes("look", run, [[torch.ones(1)]]))
+    assert lanes._at_once == {"look": 2}
+    list(lanes.passes("look", run, [[torch.ones(1)] * 2]))
+    assert lanes._at_once == {"look": 2}
+    model.train()
+    list(lanes.passes("look", run, [[torch.ones(1)] * 2]))
+    assert lanes._at_once == {"look": 1}
+
+
+def test_bf16_is_the_same_in_lanes() -> None:
+    """autocast keeps cast weights in a table of the process, which any thread clears."""
+    parts = [torch.randn(2, 64) for _ in range(8)]
+
+    def compute(model: Any, x: Tensor) -> None:
+        with autocast("cpu", "bf16"):
+            for _ in range(4):
+                x = model(x)
+        x.float().sum().backward()
+
+    def gradient(num_lanes: int) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        passes(model, num_lanes, compute, parts)
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    expected = gradient(1)
+    assert all(torch.equal(gradient(4), expected) for _ in range(10))
 
 
 def test_an_error_in_a_lane_is_raised_when_all_lanes_are_done() -> None:
@@ -175,9 +229,75 @@ def test_an_error_in_a_lane_is_raised_when_all_lanes_are_done() -> None:
 
     lanes, found = Lanes(nn.Linear(1, 1), 3), []
     with pytest.raises(ValueError, match="of 1"):
-        found.extend(lanes.passes("count", compute, [0, 3, 1, 4, 5]))
-    assert ended == [0, 3, 4] or ended == [0, 4, 3]
-    assert torch.get_num_threads() == 1
+        found.extend(lanes.passes("count", compute, [[0], [3, 1, 4], [5]]))
+    assert sorted(ended) == [0, 3, 4] and torch.get_num_threads() == 1
+
+
+def test_an_update_that_failed_leaves_nothing_for_the_next() -> None:
+    def loss(model: Any, part: Any, found: MetricSums) -> Tensor:
+        if part is None:
+            raise ValueError
+        return model(part).sum()
+
+    x, weights = torch.ones(1, 2), []
+    for fails in (False, True):
+        torch.manual_seed(0)
+        trained = learner(nn.Linear(2, 1), 2)
+        if fails:
+            with pytest.raises(ValueError):
+                trained.update([[x, x], [x, None]], loss, MetricSums(), "", str)
+        trained.update([[x, x]], loss, MetricSums(), "", str)
+        weights.append(trained.model.weight.detach())
+    assert torch.equal(*weights)
+
+
+def test_a_micro_batch_bounds_what_is_computed_at_once() -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def compute(model: Any, part: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += part
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= part
+
+    lanes = Lanes(nn.Linear(1, 1), 4)
+    list(lanes.passes("count", compute, [[1]] + [[1]] * 6))
+    assert most == 1
+    list(lanes.passes("count", compute, [[1] * 4] * 3))
+    assert most == 4
+
+
+class Lists(nn.Module):
+    """Refers to its layer in a way that torch does not know of."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        if how == "list":
+            self.layers = [self.layer]
+        elif how == "method":
+            self.run = self.layer.forward
+        elif how == "object":
+            self.engine = SimpleNamespace(layer=self.layer)
+        elif how == "weight":
+            self.weights = {"w": self.layer.weight}
+        elif how == "compiled":
+            self.layer.compile(backend="eager")
+        elif how == "hook":
+            self.layer.register_forward_hook(self.look)
+        else:
+            self.sizes = {"list": [1, 2], "config": SimpleNamespace(width=2, names=["a"])}
+
+    def look(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["list", "method", "object", "weight", "compiled", "hook", "not"])
+def test_what_refers_to_modules_has_one_lane(how: str) -> None:
+    assert learner(Lists(how), 2).lanes.number == (2 if how == "not" else 1)
 
 
 def test_who_has_lanes() -> None:

@@ -51,14 +51,15 @@ def actor(cfg):
     worker = EmbodiedFSDPActor(cfg)
     worker.init(LAYOUT, SPEC, 1)
     assert worker.learner.lanes.number == 4
-    worker.learner.update([0], look, MetricSums(), "", str)
+    worker.learner.update([[0]], look, MetricSums(), "", str)
 
 
 def large_actor(cfg):
     worker = Worker()
     model = torch.nn.Linear(10_000, 10_000, device="meta").to_empty(device="cpu")  # too large for lanes
     learner = Learner(worker, model, cfg, "actor")
-    learner.update([0], look, MetricSums(), "", str)
+    learner.start_training(cfg.actor.optim, 1)
+    learner.update([[0]], look, MetricSums(), "", str)
 
 
 @pytest.mark.parametrize(("compute", "threads"), [(env, 2), (rollout, 3), (actor, 1), (large_actor, 4)])

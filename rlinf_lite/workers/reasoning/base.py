@@ -98,18 +98,17 @@ class LanguageModelWorker(Worker):
             learner.update(self._micro_batches(batch), weighted, sums, f"{learner.name}, step {step}", samples)
         return learner.result(sums)
 
-    def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
+    def _micro_batches(self, batch: DataProto) -> Iterator[list[MicroBatch]]:
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
         without rows computes an empty one."""
-        whole = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
-        parts = [lane for part in whole for lane in self.learner.for_lanes(part)]
+        parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
         own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
         num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
         for part in parts:
-            yield batch, take_rows(batch, part, self.device), 1.0
+            yield [(batch, take_rows(batch, rows, self.device), 1.0) for rows in self.learner.for_lanes(part)]
         filling = batch if len(batch) else empty_row(batch)
         for _ in range(num_most - len(parts)):
-            yield filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0
+            yield [(filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0)]
 
 
 def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
