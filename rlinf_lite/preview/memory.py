@@ -193,13 +193,13 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     from rlinf_lite.models.check import random_obs
 
     config, ranks = plan.config, plan.size("actor") or 1
-    precision = config.actor.precision
+    precision, on_gpu = config.actor.precision, slots(config.cluster)[0] == "cuda"
     most = max(config.env.train.num_envs, _evaluated_at_once(plan))
     rows = -(-most // config.rollout.pipeline_stage_num // (plan.size("rollout") or 1))
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     policy.eval().requires_grad_(False)
     obs = random_obs(spec, rows=rows)
-    with torch.no_grad(), autocast("cpu", precision):
+    with torch.no_grad(), autocast("cpu", precision, on_gpu):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
         passes = config.algorithm.update_epochs + recomputed_logprobs(config)[0]
         kept = policy.fixed_inputs(acted.forward_inputs) if passes > 1 else {}
@@ -219,10 +219,10 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
             inputs = policy.sft_inputs(random_obs(spec, rows=batch))
             inputs["actions"] = torch.zeros(batch, policy.num_action_chunks, policy.action_dim)
             inputs["mask"] = torch.ones(batch, policy.num_action_chunks, dtype=torch.bool)
-            with autocast("cpu", precision):
+            with autocast("cpu", precision, on_gpu):
                 return policy.sft_loss(inputs)
         inputs = {name: x.new_empty(batch, *x.shape[1:]) for name, x in {**acted.forward_inputs, **kept}.items()}
-        with autocast("cpu", precision):
+        with autocast("cpu", precision, on_gpu):
             output = policy(inputs)
         total: Tensor = output.logprobs.sum() + output.entropy.sum() + output.values.sum()
         return total
@@ -289,12 +289,13 @@ def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pe
 
     config, response = plan.config, plan.config.rollout.max_response_length
     precision, columns = config.actor.precision, config.data.max_prompt_length + response
+    on_gpu = slots(config.cluster)[0] == "cuda"
     rows = max(config.actor.max_tokens_per_micro_batch // columns, 1)
 
     def loss() -> Tensor:
         ids = torch.zeros(rows, columns, dtype=torch.int64)
         mask = torch.ones(rows, columns, dtype=torch.bool)
-        with autocast("cpu", precision):
+        with autocast("cpu", precision, on_gpu):
             if not isinstance(model, CausalLM):
                 values: Tensor = model(ids, mask, response)
                 return values.sum()
@@ -304,7 +305,7 @@ def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pe
     if isinstance(model, CausalLM):
         with torch.no_grad():
             peaks["scoring"] = meter.peak_of(loss)[1]
-            with autocast("cpu", precision):
+            with autocast("cpu", precision, on_gpu):
                 peaks["keys and values"], peaks["generating"] = _generating(plan, model, meter)
     if _shards(plan, "actor") > 1 and precision == "bf16":
         cast_parameters(model, torch.bfloat16)  # as in `_passes`

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 
-def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
+def autocast(device: torch.device | str, precision: str, cached: bool | None = None) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where `actor.precision` is bf16. On CPUs without its cache of cast weights: threads of a
-    process (`lanes.py`) share it, and any of them clears it, so that gradients would be rounded as chance has it."""
+    process (`lanes.py`) share it, and any of them clears it, so that gradients would be rounded as chance has it.
+    `cached`: with or without it, for a preview of another device."""
     if precision == "fp32":
         return nullcontext()
     kind = torch.device(device).type
-    return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=kind != "cpu")
+    return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=kind != "cpu" if cached is None else cached)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.envs import balanced_seed, env_seed
+from rlinf_lite.envs import EpisodeRecord, balanced_seed, env_seed
 from rlinf_lite.envs.metaworld.tasks import MT10
 from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.registry import UnknownSuiteError, env_card, suite_overrides, suites
@@ -84,9 +83,7 @@ def test_every_task_is_evaluated_equally_often() -> None:
 def test_groups_of_tasks_have_rows_of_their_own() -> None:
     names = ("reach-v3", "door-open-v3", "push-v3")
     records = [
-        SimpleNamespace(
-            env_id=i, task_id=name, seed=i, length=9, return_=1.0, success_once=name != "push-v3", success_at_end=None
-        )
+        EpisodeRecord(i, name, i, length=9, return_=1.0, success_once=name != "push-v3", success_at_end=None)
         for i, name in enumerate(names * 4)
     ]
     summary = summarize_episodes(records, "greedy", env_card("metaworld").task_groups, {"suite": None})
