@@ -246,7 +246,7 @@ def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str
         settings = [f"runner.logger.log_path={scratch}", f"actor.checkpoint_save_path={scratch}", *overrides]
         settings += [f"runner.{key}={steps}" for key in ("max_steps", "val_check_interval")]
         settings += ["runner.save_interval=-1", "runner.report=false"]
-        settings += [] if rehearse else _ONE_CARD
+        settings += ["env.eval.num_envs=8", "env.eval.num_episodes=8"] if rehearse else _ONE_CARD
         predicted = estimate(plan_of(load_config(config, settings)))
         words = [sys.executable, "-m", "rlinf_lite.cli", "train", "--config-name", config, *settings]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -257,11 +257,12 @@ def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str
     trained = [line for line in lines if "time/step" in line][1:]
     keys = ("perf/env_steps_per_s", "time/step", "time/generate_rollouts", "time/training", "time/sync_weights")
     found: dict[str, Any] = {key: float(np.median([line[key] for line in trained])) for key in keys}
-    found |= {key: line[key] for line in lines for key in ("eval/success_once") if key in line}
-    found["rollout/logprob_drift"] = max(line.get("rollout/logprob_drift", 0.0) for line in trained)
+    found["success"] = next(line["eval/success_once"] for line in reversed(lines) if "eval/success_once" in line)
+    found["rollout/logprob_drift"] = max(line["rollout/logprob_drift"] for line in trained)
     found["actor_peak_gib"] = max(line["perf/peak_memory_bytes"] for line in trained) / GIB
-    index = 0 if rehearse else 1
-    found["predicted_gib"] = {name: both[index] / GIB for name, both in predicted.processes.items()}
+    found["predicted_gib"] = {
+        name: (device + host if rehearse else device) / GIB for name, (device, host) in predicted.processes.items()
+    }
     return found
 
 

@@ -37,6 +37,7 @@ from rlinf_lite.registry import env_card
 from rlinf_lite.threads import training_threads
 from rlinf_lite.training.lanes import lanes_for
 from rlinf_lite.training.precision import autocast, cast_parameters
+from rlinf_lite.workers.layout import padded
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -182,9 +183,8 @@ def _embodied(plan: Plan) -> Estimate:
 
 
 def _evaluated_at_once(plan: Plan) -> int:
-    """Environments of an evaluation, equally many in each stage."""
-    stages = (plan.size("env") or 1) * plan.config.rollout.pipeline_stage_num
-    return -(-plan.config.env.eval.num_envs // stages) * stages
+    """Environments of an evaluation."""
+    return padded(plan.config.env.eval.num_envs, (plan.size("env") or 1) * plan.config.rollout.pipeline_stage_num)
 
 
 def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[int, int, int, int]:

@@ -6,7 +6,7 @@ A step, whoever trains:
     learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, then one optimizer step; any number of
     learner.result(sums)                         # metrics over all ranks
 
-A small model on CPUs computes several micro-batches at the same time (`lanes.py`): cut them with `for_lanes`.
+A small model on CPUs computes the parts of a micro-batch at the same time (`lanes.py`): `for_lanes` cuts it.
 
 What a role adds is how its batch becomes micro-batches, and their loss: `workers/actor.py` (samples of trajectories,
 chunks of demonstrations) and `workers/reasoning/` (rows of tokens; the micro-batches of language models are cut in its

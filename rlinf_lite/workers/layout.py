@@ -25,6 +25,11 @@ class StagePiece:
     stop: int
 
 
+def padded(num_envs: int, num_stages: int) -> int:
+    """`num_envs`, and as many more as `num_stages` need to have equally many."""
+    return -(-num_envs // num_stages) * num_stages
+
+
 @dataclass(frozen=True)
 class Layout:
     """Sizes and nodes of the three groups, and how `num_envs` environments are spread over them."""
@@ -42,9 +47,8 @@ class Layout:
         return len(self.actor_nodes)
 
     def of_evaluation(self, num_envs: int) -> Layout:
-        """With `num_envs` environments, and as many more as all stages need to have equally many."""
-        stages = self.num_env_workers * self.num_stages
-        return replace(self, num_envs=-(-num_envs // stages) * stages)
+        """With `num_envs` environments, padded."""
+        return replace(self, num_envs=padded(num_envs, self.num_env_workers * self.num_stages))
 
     @property
     def stage_size(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SLOW = ("tabletop", "pushcube", "simulation")
-"""Training runs and simulators, which have tests of their own."""
+SLOW = ("tabletop", "pushcube", "simulation", "openvla_full")
+"""A training run is enough, and one update of OpenVLA."""
 
 
 @pytest.fixture
@@ -28,6 +28,9 @@ def test_every_row(check: Any) -> None:
         found = measure(True)
         figures = [value for value in found.values() if isinstance(value, float)]
         assert figures and all(value > 0 for value in figures), name
+    trained = check.ROWS["tabletop"][1](True)
+    assert 0 < trained["success"] <= 1 and 0 <= trained["rollout/logprob_drift"] < 1e-5
+    assert 0.5 < trained["predicted_gib"]["actor"] / trained["actor_peak_gib"] < 2
     drift = check.ROWS["precision"][1](True)
     assert drift["openvla_bf16_to_fp32"] < 0.1
 
