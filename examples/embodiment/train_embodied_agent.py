@@ -34,7 +34,7 @@ def main() -> int:
 
 def train(cfg: Config) -> RunResult:
     from rlinf_lite.control import supervise
-    from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, claim_run
+    from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, claim_run, run_placed
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
@@ -43,18 +43,22 @@ def train(cfg: Config) -> RunResult:
         Cluster.from_config(cfg.cluster) as cluster,
         supervise(cfg, cluster) as supervisor,
     ):
-        placement = HybridComponentPlacement(cfg)
-        print(placement.describe())
-        groups = cluster.launch(
-            placement,
-            actor=EmbodiedFSDPActor.create_group(cfg),
-            rollout=MultiStepRolloutWorker.create_group(cfg),
-            env=EnvWorker.create_group(cfg),
-        )
-        runner_class = AsyncEmbodiedRunner if cfg.runner.mode == "async" else EmbodiedRunner
-        runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
-        runner.init_workers()
-        result = runner.run()
+
+        def run(cfg: Config, until: int | None = None) -> RunResult:
+            placement = HybridComponentPlacement(cfg)
+            print(placement.describe())
+            groups = cluster.launch(
+                placement,
+                actor=EmbodiedFSDPActor.create_group(cfg),
+                rollout=MultiStepRolloutWorker.create_group(cfg),
+                env=EnvWorker.create_group(cfg),
+            )
+            runner_class = AsyncEmbodiedRunner if cfg.runner.mode == "async" else EmbodiedRunner
+            runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
+            runner.init_workers()
+            return runner.run(until)
+
+        result = run_placed(cfg, claim, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

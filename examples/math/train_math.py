@@ -38,7 +38,7 @@ def main() -> int:
 def train(cfg: ReasoningConfig) -> RunResult:
     from rlinf_lite.control import supervise
     from rlinf_lite.data.problems import open_problems
-    from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner, check_rewards, claim_run
+    from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner, check_rewards, claim_run, run_placed
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers.reasoning import launch_roles
 
@@ -46,14 +46,17 @@ def train(cfg: ReasoningConfig) -> RunResult:
         problems = open_problems(cfg)
         check_rewards(cfg, problems)
         with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
-            placement = HybridComponentPlacement(cfg)
-            roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference and critic where needed
-            print(placement.describe(list(roles)))
 
-            runner_class = AsyncReasoningRunner if cfg.runner.mode == "async" else ReasoningRunner
-            runner = runner_class(cfg, problems, **roles, supervisor=supervisor, claim=claim)
-            runner.init_workers()
-            result = runner.run()
+            def run(cfg: ReasoningConfig, until: int | None = None) -> RunResult:
+                placement = HybridComponentPlacement(cfg)
+                roles = launch_roles(cfg, cluster, placement)  # actor, rollout, reward; reference, critic where needed
+                print(placement.describe(list(roles)))
+                runner_class = AsyncReasoningRunner if cfg.runner.mode == "async" else ReasoningRunner
+                runner = runner_class(cfg, problems, **roles, supervisor=supervisor, claim=claim)
+                runner.init_workers()
+                return runner.run(until)
+
+            result = run_placed(cfg, claim, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

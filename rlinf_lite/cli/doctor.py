@@ -33,8 +33,10 @@ from rlinf_lite.cards import EnvCard, Probe
 from rlinf_lite.cli.info import requirements
 from rlinf_lite.cli.parse import config_and_overrides
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.checks import possible
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import byte_text
+from rlinf_lite.preview.placements import free_host_bytes
 from rlinf_lite.registry import ENVIRONMENTS, env_card, pip_command
 
 _GIB = 2**30
@@ -79,7 +81,7 @@ def doctor(arguments: Sequence[str]) -> int:
     if config is not None:
         from rlinf_lite.preview.memory import estimate  # imports torch, which a machine may lack
 
-        plan = plan_of(config)
+        plan = plan_of(possible(config)[0])
         found = estimate(plan)
         needs = Needs(
             log_path=config.runner.logger.log_path,
@@ -182,10 +184,7 @@ def _cores() -> Finding:
 
 
 def _memory(needs: Needs) -> Finding:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free, group = int(fields["MemAvailable"].split()[0]) * 1024, Path("/sys/fs/cgroup")
-    if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free = min(free, int(limit) - int((group / "memory.current").read_text()))
+    free = free_host_bytes()
     wanted = needs.host_bytes or needs.num_processes * _PROCESS_BYTES
     value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
     if free < wanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
@@ -17,7 +17,9 @@ from rlinf_lite.config.plan import (
     episode_steps,
     observed,
     plan_and_problems,
+    slots,
 )
+from rlinf_lite.config.proposals import is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 from rlinf_lite.config.rules import (
@@ -32,6 +34,8 @@ from rlinf_lite.config.rules import (
 )
 from rlinf_lite.config.schema import BaseConfig, Config
 
+C = TypeVar("C", bound=Config | ReasoningConfig)
+
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
 _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
@@ -39,9 +43,31 @@ _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
 
 def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
-    """Everything that is wrong. `suspects` are keys whose values are not what their author wrote."""
+    """Everything that is wrong. `suspects` are keys whose values are not what their author wrote. Where the placement
+    is to be chosen, what is wrong with the one that comes closest."""
+    if is_auto(config.cluster):
+        assert isinstance(config, Config | ReasoningConfig)
+        if config.runner.task_type == "sft":
+            return [Problem(PLACEMENT, "is auto, and in imitation one role works. Write 'actor,rollout,env: all'")]
+        fewest: list[Problem] | None = None
+        for placed in proposals(config):
+            problems = find_problems(placed, suspects)
+            if fewest is None or len(problems) < len(fewest):
+                fewest = problems
+            if not problems:
+                break
+        return fewest or []
     plan, problems = plan_and_problems(config, suspects)
     return [*problems, *violations(config, plan, suspects)]
+
+
+def possible(config: C) -> list[C]:
+    """The config on every placement that it may run on: itself where that is given, else one or more of which
+    `find_problems` finds as little as in any."""
+    if not is_auto(config.cluster):
+        return [config]
+    found = [(len(find_problems(placed, set())), placed) for placed in proposals(config)]
+    return [placed for count, placed in found if count == min(count for count, _ in found)]
 
 
 # who gets which environments
@@ -101,6 +127,21 @@ def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[Probl
             f"{num_envs} environments / {stages} stages = {num_envs / stages:g} rows at a time are fewer than "
             f"the {workers} rollout workers. Use {workers * stages} or more, or fewer rollout workers",
         )
+
+
+@rule(PLACEMENT, "cluster.accelerator")
+def _a_process_computes_on_one_gpu(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    if slots(config.cluster)[0] != "cuda":
+        return
+    for name, processes in plan.placements.items():
+        slots_of = next((process.slots for process in processes if len(process.slots) > 1), None)
+        if slots_of is not None:
+            one_each = f"{min(processes[0].slots)}-{max(processes[-1].slots)}"
+            yield Problem(
+                f"{PLACEMENT}.{name}",
+                f"gives a process the GPUs {slots_of[0]}..{slots_of[-1]}, and it would compute on the first. Write "
+                f"'{one_each}': a process each",
+            )
 
 
 # asynchronous runs, and log-probabilities that are computed again

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from rlinf_lite.cards import (
     Card,
@@ -49,6 +49,10 @@ def _first_task(task: str, info: ValidationInfo) -> str:
         return task
 
 
+AUTO = "auto"
+"""Slots that a training run chooses."""
+
+
 class PlacementSpec(Section):
     placement: str | int
     """Slots and processes, for example `0-3` or `0-3:0-7`."""
@@ -73,13 +77,19 @@ class ClusterConfig(Section):
     accelerator: Literal["auto", "cuda", "cpu"] = "auto"
     """What a slot is. auto: cuda where every node has GPUs, else cpu."""
     component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,env": "all"}
-    """Which slots each component runs on, one line each."""
+    """Which slots each component runs on, one line each; `auto`, as a whole or as the slots of a line, has the run try
+    placements and keep the fastest (docs/placement.md)."""
     node_groups: list[NodeGroup] = []
     """Named sets of nodes."""
     start_timeout_s: PositiveFloat = 120.0
     """Longest wait for nodes to join and workers to be constructed."""
     forked_workers: bool = True
     """Fork workers from a process on every node that has imported torch already. false: start each by plain Python."""
+
+    @field_validator("component_placement", mode="before")
+    @classmethod
+    def _every_role(cls, lines: Any) -> Any:
+        return dict.fromkeys(cls.model_fields["component_placement"].default, AUTO) if lines == AUTO else lines
 
 
 class LoggerConfig(Section):

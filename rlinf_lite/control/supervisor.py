@@ -84,6 +84,10 @@ class Supervisor:
         if not has_begun:
             threading.Thread(target=self._send_heartbeats, name="supervisor", daemon=True).start()
 
+    def release(self) -> None:
+        """The groups are about to be shut down: until others begin, nobody is watched."""
+        self._attach(watched=False)
+
     def progress(self, step: int) -> None:
         """A step has been completed."""
         if step > self._known.step:
@@ -187,10 +191,10 @@ class Supervisor:
             "control/steps_lost": float(sum(failover.steps_lost or 0 for failover in done)),
         }
 
-    def _attach(self) -> None:
+    def _attach(self, watched: bool = True) -> None:
         """Workers were started: tell the master who works here now."""
         workers, handles = {}, {}
-        for group, failover in self._levels().items():
+        for group, failover in self._levels().items() if watched else ():
             for member in self._cluster.groups[group].members:
                 node = member.node
                 where = f"node {node.rank} ({node.ip})"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 
 import yaml
 
-from rlinf_lite.config.checks import find_problems
+from rlinf_lite.config.checks import find_problems, possible
+from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, plan_of, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
+from rlinf_lite.preview.placements import fits, room_for
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 
 def describe(config: Config | ReasoningConfig) -> str:
     """Sections of text about a config that has passed its checks; imports torch to count memory, and no ray."""
-    plan = plan_of(config)
+    candidates = possible(config)
+    plan = plan_of(candidates[0])
     if isinstance(plan, ReasoningPlan):
         names, arithmetic = roles_of(plan.config), _reasoning_arithmetic(plan)
     else:
@@ -25,14 +28,25 @@ def describe(config: Config | ReasoningConfig) -> str:
         arithmetic = _sft_arithmetic(plan) if plan.config.runner.task_type == "sft" else _arithmetic(plan)
     sections = {
         "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
-        "placement": HybridComponentPlacement(config).describe(names),
+        "placement": HybridComponentPlacement(plan.config).describe(names),
         "one step": "\n".join(arithmetic),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
+    if len(candidates) > 1:
+        sections["placements to choose from, the first of which is shown above"] = "\n".join(_candidates(candidates))
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
     if lacking:
         sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
+
+
+def _candidates(candidates: Sequence[Config | ReasoningConfig]) -> Iterator[str]:
+    room = room_for(slots(candidates[0].cluster)[0])
+    for placed in candidates:
+        line = yaml_text(placed.cluster.model_dump(mode="json")["component_placement"])
+        number = placed.rollout.pipeline_stage_num
+        too_large = "" if fits(plan_of(placed), room) else f", out: takes more than {byte_text(room or 0)}"
+        yield f"{line}, {number} stage{'s' * (number > 1)}{too_large}"
 
 
 def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:

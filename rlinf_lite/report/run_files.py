@@ -33,6 +33,7 @@ class RunFiles:
         self.config_text = _text(run_dir / "config.yaml")
         self.config: Line = yaml.safe_load(self.config_text) or {}
         self.versions: dict[str, str] = json.loads(_text(run_dir / "versions.json") or "{}")
+        self.placements = _placements(json.loads(_text(run_dir / "placement.json") or "[]"))
         self.trace: Line | None = json.loads(_text(run_dir / "timeline.json") or "null")
 
         evaluated = {line["step"] for line in self.lines if "eval/num_episodes" in line}
@@ -84,6 +85,15 @@ class RunFiles:
         for name in names:
             section = section.get(name) or {}
         return section
+
+
+def _placements(tried: list[Line]) -> list[Line]:
+    """What `runners.placed` has tried, the fastest first, with what predictions were off by; failed ones at the end."""
+    tried.sort(key=lambda one: one["measured_s"] or float("inf"))
+    for one in tried:
+        known = one["predicted_s"] and one["measured_s"]
+        one["error"] = one["predicted_s"] / one["measured_s"] - 1 if known else None
+    return tried
 
 
 def _json_lines(path: Path) -> list[Line]:

@@ -84,7 +84,7 @@ class Runner(ABC):
         self._warned_of_drift = False
         self._saved: dict[str, Any] = {}  # the state that is in the newest checkpoint
 
-        paths = claim or find_run(cfg)
+        self._claim = paths = claim or find_run(cfg)
         self._own_claim: AbstractContextManager[Any] = nullcontext(paths) if claim else paths
         self.run_dir, self._resume_from = paths.log_dir, paths.resume_from
         self.store = CheckpointStore(paths.checkpoint_dir, cfg.runner.keep_checkpoints)
@@ -107,17 +107,24 @@ class Runner(ABC):
         `videos` is where a GIF of the first episodes goes, if there is anything to see.
         """
 
-    def run(self) -> RunResult:
+    def run(self, until: int | None = None) -> RunResult:
         """Train to the last step, or until Ctrl-C or SIGTERM, which leaves a checkpoint of the last completed step.
-        A second Ctrl-C raises KeyboardInterrupt at once."""
+        A second Ctrl-C raises KeyboardInterrupt at once.
+
+        `until`: stop after so many steps, with a checkpoint and without workers. A runner with other groups and the
+        same claim goes on from there."""
         cfg = self.cfg.runner
-        with self._own_claim:
+        with self._own_claim, nullcontext() if until is None else self._ending_groups():
             with self._open_run(), self._save_what_is_done():
                 self._begin()
                 while True:
                     self._stop.check()
                     try:
                         at_end = self.completed_steps >= self.total_steps
+                        if until is not None and self.completed_steps >= until and not at_end:
+                            self.save_checkpoint()
+                            self._claim.resume_from = self.store.newest()
+                            return self._result(has_ended=False)
                         # there is nothing new to save before this process has done a step
                         if self._due(cfg.save_interval) and (at_end or self.completed_steps > self._first_step):
                             self.save_checkpoint()
@@ -133,6 +140,17 @@ class Runner(ABC):
                             raise
                         self._recover(self.supervisor, error)  # what failed is then done again
             return self._result()
+
+    @contextmanager
+    def _ending_groups(self) -> Iterator[None]:
+        """At the end nobody works any more, and nobody is to be started again for it."""
+        try:
+            yield
+        finally:
+            if self.supervisor is not None:
+                self.supervisor.release()
+            for group in self._groups:
+                group.shutdown()
 
     @contextmanager
     def _open_run(self) -> Iterator[None]:
@@ -197,9 +215,9 @@ class Runner(ABC):
         if self.supervisor is not None:
             self.supervisor.progress(self.completed_steps)
 
-    def _result(self) -> RunResult:
+    def _result(self, has_ended: bool = True) -> RunResult:
         checkpoint, report = self.store.newest(), None
-        if self.cfg.runner.report:
+        if has_ended and self.cfg.runner.report:
             try:
                 report = write_report(self.run_dir)
             except Exception:  # whatever it is: training is over, and must not be said to have failed

@@ -90,9 +90,9 @@ class ReasoningRunner(Runner):
         self._failed_rewards, self._warned_of_rewards = 0, False
         self._others_exist = False  # reference and critic, which start from where supervised training ends
 
-    def run(self) -> RunResult:
+    def run(self, until: int | None = None) -> RunResult:
         with torch_threads(1):  # this process computes little, beside workers that use every core
-            return super().run()
+            return super().run(until)
 
     def init_workers(self) -> None:
         """Build the models, and load the checkpoint where the run resumes."""

@@ -33,6 +33,8 @@ _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
 """Of a language model's run, what cannot change: the order of prompts could not be continued."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
 """What the state of an unfinished episode belongs to."""
+_PLACES = ("cluster.component_placement", "rollout.pipeline_stage_num")
+"""Where the work is done, which changes no number."""
 _OF_RESUMING = ("runner.resume", "runner.allow_changes")
 _ABSENT = object()
 
@@ -116,12 +118,16 @@ def write_config(cfg: BaseConfig, directory: Path) -> None:
 
 
 def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Path | None:
-    """Write a run's config.yaml. One with other settings is kept as config.1.yaml, .2 and so on, whose path is
+    """Write a run's config.yaml. One that gave other numbers is kept as config.1.yaml, .2 and so on, whose path is
     returned."""
     file, kept = run_dir / CONFIG, None
     if file.exists():
         saved = read_config(file)
-        if saved is not None and not find_changes(saved, cfg):
+        changes = None if saved is None else find_changes(saved, cfg)
+        if changes == []:
+            return None
+        if changes is not None and all(change.within(_PLACES) for change in changes):
+            write_config(cfg, run_dir)
             return None
         number = next(number for number in range(1, 10**6) if not (run_dir / f"config.{number}.yaml").exists())
         kept = run_dir / f"config.{number}.yaml"

@@ -132,7 +132,9 @@ def parse_placement(
     try:
         text = str(spec).strip()
         if text == "auto":
-            raise PlacementError(f"{spec}: automatic placement is planned, not built. Name slots: `all`, `0` or `0-3`.")
+            raise PlacementError(
+                f"{spec}: slots are chosen in training runs (`rlinf-lite train`). Here, name them: `all`, `0` or `0-3`."
+            )
         if isinstance(spec, bool) or not text:
             hint = "Write slots such as `all`, `0`, `0-3` or `0-3:0-7`."
             raise PlacementError(f"{spec}: this is not a placement. {hint}")
@@ -265,8 +267,8 @@ def _place_all(cluster: ClusterSettings, shape: ClusterShape) -> dict[str, Compo
     lines = cluster.component_placement
     if not isinstance(lines, Mapping):
         raise PlacementError(
-            f"{lines}: automatic placement is planned, not built. "
-            "Give each component a line, for example `actor,rollout,env: all`.",
+            f"{lines}: slots are chosen in training runs (`rlinf-lite train`). "
+            "Here, give each component a line, for example `actor,rollout,env: all`.",
             about="cluster.component_placement",
         )
     placed: dict[str, ComponentPlacement] = {}

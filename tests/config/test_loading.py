@@ -55,6 +55,16 @@ def test_every_config_fits_the_map_of_a_machine_with_8_gpus(name: str) -> None:
         load_config(name, overrides, elsewhere=True)
 
 
+def test_a_process_with_several_gpus_is_refused() -> None:
+    overrides = [
+        "cluster.num_gpus_per_node=8",
+        "cluster.component_placement={actor: 0-7, env: 0-3, rollout: '4-7:0-1'}",
+    ]
+    load_config(PUSHCUBE, [*overrides, "cluster.accelerator=cpu"], elsewhere=True)
+    with pytest.raises(ConfigError, match=r"component_placement\.rollout: gives a process the GPUs 4\.\.5.* '4-7'"):
+        load_config(PUSHCUBE, [*overrides, "cluster.accelerator=cuda"], elsewhere=True)
+
+
 def test_the_shipped_configs_are_there() -> None:
     assert {name.rsplit("/", 1)[-1] for name in config_names()} >= {
         "maniskill_pushcube_ppo_mlp",
@@ -188,7 +198,7 @@ def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
         ("model.options.hidden_sizes=64", "model.options.hidden_sizes: is 64. It must be a list, such as [a, b]"),
         ("runner.run_name=5", "runner.run_name: is 5. It must be a text (in quotes)"),
         ("cluster.component_placement.env=0.5", "cluster.component_placement.env: is 0.5. It must be"),
-        ("cluster.component_placement=auto", "cluster.component_placement: is 'auto'. It must be a section of keys"),
+        ("cluster.component_placement=5", "cluster.component_placement: is 5. It must be a section of keys"),
     ],
 )
 def test_wrong_values_are_named(override: str, expected: str) -> None:

@@ -68,7 +68,7 @@ REFUSALS = [
     ("all,0", 2, "share slots"),
     ("", 2, "not a placement"),
     (True, 2, "not a placement"),
-    ("auto", 2, "planned, not built"),
+    ("auto", 2, "slots are chosen in training runs"),
     ("0-999999999999", 2, "needs slots"),
 ]
 
@@ -157,7 +157,7 @@ def test_node_groups_number_their_own_slots() -> None:
         ),
         ({"component_placement": {"env": "0", "actor,env": "0"}}, "env is placed twice"),
         ({"component_placement": {"env,,actor": "0"}}, "empty name"),
-        ({"component_placement": {"env": "auto"}}, "planned, not built"),
+        ({"component_placement": {"env": "auto"}}, "slots are chosen in training runs"),
     ],
 )
 def test_refusals_of_a_config(cluster: dict[str, object], message: str) -> None:

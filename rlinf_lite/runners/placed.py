@@ -1,0 +1,127 @@
+"""Where a run's groups work, found out by the run itself: `cluster.component_placement: auto` (docs/placement.md)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from rlinf_lite.config.checks import possible
+from rlinf_lite.config.explain import yaml_text
+from rlinf_lite.config.plan import plan_of, slots
+from rlinf_lite.config.proposals import is_auto
+from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.schema import Config
+from rlinf_lite.file_modes import write_whole
+from rlinf_lite.preview.placements import fits, measured, room_for, step_s
+from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
+from rlinf_lite.runners.run_paths import RunClaim
+from rlinf_lite.runners.stopping import RunResult
+from rlinf_lite.scheduler import SchedulerError
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=Config | ReasoningConfig)
+STEPS_EACH = 3
+"""Of a placement that is tried; the first, in which everything is touched for the first time, does not count."""
+NUM_TRIED = 3
+"""Placements that are run: the first one, from which the others are priced, and the best of these."""
+CHOICE = "placement.json"
+
+
+@dataclass
+class Tried:
+    """A placement, and what a step of the run took there; seconds, medians."""
+
+    placement: str
+    stages: int
+    predicted_s: float | None
+    """From the first one's steps; None for that one itself."""
+    measured_s: float | None = None
+    """None where a step failed."""
+
+    def describe(self) -> str:
+        """One line of the table."""
+        predicted = "" if self.predicted_s is None else f"{self.predicted_s:.3g} s"
+        took = "failed" if self.measured_s is None else f"{self.measured_s:.3g} s"
+        return f"  {took:>8}  {predicted:>9}  {self.name()}"
+
+    def name(self) -> str:
+        return f"{self.placement}, {self.stages} stage{'s' * (self.stages > 1)}"
+
+
+def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult]) -> RunResult:
+    """Train where the config says, or where steps of this very run are fastest.
+
+    Args:
+        run: launches the groups of a config whose placement is given, and returns `runner.run(until)`.
+
+    Where slots are to be chosen, the run begins with all roles together. Its steps there price the other placements
+    (`preview.placements`), of which the best that memory allows are tried, `STEPS_EACH` steps each, and the fastest one
+    is kept. From one to the next it goes by a checkpoint, so that each step is one of the training, with the numbers
+    that it would have had anywhere. What was tried is printed, and written to the run's `placement.json`.
+    """
+    if not is_auto(cfg.cluster):
+        return run(cfg, None)
+    candidates, room = possible(cfg), room_for(slots(cfg.cluster)[0])
+    first = next((placed for placed in candidates if fits(plan_of(placed), room)), candidates[0])
+    tried: list[tuple[C, Tried]] = []
+    evals = []
+    for placed, entry in _to_try(first, candidates, claim, room, tried):
+        begun = _completed_steps(claim)
+        warming_up = 0 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 0)
+        print(f"placement: trying {entry.name()}", flush=True)
+        tried.append((placed, entry))
+        try:
+            result = run(placed, begun + warming_up + STEPS_EACH)
+        except SchedulerError as error:
+            if len(tried) == 1:
+                raise
+            log.warning("this placement is out: %s", str(error).splitlines()[0])
+            claim.resume_from = CheckpointStore(claim.checkpoint_dir, 1).newest() or claim.resume_from
+            continue
+        evals += result.evals
+        if result.interrupted or result.completed_steps >= result.total_steps:
+            return replace(result, evals=evals)
+        steps = _steps_since(claim.log_dir, begun + warming_up + 1)
+        entry.measured_s = median(line["time/step"] for line in steps)
+    best, entry = min(tried, key=lambda one: one[1].measured_s or float("inf"))
+    lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for _, one in tried)]
+    kept = f"cluster.component_placement: {entry.placement}   rollout.pipeline_stage_num: {entry.stages}"
+    print("\n".join([*lines, f"  kept: {kept}"]), flush=True)
+    write_whole(claim.log_dir / CHOICE, json.dumps([asdict(one) for _, one in tried], indent=1))
+    result = run(best, None)
+    return replace(result, evals=[*evals, *result.evals])
+
+
+def _to_try(
+    first: C, candidates: list[C], claim: RunClaim, room: int | None, tried: list[tuple[C, Tried]]
+) -> Iterator[tuple[C, Tried]]:
+    """The first placement; then, priced by its steps, those that look best."""
+    yield first, _entry(first, None)
+    lines = _steps_since(claim.log_dir, _completed_steps(claim) - STEPS_EACH + 1)
+    costs = measured(lines, plan_of(first))
+    priced = sorted(((step_s(costs, plan_of(placed)), number) for number, placed in enumerate(candidates)))
+    for seconds, number in priced:
+        placed = candidates[number]
+        if len(tried) < NUM_TRIED and placed != first and fits(plan_of(placed), room):
+            yield placed, _entry(placed, seconds)
+
+
+def _entry(placed: Config | ReasoningConfig, predicted_s: float | None) -> Tried:
+    lines = placed.cluster.model_dump(mode="json")["component_placement"]
+    return Tried(yaml_text(lines), placed.rollout.pipeline_stage_num, predicted_s)
+
+
+def _completed_steps(claim: RunClaim) -> int:
+    return 0 if claim.resume_from is None else int(read_state(claim.resume_from)["completed_steps"])
+
+
+def _steps_since(run_dir: Path, step: int) -> list[dict[str, float]]:
+    """Lines of the log after so many steps."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "time/step" in line and line["step"] > step]

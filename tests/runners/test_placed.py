@@ -1,0 +1,189 @@
+"""`cluster.component_placement: auto`: steps are the run's own wherever they are tried; the fastest place is kept."""
+
+import json
+import time
+from html import unescape
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlinf_lite.config import load_config
+from rlinf_lite.control import supervise
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.report import write_report
+from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, ReasoningRunner, claim_run, run_placed
+from rlinf_lite.scheduler import HybridComponentPlacement
+from rlinf_lite.workers import EnvWorker
+from rlinf_lite.workers.reasoning import launch_roles
+from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS, read_metrics
+
+AUTO = ["cluster.component_placement=auto", "runner.max_steps=12", "runner.save_interval=100"]
+
+
+class SlowAlone(EnvWorker):
+    """A simulator of which one process takes long, as if each had a GPU of its own."""
+
+    def interact(self, step=None):
+        time.sleep(0.6 / self.world_size)
+        return super().interact(step)
+
+
+class FailsInTwos(EnvWorker):
+    def interact(self, step=None):
+        if self.world_size == 2:
+            raise RuntimeError("out of memory")
+        return super().interact(step)
+
+
+@pytest.fixture
+def train(cluster, tmp_path):
+    """`train(*overrides)`: a whole run, as the example does it."""
+
+    def train(*overrides, name="run", env=EnvWorker, runner_class=EmbodiedRunner):
+        paths = [f"runner.logger.log_path={tmp_path / name}", f"actor.checkpoint_save_path={tmp_path / name}"]
+        cfg = load_config("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *AUTO, *paths, *overrides])
+        with claim_run(cfg) as claim, supervise(cfg, cluster) as supervisor:
+
+            def run(cfg, until=None):
+                placed = HybridComponentPlacement(cfg)
+                workers = {**WORKERS, "env": env}
+                groups = cluster.launch(placed, **{role: worker.create_group(cfg) for role, worker in workers.items()})
+                try:
+                    runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
+                    runner.init_workers()
+                    return runner.run(until)
+                finally:
+                    for group in groups.values():
+                        group.shutdown()
+
+            return run_placed(cfg, claim, run)
+
+    return train
+
+
+def weights(result):
+    return load_file(result.checkpoint / "policy" / "model.safetensors")
+
+
+def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
+    """From one runner to the next, on the same slots."""
+    fixed = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "runner.val_check_interval=4"]
+
+    def in_parts(cfg, claim, run):
+        paused = [run(cfg, 4), run(cfg, 9)]
+        assert [result.completed_steps for result in paused] == [4, 9] and not paused[1].report
+        return run(cfg, None)
+
+    still = train(*fixed)
+    monkeypatch.setattr(f"{__name__}.run_placed", in_parts)
+    moved = train(*fixed, name="moved")
+    assert weights(moved).keys() == weights(still).keys()
+    assert all(torch.equal(one, weights(still)[name]) for name, one in weights(moved).items())
+    logged = [
+        [line["rollout/returns_mean"] for line in read_metrics(r.run_dir) if "time/step" in line]
+        for r in (moved, still)
+    ]
+    assert logged[0] == logged[1] and len(logged[0]) == 12
+
+
+def test_steps_of_the_search_are_steps_of_the_run(train, capsys):
+    """Every number is that of a run that never moved, up to how sums over fewer rows round."""
+    one_slot = ["cluster.num_gpus_per_node=1", "env.num_threads=1", "runner.val_check_interval=5"]
+    searched = train(*one_slot)
+    still = train(*one_slot, "cluster.component_placement={actor: '0', rollout: '0', env: '0'}", name="still")
+    lines, others = read_metrics(searched.run_dir), read_metrics(still.run_dir)
+    assert [line["step"] for line in lines if "time/step" in line] == list(range(1, 13))
+    returns = [[summary.total.return_mean for summary in result.evals] for result in (searched, still)]
+    assert len(returns[0]) == 4 and returns[0] == pytest.approx(returns[1], abs=1e-3)
+    same = ("train/actor/policy_loss", "rollout/returns_mean", "env/num_steps")
+    for line, other in zip(lines, others, strict=True):
+        assert line.keys() == other.keys()
+        assert [line.get(name, 0) for name in same] == pytest.approx([other.get(name, 0) for name in same], abs=1e-4)
+    for one, other in zip(weights(searched).values(), weights(still).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+    tried = json.loads((searched.run_dir / "placement.json").read_text())
+    assert len(tried) == 3 and all(one["measured_s"] > 0 for one in tried)
+    assert [one["predicted_s"] is None for one in tried] == [True, False, False]
+    assert len({(one["placement"], one["stages"]) for one in tried}) == 3
+    fastest = min(tried, key=lambda one: one["measured_s"])
+    shown = capsys.readouterr().out
+    assert f"kept: cluster.component_placement: {fastest['placement']}" in shown
+    kept = load_config(searched.run_dir / "config.yaml")
+    assert (
+        "auto" not in kept.cluster.component_placement.values() and kept.rollout.pipeline_stage_num == fastest["stages"]
+    )
+    page = write_report(searched.run_dir).read_text()
+    assert "<h2>Placement</h2>" in page and fastest["placement"] in unescape(page)
+    events = [json.loads(line)["event"] for line in (searched.run_dir / "events.jsonl").read_text().splitlines()]
+    assert "detected" not in events  # that workers ended is no failure
+
+
+def test_the_fastest_place_is_found(train):
+    """Two simulators take half as long as one. Where the run begins, with all roles on both slots, there are two; with
+    one it would take 0.3 s longer."""
+    result = train(env=SlowAlone)
+    tried = json.loads((result.run_dir / "placement.json").read_text())
+    kept = load_config(result.run_dir / "config.yaml")
+    assert len(HybridComponentPlacement(kept).get_strategy("env").processes) == 2, tried
+    assert result.completed_steps == 12
+
+
+def test_a_placement_that_fails_is_out(train):
+    """The first has to work; another one costs nothing but itself."""
+    one_first = ["cluster.num_gpus_per_node=1", "control.max_restarts=0"]
+    result = train(*one_first, env=FailsInTwos)
+    tried = json.loads((result.run_dir / "placement.json").read_text())
+    assert result.completed_steps == 12
+    kept = load_config(result.run_dir / "config.yaml")
+    assert len(HybridComponentPlacement(kept).get_strategy("env").processes) == 1, tried
+
+
+def test_a_short_run_ends_while_it_is_still_trying(train):
+    result = train("cluster.num_gpus_per_node=1", "runner.max_steps=4")
+    assert result.completed_steps == result.total_steps == 4 and result.report is not None
+    assert not (result.run_dir / "placement.json").exists()
+
+
+def test_asynchronous_runs_search_too(train):
+    stale = ["runner.mode=async", "runner.max_staleness=1", "algorithm.correction.kind=decoupled"]
+    result = train(*stale, "cluster.num_gpus_per_node=1", runner_class=AsyncEmbodiedRunner)
+    steps = [line for line in read_metrics(result.run_dir) if "time/step" in line]
+    assert len(steps) == 12 and max(line["async/staleness_max"] for line in steps) <= 1
+    assert len(json.loads((result.run_dir / "placement.json").read_text())) == 3
+
+
+def test_language_models_search_too(cluster, tmp_path):
+    """With a supervised stage before, and a critic that goes first."""
+    ours = ["cluster.component_placement=auto", "runner.max_steps=10", "algorithm.adv_type=gae", "sft.num_steps=2"]
+    ours += ["algorithm.kl={place: loss, coef: 0.1}", "algorithm.critic_warmup_steps=1", "cluster.fuse=null"]
+    paths = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *ours])
+    problems = open_problems(cfg)
+    with claim_run(cfg) as claim:
+
+        def run(cfg, until=None):
+            roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+            try:
+                runner = ReasoningRunner(cfg, problems, **roles, claim=claim)
+                runner.init_workers()
+                return runner.run(until)
+            finally:
+                for group in roles.values():
+                    group.shutdown()
+
+        result = run_placed(cfg, claim, run)
+    assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 11))
+    assert len(json.loads((result.run_dir / "placement.json").read_text())) >= 2
+
+
+def test_imitation_has_nothing_to_choose():
+    with pytest.raises(ValueError, match="in imitation one role works"):
+        load_config("tabletop_sft_mlp", ["cluster.component_placement=auto"])
+
+
+def test_what_no_placement_mends_is_said_as_ever():
+    with pytest.raises(ValueError, match="micro_batch_size") as error:
+        load_config("gym_pendulum_ppo_mlp", ["cluster.component_placement=auto", "actor.micro_batch_size=0"])
+    assert "component_placement" not in str(error.value)
