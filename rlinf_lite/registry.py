@@ -66,6 +66,10 @@ class UnknownStrategyError(PartError):
     """`actor.strategy` names nothing."""
 
 
+class UnknownEngineError(PartError):
+    """`rollout.engine` names nothing."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 2, cutoff: float = 0.6) -> list[str]:
     """The known names that `name` may have been meant to be, best first."""
     return difflib.get_close_matches(name, sorted(known), n=count, cutoff=cutoff)
@@ -241,9 +245,15 @@ STRATEGIES = Registry(
     UnknownStrategyError,
     {"fsdp": "rlinf_lite.training.strategies:FSDP", "replicated": "rlinf_lite.training.strategies:Replicated"},
 )
+ENGINES = Registry(
+    "rollout.engine",
+    "pkg.module:Class",
+    UnknownEngineError,
+    {"transformers": "rlinf_lite.generation.engine:TransformersEngine"},
+)
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
-REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES)}
+REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)}
 """By the key that names their parts."""
 
 

@@ -15,7 +15,7 @@ from rlinf_lite.config.schema import (
     PlacementSpec,
     TrainConfig,
 )
-from rlinf_lite.registry import language_card
+from rlinf_lite.registry import ENGINES, language_card
 
 TopP = Annotated[float, Field(gt=0, le=1)]
 
@@ -117,6 +117,8 @@ class GenerationConfig(Section):
     """Draw from the k likeliest tokens; 0: from all."""
     top_p: TopP = 1.0
     """Draw from the fewest likeliest tokens whose probabilities sum to this."""
+    engine: str = ENGINES.default
+    """What generates: transformers (the actor's own model class, by a loop of ours), or `pkg.module:Class`."""
     max_batch_size: PositiveInt = 256
     """Sequences that a rollout worker generates at a time."""
     max_prefill_tokens: PositiveInt = 16_384

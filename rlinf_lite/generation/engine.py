@@ -103,6 +103,9 @@ class TransformersEngine:
             requests += [_Request(index, number, prompt, key) for number, key in enumerate(own)]
         return self._run(requests, params)
 
+    def weights_changed(self) -> None:
+        """The model is the actor's own, or what weights arrive in: there is no copy."""
+
     def _check_config(self) -> None:
         config = self.model.language_model.config
         if config._attn_implementation != "sdpa":

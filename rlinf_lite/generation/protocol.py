@@ -97,7 +97,21 @@ class WeightSource(Protocol):
 
 
 class GenerationEngine(Protocol):
-    """Prompts in, responses out. vLLM and SGLang fit behind this."""
+    """Prompts in, responses out. `rollout.engine` names a class of these; vLLM and SGLang fit behind it.
+
+    It is built as `Engine(model, max_batch_size, max_length, max_prefill_tokens, before_step)`: a `CausalLM`, sequences
+    at a time, tokens of a prompt and its response together, prompt tokens of one pass, and what to call again and again
+    while generating, which raises where the run gives it up.
+    """
+
+    weights: WeightSource | None
+    """In asynchronous runs, where newer weights come from while it generates."""
+    within_responses: bool
+    """Take them between two tokens of a response, not only between responses."""
+
+    def weights_changed(self) -> None:
+        """The model that it was built with has other weights. An engine with a copy of its own takes them now."""
+        ...
 
     def stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None

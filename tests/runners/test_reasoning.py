@@ -139,6 +139,21 @@ def test_a_reward_function_that_raises_costs_its_sample_and_is_told(start_reason
     assert "this answer is too odd" in caplog.text
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_engine_of_ones_own_generates(start_reasoning, mode):
+    """It hears of new weights before every batch of prompts, and its responses are what is trained on."""
+    overlapping = ["runner.mode=async", "algorithm.correction.kind=tis", placed(fuse="null")] * (mode == "async")
+    runner = start_reasoning("rollout.engine=tests.runners.engines:Curt", "runner.max_staleness=0", *overlapping)
+    lines = [line for line in read_metrics(runner.run().run_dir) if "time/step" in line]
+    assert len(lines) == 2
+    assert all(line["rollout/response_length"] <= 3 and line["rollout/logprob_drift"] < 1e-5 for line in lines)
+
+
+def test_an_engine_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"rollout\.engine: nothing is registered as 'vllm'"):
+        load_config("math_arithmetic_grpo", ["rollout.engine=vllm"])
+
+
 def test_supervised_training_needs_solutions(tmp_path):
     row = {"data_source": "arithmetic", "prompt": "1+1=?\n", "reward_model": {"ground_truth": "2"}}
     file = tmp_path / "rows.jsonl"

@@ -13,10 +13,9 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.proto import split_rows
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
-from rlinf_lite.generation import Generation, SamplingParams, sequence_keys
-from rlinf_lite.generation.engine import TransformersEngine
+from rlinf_lite.generation import Generation, GenerationEngine, SamplingParams, sequence_keys
 from rlinf_lite.models.text.causal_lm import CausalLM
-from rlinf_lite.registry import estimator_needs
+from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast, cast_parameters
@@ -48,7 +47,7 @@ class LanguageRollout(Worker):
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
         batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
         with torch_threads(cfg.rollout.num_threads):
-            self.engine = TransformersEngine(
+            self.engine: GenerationEngine = ENGINES.get(cfg.rollout.engine)(
                 self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
             )
         if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
@@ -73,6 +72,7 @@ class LanguageRollout(Worker):
                 self.version = actor.version
             else:
                 raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {actor.version}")
+            self.engine.weights_changed()
 
     def offered(self) -> Offer | None:
         """Weights that the actor has ready while this generates."""
@@ -82,6 +82,7 @@ class LanguageRollout(Worker):
         """Put them into the model."""
         with self.timer("sync weights"):
             self.receiver.take(offer)
+            self.engine.weights_changed()
             self.version = offer.version
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
