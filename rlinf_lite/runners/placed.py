@@ -26,8 +26,8 @@ from rlinf_lite.scheduler import SchedulerError
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
-STEPS_EACH = 3
-"""Of a placement that is tried; the first, in which everything is touched for the first time, does not count."""
+NUM_MEASURED = 2
+"""Steps of a placement that count; before them comes one in which everything is touched for the first time."""
 NUM_TRIED = 3
 """Placements that are run: the first one, from which the others are priced, and the best of these."""
 CHOICE = "placement.json"
@@ -61,9 +61,9 @@ def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult
         run: launches the groups of a config whose placement is given, and returns `runner.run(until)`.
 
     Where slots are to be chosen, the run begins with all roles together. Its steps there price the other placements
-    (`preview.placements`), of which the best that memory allows are tried, `STEPS_EACH` steps each, and the fastest one
-    is kept. From one to the next it goes by a checkpoint, so that each step is one of the training, with the numbers
-    that it would have had anywhere. What was tried is printed, and written to the run's `placement.json`.
+    (`preview.placements`), of which the best that memory allows are tried, three steps each, and the fastest one is
+    kept. From one to the next it goes by a checkpoint, so that each step is one of the training, with the numbers that
+    it would have had anywhere. What was tried is printed, and written to the run's `placement.json`.
     """
     if not is_auto(cfg.cluster):
         return run(cfg, None)
@@ -73,11 +73,11 @@ def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult
     evals = []
     for placed, entry in _to_try(first, candidates, claim, room, tried):
         begun = _completed_steps(claim)
-        warming_up = 0 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 0)
+        ahead = 1 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 1)  # which only the critic trains in
         print(f"placement: trying {entry.name()}", flush=True)
         tried.append((placed, entry))
         try:
-            result = run(placed, begun + warming_up + STEPS_EACH)
+            result = run(placed, begun + ahead + NUM_MEASURED)
         except SchedulerError as error:
             if len(tried) == 1:
                 raise
@@ -87,7 +87,7 @@ def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult
         evals += result.evals
         if result.interrupted or result.completed_steps >= result.total_steps:
             return replace(result, evals=evals)
-        steps = _steps_since(claim.log_dir, begun + warming_up + 1)
+        steps = _steps_since(claim.log_dir, begun + ahead)
         entry.measured_s = median(line["time/step"] for line in steps)
     best, entry = min(tried, key=lambda one: one[1].measured_s or float("inf"))
     lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for _, one in tried)]
@@ -103,7 +103,7 @@ def _to_try(
 ) -> Iterator[tuple[C, Tried]]:
     """The first placement; then, priced by its steps, those that look best."""
     yield first, _entry(first, None)
-    lines = _steps_since(claim.log_dir, _completed_steps(claim) - STEPS_EACH + 1)
+    lines = _steps_since(claim.log_dir, _completed_steps(claim) - NUM_MEASURED)
     costs = measured(lines, plan_of(first))
     priced = sorted(((step_s(costs, plan_of(placed)), number) for number, placed in enumerate(candidates)))
     for seconds, number in priced:
