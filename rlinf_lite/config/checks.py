@@ -36,6 +36,8 @@ from rlinf_lite.config.schema import BaseConfig, Config
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
+_SHARING = ("actor", "rollout")
+"""Of a run in a simulator: an environment's process has no torch."""
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
 _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
@@ -153,8 +155,8 @@ def _mode_has_a_runner(config: BaseConfig, plan: Any) -> Iterator[Problem]:
         yield Problem("runner.mode", "is async, and imitation has no rollouts to overlap with. Set it to sync")
 
 
-@rule("runner.mode", "cluster.fuse", kinds=("reasoning",))
-def _generates_beside_training(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+@rule("runner.mode", "cluster.fuse", kinds=REINFORCED)
+def _generates_beside_training(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     together = [role for role in fused_roles(config) if role != "rollout"]  # a reward waits for another rank's part
     if config.runner.mode == "async" and together and "rollout" in fused_roles(config):
         yield Problem(
@@ -520,12 +522,15 @@ def _overlong_penalty(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[
         )
 
 
-@rule("cluster.fuse", PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
-def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
-    roles = fused_roles(config)
+@rule("cluster.fuse", "runner.task_type", PLACEMENT, "algorithm.adv_type", "algorithm.kl.place")
+def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    roles, known = fused_roles(config), ROLES if config.runner.task_type == "reasoning" else _SHARING
+    if config.runner.task_type == "sft" and roles:
+        yield Problem("cluster.fuse", "is for reinforcement learning, where weights go to and fro. Leave it out")
+        return
     for role in roles:
-        if role not in ROLES:
-            yield Problem("cluster.fuse", f"there is no role {role!r}. {registry.did_you_mean(role, ROLES)}")
+        if role not in known:
+            yield Problem("cluster.fuse", f"{role!r} shares no process here. {registry.did_you_mean(role, known)}")
     if len(set(roles)) < len(roles):
         yield Problem("cluster.fuse", f"{config.cluster.fuse} names a role twice. Name each once")
     shown = {role: [process.slots for process in plan.placements[role]] for role in roles if role in plan.placements}

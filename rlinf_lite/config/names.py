@@ -103,7 +103,8 @@ def roles_of(config: ReasoningConfig) -> list[str]:
     return roles + ["critic"] * needs_of(config).values
 
 
-def fused_roles(config: ReasoningConfig) -> list[str]:
+def fused_roles(config: Any) -> list[str]:
     """The roles that `cluster.fuse` names and that the run has; unknown names too."""
     named = [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
-    return [name for name in named if name not in ROLES or name in roles_of(config)]
+    lacking = set(ROLES) - set(roles_of(config)) if isinstance(config, ReasoningConfig) else set()
+    return [name for name in named if name not in lacking]

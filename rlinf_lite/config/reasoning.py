@@ -27,9 +27,6 @@ def _model_options(given: Any) -> Any:
 class RolesConfig(ClusterConfig):
     component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,reference,critic,reward": "all"}
     """Which slots each role runs on, one line each; `auto` as in runs in simulators."""
-    fuse: str | None = None
-    """Roles that share processes, such as `actor,rollout`, and have the same placement: weights then stay where they
-    are. null: each role has processes of its own."""
 
 
 class KLConfig(Section):

@@ -79,6 +79,9 @@ class ClusterConfig(Section):
     component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,env": "all"}
     """Which slots each component runs on, one line each; `auto`, as a whole or as the slots of a line, has the run try
     placements and keep the fastest (docs/placement.md)."""
+    fuse: str | None = None
+    """Roles that share processes, such as `actor,rollout`, and have the same placement: weights then stay where they
+    are. null: each role has processes of its own."""
     node_groups: list[NodeGroup] = []
     """Named sets of nodes."""
     start_timeout_s: PositiveFloat = 120.0

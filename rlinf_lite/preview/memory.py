@@ -170,16 +170,29 @@ def _embodied(plan: Plan) -> Estimate:
         hosts["actor"]["fixed inputs"] = -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
         host["interpreter"] = INTERPRETER_BYTES[name] + TRANSFORMERS_BYTES * (uses_transformers and name != "env")
-    weights = {"weights": counts.num_bytes + counts.buffer_bytes}
+    fused = fused_roles(config)
+    if fused:
+        hosts["actor"].pop("weight sync")
+    shared = bool(fused) and _shards(plan, "actor") == 1
+    weights = {} if shared else {"weights": counts.num_bytes + counts.buffer_bytes}
     found.ranks = {
         "env": RankMemory({}, {}, hosts["env"]),
         "rollout": RankMemory(weights, {"acting": acting}, hosts["rollout"]),
         "actor": _training(plan, "actor", counts, activations, hosts["actor"]),
     }
-    found.processes = {name: (rank.device_bytes, rank.host_bytes) for name, rank in found.ranks.items()}
+    _add_processes(found, fused)
     traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
     found.shared_bytes = traffic + (slots(config.cluster)[0] == "cpu") * counts.num_bytes
     return found
+
+
+def _add_processes(found: Estimate, fused: list[str]) -> None:
+    """Roles of one process have one interpreter, and work in turn."""
+    for group in [fused] * bool(fused) + [[role] for role in found.ranks if role not in fused]:
+        ranks = [found.ranks[role] for role in group]
+        device = sum(sum(rank.held.values()) for rank in ranks) + max(sum(rank.working.values()) for rank in ranks)
+        own = sum(rank.host_bytes - rank.host["interpreter"] for rank in ranks)
+        found.processes["+".join(group)] = (device, max(rank.host["interpreter"] for rank in ranks) + own)
 
 
 def _evaluated_at_once(plan: Plan) -> int:
@@ -260,12 +273,7 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
     columns = config.data.max_prompt_length + config.rollout.max_response_length
     found.sample_bytes = 9 * columns + (6 * _FP32 + 1) * config.rollout.max_response_length
     found.ranks = {role: _role(plan, role, found, peaks) for role in roles}
-    fused = [role for role in fused_roles(config) if role in roles]
-    for group in [fused] * bool(fused) + [[role] for role in roles if role not in fused]:
-        ranks = [found.ranks[role] for role in group]
-        device = sum(sum(rank.held.values()) for rank in ranks) + max(sum(rank.working.values()) for rank in ranks)
-        own = sum(rank.host_bytes - rank.host["interpreter"] for rank in ranks)
-        found.processes["+".join(group)] = (device, max(rank.host["interpreter"] for rank in ranks) + own)
+    _add_processes(found, fused_roles(config))
     found.shared_bytes = plan.num_samples * found.sample_bytes
     return found
 

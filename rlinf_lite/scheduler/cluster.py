@@ -209,10 +209,17 @@ class Cluster:
             self._launching = None
 
     def launch(self, placement: HybridComponentPlacement, **groups: Group) -> dict[str, Group]:
-        """Start groups side by side, each where the component of its name is placed."""
+        """Start groups side by side, each where the component of its name is placed; those that `cluster.fuse` names in
+        the same processes, in which workers are constructed in the order given here."""
+        from rlinf_lite.scheduler.group import fuse  # which imports this module
+
+        together: Any = {name: group for name, group in groups.items() if name in placement.fused}
         with self.launching():
+            if together:
+                fuse(**together).launch(self, placement.get_strategy(next(iter(together))))
             for name, group in groups.items():
-                group.launch(self, placement.get_strategy(name), name=name)
+                if name not in together:
+                    group.launch(self, placement.get_strategy(name), name=name)
         return groups
 
     def start(

@@ -49,6 +49,8 @@ class ClusterSettings(Protocol):
     @property
     def component_placement(self) -> Mapping[str, Any]: ...
     @property
+    def fuse(self) -> str | None: ...
+    @property
     def node_groups(self) -> Sequence[NodeGroup]: ...
     @property
     def start_timeout_s(self) -> float: ...
@@ -329,6 +331,8 @@ class HybridComponentPlacement:
             kind, slots = detect_slots(cfg.cluster.accelerator, cfg.cluster.num_gpus_per_node)
             self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
         self._components = _place_all(cfg.cluster, self.shape)
+        self.fused = [name.strip() for name in (cfg.cluster.fuse or "").split(",")]
+        """Components whose workers share processes."""
 
     def get_strategy(self, name: str) -> ComponentPlacement:
         """What `launch(placement_strategy=...)` takes. Raises PlacementError for a component without a line."""

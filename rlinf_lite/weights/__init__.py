@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from rlinf_lite.weights.sync import WeightReceiver as WeightReceiver
     from rlinf_lite.weights.sync import WeightSender as WeightSender
     from rlinf_lite.weights.sync import WeightVersionError as WeightVersionError
+    from rlinf_lite.weights.sync import copy_weights as copy_weights
+    from rlinf_lite.weights.sync import is_whole as is_whole
 
 __getattr__ = lazy_names(
     __name__,
     {
         "routes": ["WeightRoutes"],
-        "sync": ["Offer", "WeightReceiver", "WeightSender", "WeightVersionError"],
+        "sync": ["Offer", "WeightReceiver", "WeightSender", "WeightVersionError", "copy_weights", "is_whole"],
     },
 )

@@ -313,6 +313,11 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
 
+def is_whole(model: nn.Module) -> bool:
+    """Whether every parameter is on this rank in full."""
+    return not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """From a module, sharded or not, into a whole one of the same process; all ranks of a sharded one call."""
     into = dict(synced_tensors(target, trainable_only=False))

@@ -46,7 +46,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
-from rlinf_lite.weights import WeightSender
+from rlinf_lite.weights import WeightSender, copy_weights
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
 
@@ -99,15 +99,21 @@ class EmbodiedFSDPActor(Worker):
         self.policy = build_policy(cfg, spec).train()
         self.learner = Learner(self, self.policy, cfg, "actor")
         self.learner.start_training(cfg.actor.optim, total_steps)
-        bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
-        num_threads = self.learner.num_threads
-        self.sender = WeightSender(self, "rollout", layout.weight_routes, bucket_bytes, timeout_s, num_threads)
+        if "rollout" not in self.fused:
+            bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
+            num_threads = self.learner.num_threads
+            self.sender = WeightSender(self, "rollout", layout.weight_routes, bucket_bytes, timeout_s, num_threads)
         return self.learner.num_parameters
 
     def sync_model_to_rollout(self, number: int = 0) -> None:
-        """Send the weights of the present version to the rollout workers, as transfer `number`."""
+        """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
+        only if it has weights of its own."""
         with self.timer("sync weights"):
-            self.sender.send(self.version, self.policy, number)
+            rollout: Any = self.fused.get("rollout")
+            if rollout is None:
+                self.sender.send(self.version, self.policy, number)
+            elif rollout.policy is not self.policy:
+                copy_weights(self.policy, rollout.policy)
 
     def recv_rollout_batch(self, step: int | None = None) -> None:
         """Collect the trajectories of `step` (None: of whichever is played) of this actor's environments, from the

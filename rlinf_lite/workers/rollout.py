@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.weights import WeightReceiver
+from rlinf_lite.weights import WeightReceiver, WeightVersionError, is_whole
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
 from rlinf_lite.workers.trajectory import TrajectoryBuilder
@@ -50,20 +50,31 @@ class MultiStepRolloutWorker(Worker):
         self.cfg = cfg
 
     def init(self, layout: Layout, spec: EnvSpec) -> None:
-        """Build the policy; its weights arrive with the first `sync_model_from_actor`."""
+        """Build the policy, whose weights arrive with the first `sync_model_from_actor`; or act with that of the actor
+        in this process, where it is whole there."""
         torch.manual_seed(self.cfg.runner.seed)
-        self.layout = layout
-        self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
+        self.layout, self.version = layout, -1
+        self.actor = actor = cast(Any, self.fused.get("actor"))
+        self.shares = actor is not None and is_whole(actor.policy)
+        if self.shares:
+            self.policy = actor.policy
+        else:
+            self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
-        self.receiver = WeightReceiver(
-            self, "actor", layout.weight_routes.sender(self.rank), self.policy, self.cfg.runner.phase_timeout_s
-        )
+        if self.actor is None:
+            sender, timeout_s = layout.weight_routes.sender(self.rank), self.cfg.runner.phase_timeout_s
+            self.receiver = WeightReceiver(self, "actor", sender, self.policy, timeout_s)
 
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
         """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
         came while acting."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
-            self.receiver.receive(version, number)
+            if self.actor is None:
+                self.version = self.receiver.receive(version, number)
+            elif version in (None, self.actor.version):
+                self.version = self.actor.version
+            else:
+                raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {self.actor.version}")
 
     def generate(self, step: int | None = None) -> dict[str, Any]:
         """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on. Weights
@@ -80,6 +91,7 @@ class MultiStepRolloutWorker(Worker):
             if sender == "actor":
                 with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
                     self.receiver.take(message)
+                    self.version = self.receiver.version
                 continue
             key = (rank, message.stage, message.start)
             with self.timer(f"act env {rank} stage {message.stage}"):
@@ -129,7 +141,7 @@ class MultiStepRolloutWorker(Worker):
             output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
             inputs = {name: x.cpu() for name, x in output.forward_inputs.items()}
             logprobs, values = output.logprobs.float().cpu(), output.values.float().cpu()
-            builder.add_decision(logprobs, values, inputs, self.receiver.version)
+            builder.add_decision(logprobs, values, inputs, self.version)
             return
         if with_values:  # bootstrap: episodes that go on, from what they see now
             running = builder.running_rows()
@@ -162,5 +174,13 @@ class MultiStepRolloutWorker(Worker):
     @contextmanager
     def _acting(self) -> Iterator[None]:
         threads = torch_threads(self.cfg.rollout.num_threads)
-        with threads, torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
-            yield
+        if not self.shares:
+            with threads, torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+                yield
+            return
+        self.policy.eval()  # what it keeps from here on may be of use to training: no inference mode
+        try:
+            with threads, torch.no_grad(), autocast(self.device, self.cfg.actor.precision):
+                yield
+        finally:
+            self.policy.train()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlinf_lite.config.names import fused_roles, roles_of
+from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, Worker, WorkerGroup, fuse
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, Worker, WorkerGroup
 from rlinf_lite.workers.reasoning.actor import LanguageActor, LanguageReference
 from rlinf_lite.workers.reasoning.critic import LanguageCritic
 from rlinf_lite.workers.reasoning.reward import RewardWorker
@@ -25,12 +25,4 @@ def launch_roles(cfg: ReasoningConfig, cluster: Cluster, placement: HybridCompon
 
     Roles that `cluster.fuse` names share processes.
     """
-    groups = {role: CLASSES[role].create_group(cfg) for role in roles_of(cfg)}
-    together = [role for role in groups if role in fused_roles(cfg)]  # the actor first
-    with cluster.launching():
-        if together:
-            fuse(**{role: groups[role] for role in together}).launch(cluster, placement.get_strategy(together[0]))
-        for role, group in groups.items():
-            if role not in together:
-                group.launch(cluster, placement_strategy=placement.get_strategy(role), name=role)
-    return groups
+    return cluster.launch(placement, **{role: CLASSES[role].create_group(cfg) for role in roles_of(cfg)})

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
-from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import OptimConfig
@@ -117,11 +116,6 @@ def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation
         return CausalLM.from_pretrained(directory, attn_implementation)
     torch.manual_seed(cfg.runner.seed)
     return CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
-
-
-def is_whole(model: torch.nn.Module) -> bool:
-    """Whether every parameter is on this rank in full."""
-    return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def max_length(cfg: ReasoningConfig) -> int:

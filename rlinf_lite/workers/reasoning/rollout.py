@@ -19,8 +19,8 @@ from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.precision import autocast, cast_parameters
-from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError
-from rlinf_lite.workers.reasoning.base import build_model, is_whole, max_length
+from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError, is_whole
+from rlinf_lite.workers.reasoning.base import build_model, max_length
 
 
 class LanguageRollout(Worker):
