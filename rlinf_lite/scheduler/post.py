@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,16 @@ def close_sockets() -> None:
             outgoing.close()
         _sockets.clear()
     forget_all()
+
+
+def remove_inbox(path: str) -> None:
+    """Tell senders of this node that nobody reads here any more, and free what was not read."""
+    directory, prefix = get_context().shm_dir, f"{os.path.basename(path)}."
+    for name in [name for name in os.listdir(directory) if name.startswith(prefix)]:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def is_read(path: str) -> bool:

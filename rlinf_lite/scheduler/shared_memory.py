@@ -227,7 +227,8 @@ def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:
                 return segment
         most_bytes = _most_kept(directory) - num_bytes
         is_kept = bool(inbox) and most_bytes >= 0 and _shrink(most_bytes, KEPT_SEGMENTS - 1)
-        name = f"{os.getpid()}-{next(_counter)}-{time.monotonic_ns():x}"  # no segment ever has it again
+        # whose it is tells who removes it; no other segment has the name, ever
+        name = f"{os.path.basename(inbox)}.{os.getpid()}-{next(_counter)}-{time.monotonic_ns():x}"
         segment = _Written(os.path.join(directory, name), size if is_kept else num_bytes, num_bytes, is_kept)
         if is_kept:
             shelf.append(segment)
