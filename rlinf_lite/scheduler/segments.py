@@ -86,10 +86,14 @@ def unpack(parcel: Parcel) -> Any:
 def open_buffers(parcel: Parcel) -> list[Buffer]:
     """The buffers of a parcel, which is opened once; the shared memory is theirs until the last one is gone."""
     view, small = memoryview(b""), iter(parcel.small)
-    if parcel.place is not None and parcel.place.is_kept:
-        view = (parcel.mapped or shared_memory.map_kept(parcel.place)).open()
-    elif parcel.place is not None:
-        view = shared_memory.map_once(parcel.place)
+    if parcel.place is not None:
+        try:
+            kept = parcel.mapped or (shared_memory.map_kept(parcel.place) if parcel.place.is_kept else None)
+            view = shared_memory.map_once(parcel.place) if kept is None else kept.open()
+        except OSError as error:
+            raise SchedulerError(
+                f"the shared memory of a message cannot be opened: {error}. Has the process that had it ended?"
+            ) from error
     return [bytearray(next(small)) if span is None else view[span[0] : span[1]] for span in parcel.spans]
 
 

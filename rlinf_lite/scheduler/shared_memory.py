@@ -66,7 +66,9 @@ def write(chunks: Sequence[Chunk], num_bytes: int, directory: str, inbox: str) -
                 _shrink(0, 0)
             segment.write(chunks, num_bytes)
     except BaseException:
-        segment.give_up()
+        with _lock:
+            if not segment.give_up() and segment in _written.get(inbox, ()):
+                _written[inbox].remove(segment)
         raise
     return segment.place
 
@@ -137,7 +139,7 @@ class Mapped:
         self.discard()
         view = np.frombuffer(self._memory, np.uint8, offset=_HEADER_BYTES)
         weakref.finalize(view, self._close, os.getpid()).atexit = False
-        return memoryview(view)
+        return view.data
 
     def discard(self) -> None:
         """Say that the message is open, or need not be opened."""
@@ -165,6 +167,10 @@ class _Written:
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         os.ftruncate(self._fd, _HEADER_BYTES + size)
 
+    def __del__(self) -> None:  # not before the last thread has written to it
+        with suppress(AttributeError):
+            os.close(self._fd)
+
     def claim(self, num_bytes: int) -> None:
         os.pwrite(self._fd, _UNREAD, 0)
         self.num_bytes = max(self.num_bytes, num_bytes)
@@ -183,8 +189,6 @@ class _Written:
             while done < data.nbytes:
                 done += os.pwrite(self._fd, data[done:], _HEADER_BYTES + start + done)
         self._filled = num_bytes
-        if not self.place.is_kept:
-            os.close(self._fd)
 
     def is_free(self) -> bool:
         """Whether its message has been opened, and nothing of it is left."""
@@ -197,23 +201,22 @@ class _Written:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return True
 
-    def give_up(self) -> None:
-        """Its message is not sent."""
-        if self.place.is_kept:
-            os.pwrite(self._fd, _OPENED, 0)
-        else:
-            os.unlink(self.place.path)
-            os.close(self._fd)
-
     def retire(self) -> None:
         """Write it no more; what nobody reads is freed at once, though readers have it mapped."""
         with suppress(FileNotFoundError):  # its name is gone where it was opened
             os.unlink(self.place.path)
         if self.is_free():
             os.ftruncate(self._fd, 0)
-        else:
+        elif self._filled:
             os.pwrite(self._fd, _RETIRED, 0)
-        os.close(self._fd)
+
+    def give_up(self) -> bool:
+        """Its message is not sent; whether it can take another one."""
+        if self.place.is_kept and self._filled:
+            os.pwrite(self._fd, _OPENED, 0)
+            return True
+        self.retire()
+        return False
 
 
 def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:

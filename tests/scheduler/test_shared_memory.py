@@ -105,6 +105,16 @@ def test_unread_messages_are_not_overwritten(tmp_path: Path) -> None:
     assert [int(unpack(parcel).max()) for parcel in waiting] == list(range(10))
 
 
+def test_a_message_whose_memory_is_gone_is_named(tmp_path: Path) -> None:
+    for inbox in ("", "inbox"):
+        parcel = pack(np.ones(SIZE, np.uint8), str(tmp_path), inbox)
+        assert parcel.place is not None
+        os.unlink(parcel.place.path)
+        parcel.arrive()
+        with pytest.raises(SchedulerError, match=r"memory of a message cannot be opened: .*No such file"):
+            unpack(parcel)
+
+
 def test_each_inbox_has_its_own(tmp_path: Path) -> None:
     names = {unpack(sent(np.zeros(SIZE, np.uint8), tmp_path, inbox)).size and kept()[-1].place.name for inbox in "abab"}
     assert len(names) == 2
@@ -230,6 +240,7 @@ def test_full_memory_takes_what_is_kept_unused(tmp_path: Path, monkeypatch: pyte
     room[0] = 0
     with pytest.raises(SchedulerError, match=r"shared memory is full: .*/messages \(a message\) needs 1\.7 MiB"):
         pack(np.ones(6 * SIZE, np.uint8), str(tmp_path), "inbox")
+    assert os.listdir(tmp_path) == [] and len(kept()) == 1
     monkeypatch.setattr(os, "pwrite", really)
     assert (unpack(held) == 7).all()
     assert (unpack(sent(np.full(6 * SIZE, 4, np.uint8), tmp_path)) == 4).all()
