@@ -4,7 +4,8 @@
     python benchmarks/scheduler_bench.py --module rlinf.scheduler     # the same script, another implementation
 
 Latencies of channels and messages are from before `put` or `send` in one worker to after `get` or `recv` in another
-that waits for it, on one clock. The large item is a nested observation: images of two cameras, state, instructions.
+that waits for it and has looked at every page, on one clock. The large items are nested observations: images of two
+cameras, state, instructions; 77 MB are those of 256 environments at 224 x 224 pixels.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import ray
 from common import Comparison, Report, interleaved, median, say, timed
 
 IMAGE_BYTES = 256 * 256 * 3
+LARGE = {"16 MB": 16 * 2**20, "77 MB": 256 * 2 * 224 * 224 * 3}
 NUM_SLOTS = 2
 GAP_S = 0.02  # between items, so that the receiver waits when the next one is sent
 LAUNCH_TIMEOUT_S = 120.0
@@ -42,6 +44,13 @@ def observation(size_bytes: int, library: str) -> dict[str, Any]:
 
         arrays, state = {name: torch.from_numpy(array) for name, array in arrays.items()}, torch.from_numpy(state)
     return {"images": arrays, "state": state, "instruction": ["push the cube to the goal"] * 16}
+
+
+def look_at(item: dict[str, Any]) -> float:
+    """Read a byte of each page of the images, so that those not mapped yet are; returns the time."""
+    for images in item["images"].values():
+        images.reshape(-1)[::4096].max()
+    return time.perf_counter()
 
 
 def worker_class(base: Any) -> Any:
@@ -69,7 +78,7 @@ def worker_class(base: Any) -> Any:
             latencies = []
             for _ in range(count):
                 item = channel.get()
-                latencies.append(time.perf_counter() - item["sent"])
+                latencies.append(look_at(item) - item["sent"])
                 del item
             return latencies
 
@@ -82,7 +91,7 @@ def worker_class(base: Any) -> Any:
             latencies = []
             for _ in range(count):
                 item = self.recv(group, rank)
-                latencies.append(time.perf_counter() - item["sent"])
+                latencies.append(look_at(item) - item["sent"])
                 del item
             return latencies
 
@@ -107,7 +116,7 @@ class Bare:
         return {"sent": time.perf_counter(), **self.item}
 
     def latency(self, item: dict[str, Any]) -> float:
-        return time.perf_counter() - item["sent"]
+        return look_at(item) - item["sent"]
 
 
 class Contest:
@@ -247,7 +256,7 @@ def measure(contest: Contest, report: Report, repeats: int) -> None:
     rows.keep(took)
     rows.add(compare("group call: added ms", took, "bare Ray", 0.2, lambda ours, other: ours - other, "ms"))
 
-    for label, size_bytes, channel_limit in (("small", 0, 3.0), ("16 MB", 16 * 2**20, 15.0)):
+    for label, size_bytes in {"small": 0, **LARGE}.items():
         contest.prepare(size_bytes)
         say(f"worker to worker, {label} observation")
         contestants: dict[str, Round] = {
@@ -258,10 +267,8 @@ def measure(contest: Contest, report: Report, repeats: int) -> None:
         took = interleaved(contestants, repeats, unit="ms")
         rows.keep(took)
         channel, message, ref = (took[name] for name in contestants)
-        rows.add(
-            compare(f"channel, {label}: ms", [channel, ref], "plain Ray ref", channel_limit, lambda ours, _: ours, "ms")
-        )
-        rows.add(compare(f"send/recv, {label}", [message, ref], "plain Ray ref", 1.5, lambda o, r: o / r, "ms"))
+        for what, ours in (("channel", channel), ("send/recv", message)):
+            rows.add(compare(f"{what}, {label}", [ours, ref], "plain Ray ref", 1.2, lambda o, r: o / r, "ms"))
 
 
 def compare(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
 import time
 import weakref
@@ -34,7 +33,7 @@ from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, Schedule
 from rlinf_lite.scheduler.host import Carried, carry, ray_method
 from rlinf_lite.scheduler.local_ray import local_ray_has_ended
 from rlinf_lite.scheduler.nodes import Node, tail_logs
-from rlinf_lite.scheduler.post import Abort, push
+from rlinf_lite.scheduler.post import Abort, push, remove_inbox
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
@@ -78,14 +77,14 @@ class Member:
                 tail = run_on(self.node.node_id, tail_logs, self.log_paths)
             except Exception as error:  # the node may be gone with the worker; its death is still reported
                 tail = f"(the log could not be read: {error})"
-        self.unlink_socket()
+        self.remove_inbox()
         return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(ray_message), tail)
 
-    def unlink_socket(self) -> None:
-        """Tell senders that nobody reads here any more."""
+    def remove_inbox(self) -> None:
+        """Tell senders that nobody reads here any more, and free what was not read."""
         if self.address is not None:
-            with suppress(Exception):  # already gone, with or without its node
-                run_on(self.address.node_id, os.unlink, self.address.socket)
+            with suppress(Exception):  # its node is gone
+                run_on(self.address.node_id, remove_inbox, self.address.socket)
 
 
 def exit_reason(ray_message: str) -> str:

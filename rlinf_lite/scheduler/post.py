@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from rlinf_lite.scheduler.context import Address, find, get_context, known_names
 from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
 from rlinf_lite.scheduler.heartbeat import Activity
 from rlinf_lite.scheduler.segments import Buffer, Parcel, discard, encode, open_buffers, store, unpack
+from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox, forget_writers
 
 _LAUNCH_GRACE_S = 2.0  # how long a send waits for a group that is being launched
 
@@ -56,8 +58,10 @@ class Inbox:
             envelope, head, *small = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        header, segment, spans = pickle.loads(envelope)
-        return header, Parcel(head, small, segment, spans)
+        header, place, spans = pickle.loads(envelope)
+        parcel = Parcel(head, small, place, spans)
+        parcel.arrive()
+        return header, parcel
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -67,7 +71,7 @@ def post(address: Address, header: Any, obj: Any = None) -> None:
     """Send a picklable header and any object."""
     head, buffers = encode(obj)
     if address.node_id == get_context().node_id:
-        push(address.socket, header, store(head, buffers, get_context().shm_dir))
+        push(address.socket, header, store(head, buffers, get_context().shm_dir, address.socket))
     else:
         _post_abroad(address, header, head, buffers)
 
@@ -82,11 +86,13 @@ def forward(address: Address, header: Any, parcel: Parcel) -> None:
 
 def push(path: str, header: Any, parcel: Parcel = _NOTHING) -> None:
     """Send to an inbox on this node."""
-    envelope = pickle.dumps((header, parcel.segment, parcel.spans))
+    place = parcel.place if parcel.mapped is None else parcel.mapped.place
+    envelope = pickle.dumps((header, place, parcel.spans))
     with _lock:
         if path not in _sockets:
             for gone in [other for other in _sockets if not os.path.exists(other)]:
                 _sockets.pop(gone).close()
+                forget_inbox(gone)
             outgoing: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
             outgoing.set_hwm(0)
             outgoing.linger = 0
@@ -100,6 +106,17 @@ def close_sockets() -> None:
         for outgoing in _sockets.values():
             outgoing.close()
         _sockets.clear()
+    forget_all()
+
+
+def remove_inbox(path: str) -> None:
+    """Tell senders of this node that nobody reads here any more, and free what was not read."""
+    directory, prefix = get_context().shm_dir, f"{os.path.basename(path)}."
+    for name in [name for name in os.listdir(directory) if name.startswith(prefix)]:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def is_read(path: str) -> bool:
@@ -117,7 +134,7 @@ def _post_abroad(address: Address, header: Any, head: bytes, buffers: Sequence[B
 
 
 def _deliver(path: str, header: Any, head: bytes, arrays: Sequence[Any]) -> None:
-    push(path, header, store(head, [memoryview(array) for array in arrays], get_context().shm_dir))
+    push(path, header, store(head, [memoryview(array) for array in arrays], get_context().shm_dir, path))
 
 
 class Message(NamedTuple):
@@ -183,6 +200,7 @@ class Mailbox:
         self._drain()
         self._aborted, self.epoch, self._oldest_epochs = None, epoch, oldest_epochs
         self._peers.clear()
+        forget_writers()
         kept, self._waiting = self._waiting, {}
         for queue in kept.values():
             for message, parcel in queue:

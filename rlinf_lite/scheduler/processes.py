@@ -110,7 +110,7 @@ class Processes:
         for group in self.groups:
             group.mesh_places.clear()
             for rank in ranks:
-                group.members[rank].unlink_socket()
+                group.members[rank].remove_inbox()
         self._site.replace_lost_nodes()
         self.begin(ranks)
 
@@ -121,7 +121,7 @@ class Processes:
         finally:
             for group in self.groups:
                 for member in group.members:
-                    member.unlink_socket()
+                    member.remove_inbox()
                 if group.members and not local_ray_has_ended():
                     withdraw("group", group.name)
                 group.members, group.has_ended = [], True

@@ -26,7 +26,7 @@ class ScratchDirs:
     def __init__(self, uid: str | None = None) -> None:
         roots = (temp_root(), SHM_ROOT)
         for root in dict.fromkeys(roots):
-            _remove_stale(root)
+            remove_stale(root)
         self.uid = uid or secrets.token_hex(4)
         suffix = secrets.token_hex(2)  # two nodes of one cluster may share a machine
         self.temp, self.shm = (
@@ -76,7 +76,7 @@ def _create(path: str) -> int:
     return lock
 
 
-def _remove_stale(root: str) -> None:
+def remove_stale(root: str) -> None:
     """Delete what dead owners left: directories of ours whose lock nobody holds."""
     with os.scandir(root) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]

@@ -1,5 +1,5 @@
-"""Objects between processes of one node: pickled, with their bulk in a file in shared memory, which is written once,
-mapped and unlinked by its reader.
+"""Objects between processes of one node: pickled, with their bulk in shared memory, which is written once and read in
+place.
 
 Pickle protocol 5 with out-of-band buffers. Dense torch tensors travel as their bytes (so bfloat16 works); a CUDA tensor
 goes through host memory and arrives on the receiver's GPU, or on its CPU where it has none. Gradients do not travel.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import errno
 import io
-import itertools
-import mmap
 import os
 import pickle
 import shutil
@@ -24,14 +22,15 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
+from rlinf_lite.scheduler import shared_memory
 from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.scheduler.scratch import SHM_ROOT
+from rlinf_lite.scheduler.shared_memory import Mapped, Place
 
 Buffer = bytes | bytearray | memoryview
 BULK_BYTES = 64 * 1024  # buffers from this size on go through a segment, smaller ones inside the message
 
 _ALIGNMENT = 64
-_counter = itertools.count()
 
 
 @dataclass
@@ -40,52 +39,71 @@ class Parcel:
 
     head: bytes
     small: list[Any]
-    segment: str | None
+    place: Place | None
     spans: list[tuple[int, int] | None]
-    """For each buffer, start and stop in the segment; None: it is the next of `small`."""
+    """For each buffer, start and stop in the shared memory; None: it is the next of `small`."""
+    mapped: Mapped | None = None
+    """The shared memory, where it is kept and this process has it."""
+
+    def arrive(self) -> None:
+        """Open what the writer keeps for this process; where that fails, `open_buffers` raises the error."""
+        if self.place is not None and self.place.is_kept:
+            with suppress(OSError):
+                self.mapped = shared_memory.map_kept(self.place)
 
 
-def pack(obj: Any, directory: str) -> Parcel:
-    """Encode an object, with its bulk in one new segment under `directory`."""
-    return store(*encode(obj), directory)
+def pack(obj: Any, directory: str, inbox: str = "") -> Parcel:
+    """Encode an object, with its bulk in shared memory under `directory`, for who reads `inbox` ("": anyone)."""
+    return store(*encode(obj), directory, inbox)
 
 
-def store(head: bytes, buffers: Sequence[memoryview], directory: str) -> Parcel:
+def store(head: bytes, buffers: Sequence[memoryview], directory: str, inbox: str) -> Parcel:
     """A parcel of what `encode` gave."""
     spans: list[tuple[int, int] | None] = []
-    start = 0
+    stop = 0
     for buffer in buffers:
         is_bulk = buffer.nbytes >= BULK_BYTES
+        start = -(-stop // _ALIGNMENT) * _ALIGNMENT
         spans.append((start, start + buffer.nbytes) if is_bulk else None)
-        start += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT if is_bulk else 0
+        stop = start + buffer.nbytes if is_bulk else stop
     small = [buffer for buffer in buffers if buffer.nbytes < BULK_BYTES]
-    return Parcel(head, small, _write(buffers, spans, directory) if start else None, spans)
+    chunks = [(span[0], buffer) for span, buffer in zip(spans, buffers, strict=True) if span is not None]
+    try:
+        place = shared_memory.write(chunks, stop, directory, inbox) if chunks else None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        instead = "or send smaller messages (fewer environments per worker)"
+        raise no_room(os.path.join(directory, "messages"), "a message", stop, instead) from error
+    return Parcel(head, small, place, spans)
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Rebuild the object on the mapped segment. Arrays and tensors are writable and belong to the caller alone."""
+    """Rebuild the object in the shared memory. Arrays and tensors are writable and belong to the caller alone."""
     return pickle.loads(parcel.head, buffers=open_buffers(parcel))
 
 
 def open_buffers(parcel: Parcel) -> list[Buffer]:
-    """Map the segment and unlink it; the memory lives as long as the buffers do."""
+    """The buffers of a parcel, which is opened once; the shared memory is theirs until the last one is gone."""
     view, small = memoryview(b""), iter(parcel.small)
-    if parcel.segment is not None:
-        fd = os.open(parcel.segment, os.O_RDWR)
+    if parcel.place is not None:
         try:
-            os.unlink(parcel.segment)
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            view = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags))
-        finally:
-            os.close(fd)
+            kept = parcel.mapped or (shared_memory.map_kept(parcel.place) if parcel.place.is_kept else None)
+            view = shared_memory.map_once(parcel.place) if kept is None else kept.open()
+        except OSError as error:
+            raise SchedulerError(
+                f"the shared memory of a message cannot be opened: {error}. Has the process that had it ended?"
+            ) from error
     return [bytearray(next(small)) if span is None else view[span[0] : span[1]] for span in parcel.spans]
 
 
 def discard(parcel: Parcel) -> None:
     """Free the bulk of a parcel that nobody will open."""
-    if parcel.segment is not None:
+    if parcel.mapped is not None:
+        parcel.mapped.discard()
+    elif parcel.place is not None:
         with suppress(FileNotFoundError):
-            os.unlink(parcel.segment)
+            os.unlink(parcel.place.path)
 
 
 def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> SchedulerError:
@@ -100,26 +118,6 @@ def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> Sched
         f"--shm-size={suggested}g; on a machine: mount -o remount,size={suggested}g {SHM_ROOT}){', ' * bool(instead)}"
         f"{instead}."
     )
-
-
-def _write(buffers: Sequence[memoryview], spans: Sequence[tuple[int, int] | None], directory: str) -> str:
-    path = os.path.join(directory, f"{os.getpid()}-{next(_counter)}")
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        for buffer, span in zip(buffers, spans, strict=True):
-            done = 0
-            # write() into tmpfs rather than a mapping: no page fault per 4 KiB, and ENOSPC instead of SIGBUS
-            while span is not None and done < buffer.nbytes:
-                done += os.pwrite(fd, buffer[done:], span[0] + done)
-    except OSError as error:
-        os.unlink(path)
-        if error.errno != errno.ENOSPC:
-            raise
-        needed = sum(buffer.nbytes for buffer in buffers)
-        raise no_room(path, "a message", needed, "or send smaller messages (fewer environments per worker)") from error
-    finally:
-        os.close(fd)
-    return path
 
 
 def encode(obj: Any) -> tuple[bytes, list[memoryview]]:

@@ -20,6 +20,7 @@ import runpy
 import select
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -55,6 +56,7 @@ OF_ONE_WORKER = frozenset(
     | {"_", "OLDPWD", "PWD", "SHLVL"}
 )
 """Variables that differ from one worker to the next, or that Ray sets itself in each."""
+_LOCKS_GO_S = 0.2  # how long the kernel may take to close the other files of a process that is killed
 _REQUEST_S = 5.0  # how long a worker's start may take to say what it wants; others wait meanwhile
 
 
@@ -93,6 +95,7 @@ class _Warm:
                     if request is not None:
                         return request
                 elif file == self._raylet or not (told := os.read(file, 65536)):
+                    _clean_up()
                     os._exit(0)  # the Ray node has ended, or whoever has started this
                 else:
                     os.environ.update(json.loads(told))
@@ -142,6 +145,14 @@ class _Warm:
             with suppress(OSError):
                 connection.sendall(refusal.encode() or b"forked")
         return None
+
+
+def _clean_up() -> None:
+    """Remove what a killed driver has left in shared memory, as the next start would."""
+    scratch = sys.modules.get("rlinf_lite.scheduler.scratch")
+    if scratch is not None:
+        time.sleep(_LOCKS_GO_S)
+        scratch.remove_stale(scratch.SHM_ROOT)
 
 
 def _read(connection: socket.socket, length: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rlinf_lite.scheduler import (
     wait_all,
 )
 from rlinf_lite.scheduler.channel import _kept
+from rlinf_lite.scheduler.shared_memory import KEPT_SEGMENTS, _written
 
 
 class Endpoint(Worker):
@@ -37,6 +38,10 @@ class Endpoint(Worker):
 
     def get_all(self, count: int, key: Any = None) -> list[Any]:
         return [self.channel.get(key=key, timeout_s=20) for _ in range(count)]
+
+    def take(self) -> int:
+        self.taken = self.channel.get(timeout_s=20)
+        return int(self.taken.max())
 
     def make(self, name: str) -> None:
         Channel.create(name)
@@ -168,9 +173,27 @@ def test_names(channel: Channel, cluster: Cluster) -> None:
 
 def test_closing_frees_the_bulk(group: WorkerGroup, cluster: Cluster) -> None:
     channel = Channel.create("dropped")
-    channel.put(np.zeros(100_000))
-    assert len(os.listdir(cluster.context(0).shm_dir)) == 2
+    for _ in range(KEPT_SEGMENTS + 1):
+        channel.put(np.zeros(100_000))
+    assert len(os.listdir(cluster.context(0).shm_dir)) == 2  # one more than can be kept
     channel.close()
+    assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
+
+
+def test_a_killed_consumer_holds_no_memory(channel: Channel, cluster: Cluster, request: pytest.FixtureRequest) -> None:
+    consumer = Endpoint.create_group().launch(cluster, "2", name="consumer")
+    consumer.open(request.node.name).wait()
+    for i in range(1, 4):  # the first one is opened by its name, the next one is not
+        channel.put(np.full(200_000, i))
+        assert consumer.take().wait() == [i]
+    [shelf] = [shelf for inbox, shelf in _written.items() if inbox == _kept[-1].address.socket]
+    assert [segment.is_free() for segment in shelf] == [False, True]  # the first one was written again
+    os.kill(consumer.members[0].pid, signal.SIGKILL)
+    consumer.shutdown()
+    deadline = time.monotonic() + 10  # its files are closed one after the other
+    while not all(segment.is_free() for segment in shelf):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
 
 

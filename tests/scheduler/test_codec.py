@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,23 +8,38 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_lite.scheduler import shared_memory
 from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.scheduler.segments import BULK_BYTES, pack, unpack
 
+Travel = Callable[[Any], Any]
 
-def travel(obj: Any, directory: Path) -> Any:
-    received = unpack(pack(obj, str(directory)))
-    assert os.listdir(directory) == []  # opened means unlinked
-    return received
+
+@pytest.fixture(params=["once", "kept", "again"])
+def travel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Travel]:
+    """To another process and back: in memory that is used once, that is kept, and that is used again."""
+
+    def go(obj: Any) -> Any:
+        inbox = "" if request.param == "once" else "inbox"
+        if request.param == "again":
+            unpack(pack(obj, str(tmp_path), inbox))
+            for mapped in shared_memory._mapped.values():
+                mapped.open()[:] = b"\xff" * len(mapped.open())
+        received = unpack(pack(obj, str(tmp_path), inbox))
+        assert os.listdir(tmp_path) == []  # opened means unlinked
+        return received
+
+    yield go
+    shared_memory.forget_all()
 
 
 @pytest.mark.parametrize("num_rows", [3, 100_000])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
-def test_tensors_of_every_type(tmp_path: Path, dtype: torch.dtype, num_rows: int) -> None:
+def test_tensors_of_every_type(travel: Travel, dtype: torch.dtype, num_rows: int) -> None:
     sent = torch.randint(0, 2, (num_rows, 3)).to(dtype)
-    received = travel(sent, tmp_path)
+    received = travel(sent)
     assert received.dtype == dtype and torch.equal(received, sent)
     received.zero_()  # belongs to the receiver
     assert sent.any()
@@ -42,8 +58,8 @@ def test_tensors_of_every_type(tmp_path: Path, dtype: torch.dtype, num_rows: int
     ],
     ids=["scalar", "empty", "transposed", "strided", "with_grad", "parameter", "sparse"],
 )
-def test_tensors_of_every_layout(tmp_path: Path, sent: torch.Tensor) -> None:
-    received = travel(sent, tmp_path)
+def test_tensors_of_every_layout(travel: Travel, sent: torch.Tensor) -> None:
+    received = travel(sent)
     assert received.shape == sent.shape and received.dtype == sent.dtype
     assert torch.equal(received.to_dense(), sent.to_dense())
 
@@ -64,8 +80,8 @@ def test_tensors_of_every_layout(tmp_path: Path, sent: torch.Tensor) -> None:
     ],
     ids=["big", "fortran", "strided", "scalar", "strings", "objects", "records", "read_only", "broadcast", "empty"],
 )
-def test_arrays(tmp_path: Path, sent: np.ndarray) -> None:
-    received = travel(sent, tmp_path)
+def test_arrays(travel: Travel, sent: np.ndarray) -> None:
+    received = travel(sent)
     assert received.dtype == sent.dtype
     np.testing.assert_array_equal(received, sent)
     assert received.flags.writeable
@@ -77,30 +93,30 @@ class Observation:
     instruction: list[str]
 
 
-def test_nested_objects(tmp_path: Path) -> None:
+def test_nested_objects(travel: Travel) -> None:
     image = torch.randint(0, 255, (4, 128, 128, 3), dtype=torch.uint8)
     obs = Observation({"wrist": image, "base": image[:1]}, ["pick up", "the cube ☐"])
     sent = {"obs": obs, "list": [1, (None, b"x")]}
-    received = travel(sent, tmp_path)
+    received = travel(sent)
     assert torch.equal(received["obs"].images["wrist"], image)
     assert torch.equal(received["obs"].images["base"], image[:1])
     assert received["obs"].instruction == obs.instruction and received["list"] == sent["list"]
 
 
-def test_functions_and_local_classes(tmp_path: Path) -> None:
+def test_functions_and_local_classes(travel: Travel) -> None:
     class Local:
         value = 3
 
-    assert travel(lambda x: x + Local.value, tmp_path)(1) == 4
+    assert travel(lambda x: x + Local.value)(1) == 4
 
 
 def test_small_objects_use_no_file(tmp_path: Path) -> None:
-    assert pack({"x": np.zeros(BULK_BYTES - 1, np.uint8)}, str(tmp_path)).segment is None
-    assert pack({"x": np.zeros(BULK_BYTES, np.uint8)}, str(tmp_path)).segment is not None
+    assert pack({"x": np.zeros(BULK_BYTES - 1, np.uint8)}, str(tmp_path)).place is None
+    assert pack({"x": np.zeros(BULK_BYTES, np.uint8)}, str(tmp_path)).place is not None
 
 
-def test_memory_outlives_its_file_and_its_neighbours(tmp_path: Path) -> None:
-    received = travel([np.full(BULK_BYTES, i, np.uint8) for i in range(3)], tmp_path)
+def test_memory_outlives_its_file_and_its_neighbours(travel: Travel) -> None:
+    received = travel([np.full(BULK_BYTES, i, np.uint8) for i in range(3)])
     last = received[2]
     del received
     assert (last == 2).all()

@@ -259,17 +259,21 @@ def test_life_and_death_on_own_ray(own: Cluster, caplog: pytest.LogCaptureFixtur
 DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
+import numpy as np
 from rlinf_lite.scheduler import Cluster, Worker
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.forked import _of_our_ray
 class Sleeper(Worker):
     def pid(self): return os.getpid()
-    def sleep(self): time.sleep(1000)
+    def sleep(self):
+        for _ in range(100): self.send(np.ones(100_000), "sleeper", 1 - self.rank)
+        time.sleep(1000)
 cluster = Cluster(num_gpus_per_node=2, accelerator="cpu", log_to_driver=False)
 group = Sleeper.create_group().launch(cluster, "0-1", name="sleeper")
 pids = group.pid().wait()
 handle = group.sleep()
-print(get_context().temp_dir, _of_our_ray()["RAY_RAYLET_PID"], *pids, flush=True)
+while len(os.listdir(get_context().shm_dir)) < 200: time.sleep(0.1)
+print(get_context().temp_dir, get_context().shm_dir, _of_our_ray()["RAY_RAYLET_PID"], *pids, flush=True)
 handle.wait()
 """
 
@@ -281,12 +285,13 @@ def test_nothing_is_left_of_a_killed_driver_or_node(victim: str, tmp_path: Path)
     driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
-        directory, raylet, *workers = driver.stdout.readline().split()
+        directory, shm_dir, raylet, *workers = driver.stdout.readline().split()
         [warm_pid] = warm_pids(directory)
         assert len(workers) == 2
         os.kill(driver.pid if victim == "driver" else int(raylet), signal.SIGKILL)
         wait_until(lambda: not is_alive(warm_pid), f"the warm process to be gone with the {victim}")
         wait_until(lambda: not any(is_alive(int(pid)) for pid in workers), f"the workers to be gone with the {victim}")
+        wait_until(lambda: not os.path.exists(shm_dir), f"unread messages to be gone with the {victim}")
     finally:
         driver.kill()
         driver.communicate()

@@ -1,4 +1,5 @@
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,10 @@ from rlinf_lite.scheduler import (
     PeerError,
     RecvTimeoutError,
     Worker,
+    WorkerDiedError,
     WorkerError,
     WorkerGroup,
+    shared_memory,
     wait_all,
 )
 
@@ -36,6 +39,22 @@ class Peer(Worker):
         for i in range(count):
             self.send(np.full(num_bytes, i % 100, np.uint8), group, rank)
         return sum(int(self.recv(group, rank, 20.0)[0]) for _ in range(count))
+
+    def kept(self) -> tuple[int, int]:
+        """Segments that this worker has for messages to others, and those that are free."""
+        segments = [segment for shelf in shared_memory._written.values() for segment in shelf]
+        return len(segments), sum(segment.is_free() for segment in segments)
+
+    def flood(self, count: int, group: str, rank: int) -> None:
+        for i in range(count):
+            self.send({"x": np.full(2_000_000, i % 250, np.uint8), "i": i}, group, rank)
+
+    def hold(self, count: int, group: str, rank: int) -> list[Any]:
+        self.held = [self.recv(group, rank, 20.0) for _ in range(count)]
+        return [(message["i"], bool((message["x"] == message["i"] % 250).all())) for message in self.held]
+
+    def drop(self) -> None:
+        del self.held
 
     def observation(self, seed: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)
@@ -97,6 +116,50 @@ def test_nested_observations_travel_whole(env: WorkerGroup, rollout: WorkerGroup
     _, heard = wait_all(sender.say_observation("rollout", 0), rollout.hear_observation("env", 0))
     assert heard == [True]
     assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
+
+
+def test_a_slow_receiver_of_large_messages(env: WorkerGroup, rollout: WorkerGroup, cluster: Cluster) -> None:
+    sender, shm_dir = env.execute_on(0), cluster.context(0).shm_dir
+    for _ in range(2):
+        sender.flood(100, "rollout", 0).wait()
+        assert rollout.hold(100, "env", 0).wait() == [[(i, True) for i in range(100)]]
+        assert os.listdir(shm_dir) == ["lock"]
+        assert sender.kept().wait()[0][0] == shared_memory.KEPT_SEGMENTS  # the others were for once
+    sender.flood(3, "rollout", 0).wait()
+    again = rollout.execute_on(0).say([1], "env", 1)  # what is held does not hold up anything
+    env.execute_on(1).hear(1, "rollout", 0).wait()
+    again.wait()
+    rollout.drop().wait()
+    assert rollout.hold(3, "env", 0).wait() == [[(i, True) for i in range(3)]]
+    rollout.drop().wait()
+    (count, free), *_ = sender.kept().wait()
+    assert count == free == shared_memory.KEPT_SEGMENTS
+    assert os.listdir(shm_dir) == ["lock"]
+
+
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+def test_killed_in_the_middle_of_large_messages(cluster: Cluster, victim: str) -> None:
+    shm_dir, names = cluster.context(0).shm_dir, ("talks", "listens")
+    groups = [Peer.create_group().launch(cluster, str(slot), name=name) for slot, name in enumerate(names)]
+    talks, listens = groups
+    talks.flood(6, "listens", 0).wait()
+    assert listens.hold(3, "talks", 0).wait() == [[(i, True) for i in range(3)]]
+    assert os.listdir(shm_dir) == ["lock"]  # the others have arrived too
+    talks.flood(4 if victim == "sender" else 80, "listens", 0).wait()
+    gone = groups[victim == "receiver"]
+    os.kill(gone.members[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        gone.kept().wait(10)
+    if victim == "sender":  # what it has sent arrives nevertheless
+        assert listens.hold(7, "talks", 0).wait() == [[(i, True) for i in (3, 4, 5, 0, 1, 2, 3)]]
+    assert os.listdir(shm_dir) == ["lock"]
+    gone.restart(0)
+    talks.flood(5, "listens", 0).wait()
+    assert listens.hold(5, "talks", 0).wait() == [[(i, True) for i in range(5)]]
+    assert talks.kept().wait() == [(5, 0)]  # none of those before
+    assert os.listdir(shm_dir) == ["lock"]
+    for group in groups:
+        group.shutdown()
 
 
 def test_two_workers_that_send_before_they_receive_do_not_deadlock(env: WorkerGroup, rollout: WorkerGroup) -> None:
