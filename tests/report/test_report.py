@@ -279,8 +279,8 @@ def test_curves_are_drawn_over_env_steps_and_over_steps(tmp_path: Path) -> None:
     page = write_report(write_run(tmp_path / "run")).read_text()
     first, second = page.split('<div class="charts over1">')[1].split('<div class="charts over2">')
     for drawn, x, name in ((first, 4000, "env steps"), (second, 4, "steps")):
-        assert f", −0.04 at {x:,} {name}" in drawn
-    assert page.count("type=radio") == 2 and page.count(" checked>") == 1
+        assert f'−0.04 at {x:,}"' in drawn and f"0 {name}</text>" in drawn
+    assert page.count("<input type=radio") == 2 and page.count(" checked>") == 1
 
 
 def test_every_table_scrolls_in_its_own_box_where_the_page_is_narrow(tmp_path: Path) -> None:
