@@ -23,7 +23,7 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train train-math test lint setup libero clean system-libraries
+.PHONY: help train train-math test lint docs setup libero clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
@@ -42,6 +42,11 @@ lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(CHECKED)
+
+docs: $(STAMP)  ## The pages as a site with search, in build/site; a link that leads nowhere is an error
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(UV) -e '.[$(EXTRAS),docs]' || \
+		$(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS),docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(STAMP)  ## Make .venv; the other targets do this by themselves
 	@echo "$(VENV) is ready"

@@ -11,7 +11,7 @@ import numpy as np
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.envs.base import ChunkResult, Obs, VecEnv, action_bounds, first_non_finite
 from rlinf_lite.envs.chunked import ChunkedEnv
-from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, NonFiniteError, SimulatorError
+from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, NonFiniteError, NoTimeLimitError, SimulatorError
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -25,19 +25,24 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, called for `num_envs` rows and `cfg`.
     The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
     seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be
-    reset.
+    reset. Where there is no time limit, all but the end of episodes is looked at, and a sentence says so.
     """
-    problems = Sentences()
+    problems, skipped = Sentences(), list[str]()
     with problems.of("making the environment"):
-        env: VecEnv = _as_vec_env(env_or_factory, cfg, num_envs)
+        env: VecEnv
+        try:
+            env = _as_vec_env(env_or_factory, cfg, num_envs)
+        except NoTimeLimitError as error:
+            skipped = [*error.problems, "how episodes end was not checked, as there is no time limit."]
+            env = _as_vec_env(env_or_factory, cfg, num_envs, max_episode_steps=_MAX_STEPS)
         problems += _attribute_problems(env)
     if problems:
-        return problems
+        return [*problems, *skipped]
     seeds = list(range(1, env.num_envs + 1))
     with problems.of(f"reset(seeds={seeds})"):
         first = env.reset(seeds=seeds)
     if problems:
-        return problems
+        return [*problems, *skipped]
     problems += obs_problems(first, env.num_envs, "reset")
     low, high = action_bounds(env)
     middle = (low + high) / 2
@@ -57,8 +62,9 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
                 found = chunk_problems(_step(env, action), env, 1)
                 problems += [f"at the action bound {name}: {one}" for one in found]
         env.reset(seeds=seeds)
-        _check_ending(problems, env, middle)
-    return problems
+        if not skipped:
+            _check_ending(problems, env, middle)
+    return [*problems, *skipped]
 
 
 class Sentences(list[str]):
@@ -236,7 +242,7 @@ def _check_ending(problems: Sentences, env: VecEnv, middle: Any) -> None:
             problems.append("rows that are not executed carry rewards; they must be 0.")
 
 
-def _as_vec_env(given: Any, cfg: EnvConfig | None, num_envs: int) -> Any:
+def _as_vec_env(given: Any, cfg: EnvConfig | None, num_envs: int, max_episode_steps: int | None = None) -> Any:
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs.registry import build_vec_env
 
@@ -249,6 +255,8 @@ def _as_vec_env(given: Any, cfg: EnvConfig | None, num_envs: int) -> Any:
     if cfg is None:
         own = {"id": card.name, "task": next(iter(card.tasks), ""), "options": card.options({})}
         cfg = EnvConfig().model_copy(update=own)
+    if max_episode_steps is not None:
+        cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"max_episode_steps": max_episode_steps})})
     return build_vec_env(card, cfg, "train", num_envs)
 
 

@@ -19,7 +19,15 @@ from rlinf_lite.envs.base import (
     first_non_finite,
     put_rows,
 )
-from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, EnvError, NonFiniteError, RowError, SimulatorError
+from rlinf_lite.envs.errors import (
+    WHY_NOT_FINITE,
+    EnvContractError,
+    EnvError,
+    NonFiniteError,
+    NoTimeLimitError,
+    RowError,
+    SimulatorError,
+)
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.seeding import env_seed, episode_seed
 from rlinf_lite.envs.simulator import Simulator, StepOutputs
@@ -63,7 +71,7 @@ class ChunkedEnv:
     ) -> None:
         limit = max_episode_steps or simulator.max_episode_steps
         if not limit:
-            raise EnvContractError(
+            raise NoTimeLimitError(
                 f"{simulator.task_id} has no time limit of its own: set max_episode_steps in env.train and env.eval."
             )
         self.simulator = simulator

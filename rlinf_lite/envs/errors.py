@@ -28,6 +28,10 @@ class EnvContractError(EnvError, ValueError):
         super().__init__(f"{what} breaks the environment contract in {len(self.problems)} way(s):\n{listed}")
 
 
+class NoTimeLimitError(EnvContractError):
+    """Neither the environment nor the config says when an episode ends at the latest."""
+
+
 class EpisodeError(EnvError, RuntimeError):
     """Something went wrong in a row's episode, or somewhere in a batch of rows; the message begins by saying where."""
 

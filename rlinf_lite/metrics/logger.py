@@ -1,7 +1,8 @@
 """Where metrics go: JSONL always, TensorBoard and Weights & Biases when asked for. A resumed run continues its logs.
 
-In a run directory: `metrics.jsonl` (one object per step: step, time, metrics by name), `tensorboard/`, and
-`logger.json` with the id under which Weights & Biases knows the run.
+In a run directory: `metrics.jsonl` (one object per step: step, time, metrics by name), `tensorboard/` and in it, as a
+run of its own whose axis is env steps, `over_env_steps/`, and `logger.json` with the id under which Weights & Biases
+knows the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+import yaml
+from PIL import Image
 
 from rlinf_lite.file_modes import write_whole
 
@@ -48,7 +52,8 @@ class MetricLogger:
         self._backends: list[JsonlBackend | TensorBoardBackend | WandbBackend] = []
         self._backends.append(JsonlBackend(run_dir / "metrics.jsonl", resume_step))
         if "tensorboard" in backends:
-            self._backends.append(TensorBoardBackend(run_dir / "tensorboard", resume_step))
+            env_steps = None if resume_step is None else _env_steps_in(run_dir / "metrics.jsonl")
+            self._backends.append(TensorBoardBackend(run_dir / "tensorboard", config, resume_step, env_steps))
         if "wandb" in backends:
             self._backends.append(WandbBackend(run_dir, self.run_id, run_dir.name, project_name, config))
 
@@ -59,10 +64,17 @@ class MetricLogger:
         for backend in self._backends:
             backend.log(step, now, flat)
 
+    def log_film(self, step: int, path: Path) -> None:
+        """Show the GIF of an evaluation where metrics are shown. Raises OSError where there is none."""
+        for backend in self._backends:
+            backend.log_film(step, path)
+
     def rewind(self, step: int) -> None:
         """Drop what was logged after `step`: it is done again."""
-        for backend in self._backends:
-            backend.rewind(step)
+        jsonl, *others = self._backends
+        jsonl.rewind(step, 0)
+        for backend in others:
+            backend.rewind(step, _env_steps_in(self.run_dir / "metrics.jsonl"))
 
     def close(self) -> None:
         for backend in self._backends:
@@ -97,7 +109,10 @@ class JsonlBackend:
             error.filename = str(self._path)  # "No space left on device" alone does not say where
             raise
 
-    def rewind(self, step: int) -> None:
+    def log_film(self, step: int, path: Path) -> None:
+        """It lies beside: `eval/step_*.gif`."""
+
+    def rewind(self, step: int, env_steps: int) -> None:
         self._file.close()
         _drop_steps_after(self._path, step)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
@@ -107,32 +122,79 @@ class JsonlBackend:
 
 
 class TensorBoardBackend:
-    """Scalars, written with TensorBoard's own writer (no torch needed)."""
+    """Scalars, films and the config's text, written with TensorBoard's own writer (no torch needed).
 
-    def __init__(self, log_dir: Path, resume_step: int | None) -> None:
+    TensorBoard has no axis but the step. So what comes with `env/num_steps` is written twice, the second time into
+    `over_env_steps/` with the env steps as its step.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        config: Mapping[str, Any] | None = None,
+        resume_step: int | None = None,
+        resume_env_steps: int | None = None,
+    ) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(str(log_dir), flush_secs=10)
+        self._open = lambda directory: EventFileWriter(str(directory), flush_secs=10)
         self._start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._log_dir, self._writer = log_dir, self._open(log_dir)
+        self._over_env_steps: Any = None  # there is one where env steps are
         if resume_step is not None:
-            self.rewind(resume_step)
+            self.rewind(resume_step, resume_env_steps or 0)
+        if config:
+            self._log_text(max(resume_step or 0, 0), "config", yaml.safe_dump(dict(config), sort_keys=False))
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, env_steps: int) -> None:
         """Readers drop what came from the step after this one on."""
         self._writer.add_event(self._event(wall_time=time.time(), step=step + 1, session_log=self._start))
+        if env_steps or self._over_env_steps is not None:
+            event = self._event(wall_time=time.time(), step=env_steps + 1, session_log=self._start)
+            self._env_steps_writer().add_event(event)
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._event(wall_time=time_s, step=step, summary=self._summary(value=values)))
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time_s, step=step, summary=summary))
+        if "env/num_steps" in metrics:
+            env_steps = int(metrics["env/num_steps"])
+            self._env_steps_writer().add_event(self._event(wall_time=time_s, step=env_steps, summary=summary))
+
+    def log_film(self, step: int, path: Path) -> None:
+        with Image.open(path) as film:
+            width, height = film.size
+        image = self._summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=path.read_bytes()
+        )  # browsers play it
+        value = self._summary.Value(tag="eval/film", image=image)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
 
     def close(self) -> None:
         self._writer.close()
+        if self._over_env_steps is not None:
+            self._over_env_steps.close()
+
+    def _env_steps_writer(self) -> Any:
+        if self._over_env_steps is None:
+            self._over_env_steps = self._open(self._log_dir / "over_env_steps")
+        return self._over_env_steps
+
+    def _log_text(self, step: int, tag: str, text: str) -> None:
+        from tensorboard.compat.proto import summary_pb2, tensor_pb2, types_pb2
+
+        shown = "".join(f"    {line}\n" for line in text.splitlines())  # a block of code in Markdown
+        plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
+        tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[shown.encode()])
+        value = self._summary.Value(tag=tag, metadata=summary_pb2.SummaryMetadata(plugin_data=plugin), tensor=tensor)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
 
 
 class WandbBackend:
-    """Weights & Biases. `runner_step` is the x axis: its own counter cannot go back when a run resumes."""
+    """Weights & Biases. `runner_step` is the x axis, since its own counter cannot go back when a run resumes; any chart
+    can have `env/num_steps` instead, which is logged with what was measured then. The config is the run's."""
 
     def __init__(
         self, run_dir: Path, run_id: str, run_name: str, project_name: str, config: Mapping[str, Any] | None
@@ -143,6 +205,7 @@ class WandbBackend:
             raise ImportError(
                 "runner.logger.backends asks for wandb, which is not installed. pip install 'rlinf_lite[wandb]'"
             ) from error
+        self._video = lambda path: wandb.Video(str(path), format="gif")
         self._run = wandb.init(
             id=run_id,
             resume="allow",
@@ -157,7 +220,10 @@ class WandbBackend:
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         self._run.log({"runner_step": step, **metrics})
 
-    def rewind(self, step: int) -> None:
+    def log_film(self, step: int, path: Path) -> None:
+        self._run.log({"runner_step": step, "eval/film": self._video(path)})
+
+    def rewind(self, step: int, env_steps: int) -> None:
         """What was logged stays: points of a step that is done again lie at the same place of its axis."""
 
     def close(self) -> None:
@@ -183,3 +249,9 @@ def _drop_steps_after(path: Path, last_step: int) -> None:
     with path.open(encoding="utf-8") as lines:
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
     write_whole(path, "".join(kept))
+
+
+def _env_steps_in(path: Path) -> int:
+    """The env steps of all that a `metrics.jsonl` holds; 0 where none are counted."""
+    with path.open(encoding="utf-8") as lines:
+        return int(max((json.loads(line).get("env/num_steps") or 0 for line in lines), default=0))

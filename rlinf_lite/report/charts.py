@@ -173,7 +173,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """What learning curves are drawn over."""
+    """What learning curves are drawn over: the first of `Axis.all`, unless the reader of a page chooses another."""
 
     key: str
     """In a line of the log."""
@@ -182,10 +182,11 @@ class Axis:
     name: str
 
     @classmethod
-    def of(cls, run: RunFiles) -> Self:
-        """Env steps; steps, where training takes none."""
+    def all(cls, run: RunFiles) -> list[Self]:
+        """Env steps, and steps; steps alone, where training takes no env steps."""
         played = not run.steps or "env/num_steps" in run.steps[-1]
-        return cls("env/num_steps", "env_steps", "env steps") if played else cls("step", "step", "steps")
+        steps = cls("step", "step", "steps")
+        return [cls("env/num_steps", "env_steps", "env steps"), steps] if played else [steps]
 
     def points(self, run: RunFiles, metric: str) -> list[Point]:
         """What the run logged of a metric; of a step logged more than once, the last."""
@@ -210,9 +211,8 @@ class Axis:
         return float(content[self.eval_key])
 
 
-def charts(run: RunFiles) -> Iterator[Chart]:
-    """The charts of those metrics that the run logged, over env steps (over steps, where training takes none)."""
-    axis = Axis.of(run)
+def charts(run: RunFiles, axis: Axis) -> Iterator[Chart]:
+    """The charts of those metrics that the run logged."""
     marks = [axis.at_eval(content) for content in run.evals]
     for spec in CHARTS:
         series = []

@@ -100,7 +100,7 @@ def _kind(files: RunFiles) -> str:
 
 def _charts(runs: Sequence[Compared]) -> Iterator[Chart]:
     """A chart per metric, with a line per run that logged it: what evaluations measured apart from training."""
-    axis = Axis.of(next((run.files for run in runs if run.files.steps), runs[0].files))
+    axis = Axis.all(next((run.files for run in runs if run.files.steps), runs[0].files))[0]
     for spec in CHARTS:
         evaluated = []
         for run in runs:

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from PIL import Image
 
 from rlinf_lite.report.axes import Scale, compact, duration, percent
-from rlinf_lite.report.charts import charts
+from rlinf_lite.report.charts import Axis, charts
 from rlinf_lite.report.lanes import Timeline, read_tasks, zoomed_in
 from rlinf_lite.report.run_files import Line, RunFiles, read_failures
 
@@ -70,7 +70,7 @@ def render_page(run: RunFiles) -> str:
         facts=_facts(run),
         table=TaskTable(run) if run.evals else None,
         protocol=_protocol(run.evals[-1].get("protocol", {})) if run.evals else [],
-        charts=list(charts(run)),
+        charts={axis.name: list(charts(run, axis)) for axis in Axis.all(run)},
         pipeline=_pipeline(run),
         phases=list(_phases(run)),
         failures=failures,

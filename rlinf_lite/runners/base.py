@@ -335,13 +335,16 @@ class Runner(ABC):
             return
         path = self.run_dir / "eval" / f"step_{step:06d}.json"
         path.parent.mkdir(exist_ok=True)
-        summary = self.evaluate(path.with_suffix(".gif"))
+        film = path.with_suffix(".gif")
+        summary = self.evaluate(film)
         self._evaluated_step = step
         self._evals.append(summary)
         counts = self._experience()
         path.write_text(summary.to_json(step=step, **counts))
         metrics = {f"env/num_{name.removeprefix('env_')}": count for name, count in counts.items()}
         self.logger.log(step, {**summary.metrics(), **metrics, "time/eval": self._times["eval"]})
+        if film.exists():
+            self.logger.log_film(step, film)
         when = "".join(f", {count:,} {name.replace('_', ' ')}" for name, count in counts.items())
         self.progress.message(f"eval after step {step}{when}: {summary.headline()}")
 

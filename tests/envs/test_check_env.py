@@ -37,6 +37,27 @@ def test_a_vec_env_by_hand_is_told_every_shape() -> None:
     assert "chunk_step returns a builtins.tuple; return a rlinf_lite.envs.ChunkResult" in problems
 
 
+class Endless(Good):
+    def __init__(self) -> None:
+        self.spec = None
+
+
+class EndlessAndBlind(Endless):
+    def observe(self) -> Any:
+        return np.zeros(3, np.float32)
+
+
+def test_an_environment_without_a_time_limit_is_checked_but_for_its_end() -> None:
+    limit, skipped = check_env(lambda num_envs, cfg: Endless())
+    assert "has no time limit of its own: set max_episode_steps" in limit
+    assert skipped == "how episodes end was not checked, as there is no time limit."
+    blind = check_env(lambda num_envs, cfg: EndlessAndBlind())
+    assert blind[0].startswith("other seeds gave the same first observations") and blind[1:] == [
+        limit.replace("Endless", "EndlessAndBlind"),
+        skipped,
+    ]
+
+
 class Mischief(ChunkedEnv):
     """A correct environment whose results are spoilt on their way out."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlinf_lite.metrics import MetricLogger, flatten_metrics
@@ -60,6 +61,44 @@ def test_tensorboard_continues_in_the_same_directory(tmp_path: Path) -> None:
     events.Reload()
     assert events.Tags()["scalars"] == ["env/return", "time/step"]
     assert [(event.step, event.value) for event in events.Scalars("env/return")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_tensorboard_has_curves_over_env_steps_films_and_the_config(tmp_path: Path) -> None:
+    film = tmp_path / "film.gif"
+    frames = [Image.new("RGB", (6, 4), (value, 0, 0)) for value in (0, 255)]
+    frames[0].save(film, save_all=True, append_images=frames[1:])
+    with MetricLogger(tmp_path, config={"runner": {"seed": 7}}) as logger:
+        for step in (1, 2, 3):
+            logger.log(step, {"env": {"return": float(step), "num_steps": 100 * step}})
+        logger.log_film(2, film)
+        logger.rewind(2)
+        logger.log(3, {"env": {"return": 9.0, "num_steps": 290}})
+    with MetricLogger(tmp_path, resume_step=1) as logger:
+        logger.log(2, {"env": {"return": 8.0, "num_steps": 190}})
+    by_step, by_env_step = (EventAccumulator(str(tmp_path / "tensorboard" / name)) for name in (".", "over_env_steps"))
+    by_step.Reload()
+    by_env_step.Reload()
+    assert [(event.step, event.value) for event in by_step.Scalars("env/return")] == [(1, 1.0), (2, 8.0)]
+    assert [(event.step, event.value) for event in by_env_step.Scalars("env/return")] == [(100, 1.0), (190, 8.0)]
+    [text] = by_step.Tensors("config")
+    assert text.tensor_proto.string_val == [b"    runner:\n      seed: 7\n"]
+
+
+def test_films_are_the_files_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    film = tmp_path / "film.gif"
+    Image.new("RGB", (6, 4)).save(film)
+    logged: list[dict[str, Any]] = []
+    run = SimpleNamespace(log=logged.append, define_metric=lambda *_, **__: None, finish=lambda: None)
+    wandb = SimpleNamespace(init=lambda **_: run, Video=lambda path, format: (path, format))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with MetricLogger(tmp_path, ["tensorboard", "wandb"]) as logger:
+        logger.log_film(2, film)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [shown] = events.Images("eval/film")
+    assert (shown.step, shown.width, shown.height) == (2, 6, 4) and shown.encoded_image_string == film.read_bytes()
+    assert logged == [{"runner_step": 2, "eval/film": (str(film), "gif")}]
+    assert not (tmp_path / "tensorboard" / "over_env_steps").exists()
 
 
 def test_wandb_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

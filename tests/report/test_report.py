@@ -141,7 +141,8 @@ def test_pictures_say_what_they_show(tmp_path):
 
 def test_curves_over_env_steps_with_evaluations_marked(tmp_path):
     text = page(write_run(tmp_path / "run"))
-    charts = re.findall(r"<figure class=chart>.*?</figure>", text, re.DOTALL)
+    over_env_steps = text.partition('<div class="charts over2">')[0]
+    charts = re.findall(r"<figure class=chart>.*?</figure>", over_env_steps, re.DOTALL)
     titles = [re.search(r"<b>(.*?)</b>", chart).group(1) for chart in charts]
     assert titles == ["Success", "Return", "Policy loss", "Learning rate", "Throughput", "Pipeline"]
     assert all(chart.count("class=mark") == 2 for chart in charts)
@@ -272,3 +273,19 @@ def test_numbers():
     assert tick_labels([0.3, 0.325, 0.35], percent=True) == ["30.0%", "32.5%", "35.0%"]
     assert [compact(x) for x in (0.5, 1234.0, 225_280.0, -3.1e-5)] == ["0.5", "1,234", "225 k", "−3.1e−5"]
     assert [duration(s) for s in (0.012, 12.34, 245.0, 11_520.0)] == ["12 ms", "12.3 s", "4 min 05 s", "3 h 12 min"]
+
+
+def test_curves_are_drawn_over_env_steps_and_over_steps(tmp_path: Path) -> None:
+    page = write_report(write_run(tmp_path / "run")).read_text()
+    first, second = page.split('<div class="charts over1">')[1].split('<div class="charts over2">')
+    for drawn, x, name in ((first, 4000, "env steps"), (second, 4, "steps")):
+        assert f'−0.04 at {x:,}"' in drawn and f"0 {name}</text>" in drawn
+    assert page.count("<input type=radio") == 2 and page.count(" checked>") == 1
+
+
+def test_every_table_scrolls_in_its_own_box_where_the_page_is_narrow(tmp_path: Path) -> None:
+    page = write_report(write_run(tmp_path / "run")).read_text()
+    tables = re.findall(r"(.*)\n<table", page)
+    assert len(tables) >= 1 and set(tables) == {"<div class=scroll>"}
+    css = (Path(write_report.__code__.co_filename).parent / "templates" / "style.css").read_text()
+    assert "table { min-width: 0;" in css.partition("@media (max-width: 640px)")[2].partition("@media print")[0]
