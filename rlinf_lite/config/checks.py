@@ -19,7 +19,7 @@ from rlinf_lite.config.plan import (
     plan_and_problems,
 )
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
+from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory
 from rlinf_lite.config.rules import (
     REINFORCED,
     SIMULATED,
@@ -501,6 +501,35 @@ def _sharing(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
 def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     if config.reward.fn is not None and not registry.IMPORT_PATH.fullmatch(config.reward.fn):
         yield Problem("reward.fn", f"{config.reward.fn!r} is no import path. Write pkg.module:function")
+
+
+@rule("reward", kinds=("reasoning",))
+def _something_scores(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    reward = config.reward
+    if reward.model is None:
+        if not reward.weights.rule:
+            text = "is 0, and reward.model is null, so that nothing scores. Use 1, or name a reward model"
+            yield Problem("reward.weights.rule", text)
+        return
+    if not reward.weights.model:
+        text = "is 0, and reward.model would score in vain. Use another weight, or set reward.model to null"
+        yield Problem("reward.weights.model", text)
+    try:
+        said = policy_config(policy_directory(reward.model))
+        labels, room = labels_of(said), said.get("max_position_embeddings")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return  # no directory, which has its own rule; or loading it will say more
+    if reward.label is None and len(labels) != 1:
+        text = (
+            f"is null, and the classifier in {reward.model} has {len(labels)} labels. Name the one whose logit counts"
+        )
+        yield Problem("reward.label", f"{text}: {', '.join(labels[:10])}")
+    elif reward.label is not None and reward.label not in labels:
+        hint = registry.did_you_mean(reward.label, labels)
+        yield Problem("reward.label", f"the classifier in {reward.model} has no label {reward.label!r}. {hint}")
+    if isinstance(room, int) and (reward.max_length or 0) > room:
+        text = f"{reward.max_length} tokens, and the reward model has {room} positions. Use {room} or less, or null"
+        yield Problem("reward.max_length", text)
 
 
 @rule("data.train_files", "data.val_files", "runner.val_check_interval", kinds=("reasoning",))

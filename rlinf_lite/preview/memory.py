@@ -256,6 +256,11 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
                 f"activations of the {name} are left out: it could not be run without building it",
                 partial(_language_passes, plan, model, meter, peaks),
             )
+        if config.reward.model is not None:
+            found.attempt(
+                "the reward model is left out: it could not be built and run",
+                partial(_reward_model, config, found, meter, peaks),
+            )
     # ids and mask; numbers per token of the response, and its mask
     columns = config.data.max_prompt_length + config.rollout.max_response_length
     found.sample_bytes = 9 * columns + (6 * _FP32 + 1) * config.rollout.max_response_length
@@ -281,6 +286,22 @@ def _language_model(kind: type[LanguageModel], directory: str | Path | None, con
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
+
+
+def _reward_model(config: ReasoningConfig, found: Estimate, meter: Meter, peaks: Counter[str]) -> None:
+    """Count the classifier and the peak of its largest pass."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    settings = json.loads((policy_directory(str(config.reward.model)) / "config.json").read_text())
+    dtype = torch.bfloat16 if config.reward.precision == "bf16" else torch.float32
+    built = AutoConfig.for_model(settings.pop("model_type"), **settings | {"pad_token_id": 0, "dtype": dtype})
+    model = AutoModelForSequenceClassification.from_config(built).eval().requires_grad_(False)
+    found.models["reward model"] = count(model, [])
+    columns = config.data.max_prompt_length + config.rollout.max_response_length
+    columns = min(columns, config.reward.max_length or columns)
+    ids = torch.zeros(max(config.actor.max_tokens_per_micro_batch // columns, 1), columns, dtype=torch.int64)
+    with torch.no_grad():
+        peaks["reward"] = meter.peak_of(lambda: model(input_ids=ids, attention_mask=torch.ones_like(ids)))[1]
 
 
 def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, peaks: Counter[str]) -> None:
@@ -365,7 +386,10 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         shared = {"actor", "rollout"} <= set(fused) and _shards(plan, "actor") == 1
         weights = {} if shared else {"weights": counts.num_bytes // (2 if low else 1) + counts.buffer_bytes}
         return RankMemory(weights, {name: peaks[name] for name in ("keys and values", "generating")}, host)
-    return RankMemory({}, {}, host)
+    if "reward model" not in found.models:
+        return RankMemory({}, {}, host)
+    counts = found.models["reward model"]
+    return RankMemory({"weights": counts.num_bytes + counts.buffer_bytes}, {"scoring": peaks["reward"]}, host)
 
 
 # both
