@@ -427,7 +427,7 @@ def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
     finally:
         scorer.close()
     if cfg.reward.model is not None:
-        from rlinf_lite.rewards.model import check_reward_model
+        from rlinf_lite.workers.reasoning.reward_model import check_reward_model
 
         check_reward_model(cfg.reward)
 

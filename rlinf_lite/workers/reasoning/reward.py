@@ -19,7 +19,7 @@ from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads, training_threads
 
 if TYPE_CHECKING:
-    from rlinf_lite.rewards.model import RewardModel
+    from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
 
 class RewardWorker(Worker):
@@ -39,7 +39,7 @@ class RewardWorker(Worker):
         self.tokenizer = load_tokenizer(cfg)
         self.scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
         if cfg.reward.model is not None:
-            from rlinf_lite.rewards.model import RewardModel
+            from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
             with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
                 self.model = RewardModel(cfg.reward, cfg.actor.max_tokens_per_micro_batch, self.device)
