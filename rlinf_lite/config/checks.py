@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
-from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of
+from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     Plan,
@@ -34,6 +34,7 @@ from rlinf_lite.config.schema import BaseConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
+_TP = "actor.tensor_model_parallel_size"
 _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
 _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
@@ -443,12 +444,43 @@ def _passes_hold_sequences(config: ReasoningConfig, plan: ReasoningPlan) -> Iter
 
 @rule(
     *("model", "data.max_prompt_length", "rollout.max_response_length", "rollout.model_dir", "cluster.fuse"),
-    "actor.checkpoint_load_path",
+    *("actor.checkpoint_load_path", "critic.model_dir", _TP),
     kinds=("reasoning",),
 )
 def _what_the_models_card_says(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     shares_process = {"actor", "rollout"} <= set(fused_roles(config))
     yield from registry.language_card().problems(config, shares_process)
+
+
+def _splits_layers(config: BaseConfig) -> bool:
+    try:
+        return registry.strategy_needs(config.actor.strategy).ranks_per_model
+    except registry.PartError:  # said by its own rule
+        return False
+
+
+@rule("actor.strategy", kinds=SIMULATED)
+def _layers_of_language_models_are_split(config: Config, plan: Plan) -> Iterator[Problem]:
+    if _splits_layers(config):
+        text = f"{config.actor.strategy} splits layers of language models only. Use fsdp or replicated"
+        yield Problem("actor.strategy", text)
+
+
+@rule("actor.strategy", _TP, PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
+def _ranks_form_whole_models(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    size, strategy = config.actor.tensor_model_parallel_size, config.actor.strategy
+    if not _splits_layers(config):
+        if size > 1:
+            text = f"{size} ranks share layers with actor.strategy: tensor_parallel only, and that is {strategy}. Use 1"
+            yield Problem(_TP, text)
+        return
+    if size == 1:
+        yield Problem(_TP, "1 splits nothing. Use 2 or more, or actor.strategy: replicated")
+    for role in ("actor", "reference", "critic"):
+        ranks = plan.size(role) if role in roles_of(config) else None
+        if ranks and ranks % size:
+            text = f"{ranks} ranks of {role} form no whole number of models of {size} ({quotient(ranks, size)})"
+            yield Problem(_TP, f"{text}. Use a divisor, or place the role on {near_multiples(ranks, size)}")
 
 
 @rule("algorithm.kl", kinds=("reasoning",))

@@ -140,6 +140,9 @@ class LanguageActorConfig(TrainConfig):
 
     max_tokens_per_micro_batch: PositiveInt = 8192
     """Largest number of tokens, padding included, per forward pass and rank."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """strategy: tensor_parallel: ranks that compute a layer together, on the same rows; a divisor of the model's heads
+    of keys and values, and of the ranks of actor, critic and reference."""
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 

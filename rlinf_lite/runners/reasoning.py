@@ -238,10 +238,14 @@ class ReasoningRunner(Runner):
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
             if self.critic is not None:
-                columns = experience.for_ranks(minibatch, ["values", "returns"], self.critic.world_size)
+                columns = experience.for_ranks(minibatch, ["values", "returns"], self._num_models(self.critic))
                 yield self.critic.update_critic(columns)
             if self.critic is None or step >= algorithm.critic_warmup_steps:
-                yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self.actor.world_size))
+                yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self._num_models(self.actor)))
+
+    def _num_models(self, group: WorkerGroup) -> int:
+        """How many parts of a batch a group's ranks work on."""
+        return group.world_size // self.cfg.actor.tensor_model_parallel_size
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
         """Answer the problems to evaluate on, greedily, with the actor's present weights; problems, answers and scores
@@ -295,7 +299,9 @@ class ReasoningRunner(Runner):
             batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
             self._in_update = True
-            under_way.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
+            under_way.append(
+                self.actor.update_supervised(experience.for_ranks(batch, [], self._num_models(self.actor)))
+            )
             is_last, snapshot_is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
             pausing = self._stop.requested or snapshot_is_due or is_last
             while len(under_way) > (0 if pausing else 1):  # the next batch is made while one trains

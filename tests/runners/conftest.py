@@ -136,9 +136,9 @@ def write_reward_model(directory: Path, repo: Path) -> Path:
         num_hidden_layers=1,
         num_attention_heads=1,
         max_position_embeddings=128,
-        num_labels=1,
         pad_token_id=0,
     )
+    config.num_labels = 1
     model = LlamaForSequenceClassification(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

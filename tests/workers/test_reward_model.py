@@ -21,7 +21,7 @@ from rlinf_lite.rewards import RewardError
 from rlinf_lite.workers.reasoning import RewardWorker
 from rlinf_lite.workers.reasoning.reward_model import RewardModel, check_reward_model
 
-SMALL = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SMALL: dict[str, Any] = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 SMALL |= {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
@@ -104,8 +104,8 @@ def test_chats_go_through_the_reward_models_own_template(tmp_path: Path) -> None
     tokenizer = AutoTokenizer.from_pretrained(directory)
     said = [[*CHAT, {"role": "assistant", "content": text}] for text in ("2", "")]
     reference = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    ids = [tokenizer.apply_chat_template(m, return_tensors="pt", return_dict=True)["input_ids"] for m in said]
-    expected = [reference(input_ids=row).logits.item() for row in ids]
+    encoded: list[Any] = [tokenizer.apply_chat_template(m, return_tensors="pt", return_dict=True) for m in said]
+    expected = [reference(input_ids=row["input_ids"]).logits.item() for row in encoded]
     found = model_of(directory).score_batch([CHAT, CHAT], ["2", ""])
     np.testing.assert_allclose(found.scores, expected, atol=1e-5)
 

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class RewardModel:
         self.max_tokens, self.device = max_tokens, device
         self.tokenizer = _tokenizer(cfg)
         ignored = ("",)  # parts of the checkpoint that no classifier has
-        read = read_pretrained(AutoModelForSequenceClassification, directory, self.dtype, may_ignore=ignored)
+        read: Any = read_pretrained(AutoModelForSequenceClassification, directory, self.dtype, may_ignore=ignored)
         self.model = read.to(device).eval().requires_grad_(False)
         self.label = 0 if cfg.label is None else labels_of(policy_config(directory)).index(cfg.label)
         self.config = self.model.config.get_text_config()
