@@ -122,6 +122,15 @@ class LossNeeds:
     version or another engine by itself, and takes no `algorithm.correction`."""
 
 
+@dataclass(frozen=True)
+class StrategyNeeds:
+    """What a strategy of training says when it is registered; `True`: it needs that."""
+
+    ranks_per_model: bool = False
+    """`actor.tensor_model_parallel_size`, which its class is made with: so many ranks compute the layers of a language
+    model together."""
+
+
 class Card:
     """What environments and policies have in common. A subclass sets what differs from the defaults here."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
-from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, Suite
+from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, StrategyNeeds, Suite
 from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -243,7 +243,11 @@ STRATEGIES = Registry(
     "actor.strategy",
     "pkg.module:Class",
     UnknownStrategyError,
-    {"fsdp": "rlinf_lite.training.strategies:FSDP", "replicated": "rlinf_lite.training.strategies:Replicated"},
+    {
+        "fsdp": "rlinf_lite.training.strategies:FSDP",
+        "replicated": "rlinf_lite.training.strategies:Replicated",
+        "tensor_parallel": Entry("rlinf_lite.training.strategies:TensorParallel", StrategyNeeds(ranks_per_model=True)),
+    },
 )
 ENGINES = Registry(
     "rollout.engine",
@@ -307,6 +311,12 @@ def estimator_needs(name: str) -> EstimatorNeeds:
     """What `algorithm.adv_type` needs. Raises UnknownAlgorithmError, PartImportError."""
     needs = ESTIMATORS.needs(name)
     return EstimatorNeeds() if needs is None else needs
+
+
+def strategy_needs(name: str) -> StrategyNeeds:
+    """What `actor.strategy` needs. Raises UnknownStrategyError, PartImportError."""
+    needs = STRATEGIES.needs(name)
+    return StrategyNeeds() if needs is None else needs
 
 
 def loss_needs(name: str) -> LossNeeds:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
-from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of
+from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     Plan,
@@ -21,7 +21,7 @@ from rlinf_lite.config.plan import (
 )
 from rlinf_lite.config.proposals import is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
+from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory
 from rlinf_lite.config.rules import (
     REINFORCED,
     SIMULATED,
@@ -40,6 +40,7 @@ _SHARING = ("actor", "rollout")
 """Of a run in a simulator: an environment's process has no torch."""
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
+_TP = "actor.tensor_model_parallel_size"
 _EPISODE = ("env.id", "env.task", "env.train.max_episode_steps")
 _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 
@@ -486,12 +487,43 @@ def _passes_hold_sequences(config: ReasoningConfig, plan: ReasoningPlan) -> Iter
 
 @rule(
     *("model", "data.max_prompt_length", "rollout.max_response_length", "rollout.model_dir", "cluster.fuse"),
-    "actor.checkpoint_load_path",
+    *("actor.checkpoint_load_path", "critic.model_dir", _TP),
     kinds=("reasoning",),
 )
 def _what_the_models_card_says(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     shares_process = {"actor", "rollout"} <= set(fused_roles(config))
     yield from registry.language_card().problems(config, shares_process)
+
+
+def _splits_layers(config: BaseConfig) -> bool:
+    try:
+        return registry.strategy_needs(config.actor.strategy).ranks_per_model
+    except registry.PartError:  # said by its own rule
+        return False
+
+
+@rule("actor.strategy", kinds=SIMULATED)
+def _layers_of_language_models_are_split(config: Config, plan: Plan) -> Iterator[Problem]:
+    if _splits_layers(config):
+        text = f"{config.actor.strategy} splits layers of language models only. Use fsdp or replicated"
+        yield Problem("actor.strategy", text)
+
+
+@rule("actor.strategy", _TP, PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
+def _ranks_form_whole_models(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    size, strategy = config.actor.tensor_model_parallel_size, config.actor.strategy
+    if not _splits_layers(config):
+        if size > 1:
+            text = f"{size} ranks share layers with actor.strategy: tensor_parallel only, and that is {strategy}. Use 1"
+            yield Problem(_TP, text)
+        return
+    if size == 1:
+        yield Problem(_TP, "1 splits nothing. Use 2 or more, or actor.strategy: replicated")
+    for role in ("actor", "reference", "critic"):
+        ranks = plan.size(role) if role in roles_of(config) else None
+        if ranks and ranks % size:
+            text = f"{ranks} ranks of {role} form no whole number of models of {size} ({quotient(ranks, size)})"
+            yield Problem(_TP, f"{text}. Use a divisor, or place the role on {near_multiples(ranks, size)}")
 
 
 @rule("algorithm.kl", kinds=("reasoning",))
@@ -547,6 +579,35 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
 def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     if config.reward.fn is not None and not registry.IMPORT_PATH.fullmatch(config.reward.fn):
         yield Problem("reward.fn", f"{config.reward.fn!r} is no import path. Write pkg.module:function")
+
+
+@rule("reward", kinds=("reasoning",))
+def _something_scores(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
+    reward = config.reward
+    if reward.model is None:
+        if not reward.weights.rule:
+            text = "is 0, and reward.model is null, so that nothing scores. Use 1, or name a reward model"
+            yield Problem("reward.weights.rule", text)
+        return
+    if not reward.weights.model:
+        text = "is 0, and reward.model would score in vain. Use another weight, or set reward.model to null"
+        yield Problem("reward.weights.model", text)
+    try:
+        said = policy_config(policy_directory(reward.model))
+        labels, room = labels_of(said), said.get("max_position_embeddings")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return  # no directory, which has its own rule; or loading it will say more
+    if reward.label is None and len(labels) != 1:
+        text = (
+            f"is null, and the classifier in {reward.model} has {len(labels)} labels. Name the one whose logit counts"
+        )
+        yield Problem("reward.label", f"{text}: {', '.join(labels[:10])}")
+    elif reward.label is not None and reward.label not in labels:
+        hint = registry.did_you_mean(reward.label, labels)
+        yield Problem("reward.label", f"the classifier in {reward.model} has no label {reward.label!r}. {hint}")
+    if isinstance(room, int) and (reward.max_length or 0) > room:
+        text = f"{reward.max_length} tokens, and the reward model has {room} positions. Use {room} or less, or null"
+        yield Problem("reward.max_length", text)
 
 
 @rule("data.train_files", "data.val_files", "runner.val_check_interval", kinds=("reasoning",))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlinf_lite.cards import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, UnitFloat
+from rlinf_lite.cards import Float, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section, UnitFloat
 from rlinf_lite.config.schema import (
     BaseAlgorithmConfig,
     BaseConfig,
@@ -139,6 +139,9 @@ class LanguageActorConfig(TrainConfig):
 
     max_tokens_per_micro_batch: PositiveInt = 8192
     """Largest number of tokens, padding included, per forward pass and rank."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """strategy: tensor_parallel: ranks that compute a layer together, on the same rows; a divisor of the model's heads
+    of keys and values, and of the ranks of actor, critic and reference."""
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 
@@ -148,12 +151,31 @@ class CriticConfig(Section):
     optim: OptimConfig = OptimConfig()
 
 
+class RewardWeights(Section):
+    """A response's score is the sum of what scores it, each times its weight."""
+
+    rule: Float = 1.0
+    """Of the rule; 0: no rule is asked."""
+    model: Float = 1.0
+    """Of the reward model."""
+
+
 class RewardConfig(Section):
     fn: str | None = None
     """`pkg.module:function`, called as `(solution, ground_truth, extra_info)`; null: the rule of each row's
     data_source."""
     timeout_s: PositiveFloat = 5.0
     """Limit per response; one that takes longer scores 0."""
+    model: str | None = None
+    """Directory of a reward model: a sequence classifier in transformers' layout, with its own tokenizer, which reads
+    prompt and response; null: rules alone."""
+    label: str | None = None
+    """The label of the classifier whose logit is the score; null: it has one label."""
+    max_length: PositiveInt | None = None
+    """Tokens of prompt and response that the reward model reads, the last ones; null: as many as it has positions."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of the reward model's parameters and of its passes."""
+    weights: RewardWeights = RewardWeights()
 
 
 class SupervisedConfig(Section):

@@ -42,6 +42,14 @@ def chunk_of(said: Mapping[str, Any]) -> int | None:
     return found
 
 
+def labels_of(said: Mapping[str, Any]) -> list[str]:
+    """The outputs of a classifier of transformers, by its `config.json`: where that names none, it means two."""
+    named = said.get("id2label")
+    if isinstance(named, dict):
+        return [str(named[number]) for number in sorted(named, key=int)]
+    return [f"LABEL_{number}" for number in range(said.get("num_labels", 2))]
+
+
 def start_dir(config: Any) -> Path | None:
     """The directory of the policy or model that a run starts from; None: random weights."""
     named = config.actor.checkpoint_load_path or config.rollout.model_dir

@@ -297,6 +297,7 @@ def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
 _directory_rule("rollout.model_dir", True, ALL)
 _directory_rule("actor.checkpoint_load_path", True, ALL)
 _directory_rule("critic.model_dir", True, ("reasoning",))
+_directory_rule("reward.model", True, ("reasoning",))
 _directory_rule("actor.tokenizer.tokenizer_model", False, ALL)
 _directory_rule("data.teacher_dir", False, SIMULATED)
 

@@ -394,7 +394,8 @@ class TrainConfig(Section):
     """Parameter and compute type of forward and backward; the optimizer's copy is fp32."""
     strategy: str = STRATEGIES.default
     """How a model that trains lies over several ranks: fsdp (in shards), replicated (whole on each, quickest for small
-    models), or `pkg.module:Class`; of language models the critic and the reference too."""
+    models), tensor_parallel (layers of a language model over several ranks each), or `pkg.module:Class`; of language
+    models the critic and the reference too."""
     num_threads: PositiveInt | None = None
     """Threads that train and score; null: all cores, divided among a node's actors. On CPUs each computes a part of a
     small model's micro-batches; a large model has them as torch's threads."""

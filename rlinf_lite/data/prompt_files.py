@@ -40,7 +40,8 @@ class PromptRow:
     messages: list[dict[str, str]] | None
     text: str
     data_source: str
-    ground_truth: str
+    ground_truth: str | None
+    """None: no rule scores the row, only a reward model does."""
     extra_info: dict[str, Any]
 
 
@@ -72,16 +73,16 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
     if not isinstance(reward_model, dict | None):
         raise BadRowError(f"reward_model is a {type(reward_model).__name__}, not {{style: rule, ground_truth}}")
     truth, style = (reward_model or {}).get("ground_truth"), (reward_model or {}).get("style") or "rule"
-    if truth is None or truth == "":
-        raise BadRowError("no ground truth. reward_model.ground_truth is the answer, as text")
-    if style != "rule":
-        raise BadRowError(f"reward_model.style is {style!r}, and only rule is known")
-    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+    if style not in ("rule", "model"):
+        raise BadRowError(f"reward_model.style is {style!r}, neither rule nor model")
+    if style == "rule" and truth in (None, ""):
+        raise BadRowError("no ground truth. reward_model.ground_truth is the answer, as text; style: model needs none")
+    if style == "rule" and (isinstance(truth, bool) or not isinstance(truth, str | int | float)):
         raise BadRowError(
             f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
         )
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
-    return PromptRow(messages, text, source or "", str(truth), extra_info or {})
+    return PromptRow(messages, text, source or "", str(truth) if style == "rule" else None, extra_info or {})
 
 
 def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:

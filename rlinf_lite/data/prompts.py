@@ -1,8 +1,9 @@
-"""Prompts with known answers, from JSONL and Parquet files, for language models that are scored by rules.
+"""Prompts, with known answers where rules score the responses to them, from JSONL and Parquet files.
 
 A row is `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info}`. `prompt` is a list of
 `{role, content}`, which the tokenizer's chat template puts together, or text, which is tokenised as it is. Rows of
-`question` and `answer`, as GSM8K is published, are read too.
+`question` and `answer`, as GSM8K is published, are read too. `style: "model"` needs no ground truth: only a reward
+model scores such a row.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ class Prompt:
     """One row, tokenised; `row` is its index in the data set."""
 
     prompt_ids: list[int]
+    prompt: str | list[dict[str, str]]
+    """As it was written: text, or the messages of a chat."""
     data_source: str
-    ground_truth: str
+    ground_truth: str | None
     extra_info: dict[str, Any]
     row: int
 
@@ -41,8 +44,9 @@ class PromptDataset:
     """The rows of some files, in order. Files stay on disk; what is kept are the places of the rows.
 
     Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
-    counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows,
-    "" where a row has none, sorted. Plain text gets the special tokens that the tokenizer puts around text by itself.
+    counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows
+    that have a ground truth, "" where a row names none, sorted; `num_without_truth` others there are. Plain text gets
+    the special tokens that the tokenizer puts around text by itself.
 
     Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
     or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
@@ -57,7 +61,7 @@ class PromptDataset:
         filter_overlong: bool = True,
     ) -> None:
         self.tokenizer, self.max_prompt_length, self.prompt_key = tokenizer, max_prompt_length, prompt_key
-        self.num_overlong = 0
+        self.num_overlong = self.num_without_truth = 0
         self.data_sources: list[str] = []
         self._files = open_prompts([paths] if isinstance(paths, str | Path) else paths, prompt_key)
         self._places = self._check(filter_overlong)  # [num_rows, 2]; which file, and which row of it
@@ -70,7 +74,9 @@ class PromptDataset:
             raise IndexError(f"row {row} of a data set of {len(self)}")
         file, place = self._places[row].tolist()
         found = self._row(self._files[file].read(place))
-        return Prompt(self._tokenise([found])[0], found.data_source, found.ground_truth, found.extra_info, row)
+        prompt = found.text if found.messages is None else found.messages
+        ids = self._tokenise([found])[0]
+        return Prompt(ids, prompt, found.data_source, found.ground_truth, found.extra_info, row)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> DataProto:
         """`collate` of these rows."""
@@ -79,8 +85,8 @@ class PromptDataset:
     def collate(self, prompts: Sequence[Prompt]) -> DataProto:
         """B prompts, padded on the left to the longest, P tokens.
 
-        Tensors `prompt_ids` int64 [B, P] and `prompt_mask` bool [B, P], False where padded; arrays `data_source`,
-        `ground_truth`, `extra_info` and `row` [B].
+        Tensors `prompt_ids` int64 [B, P] and `prompt_mask` bool [B, P], False where padded; arrays `prompt`,
+        `data_source`, `ground_truth`, `extra_info` and `row` [B].
         """
         length = max((len(prompt.prompt_ids) for prompt in prompts), default=0)
         fillers = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
@@ -91,7 +97,7 @@ class PromptDataset:
             start = length - len(prompt.prompt_ids)
             ids[i, start:] = torch.tensor(prompt.prompt_ids)
             mask[i, start:] = True
-        names = ("data_source", "ground_truth", "extra_info", "row")
+        names = ("prompt", "data_source", "ground_truth", "extra_info", "row")
         columns = {name: [getattr(prompt, name) for prompt in prompts] for name in names}
         return DataProto.from_dict({"prompt_ids": ids, "prompt_mask": mask}, columns)
 
@@ -113,7 +119,10 @@ class PromptDataset:
                 for (place, row), ids in zip(good, self._tokenise([row for _, row in good]), strict=True):
                     if 0 < len(ids) <= limit:
                         places.append((number, place))
-                        sources.add(row.data_source)
+                        if row.ground_truth is None:
+                            self.num_without_truth += 1
+                        else:
+                            sources.add(row.data_source)
                     elif not ids:
                         problems.append(f"{file.path}, row {place + 1}: the prompt has no tokens. Give it some text")
                     elif filter_overlong:

@@ -26,19 +26,23 @@ def tokenizer_dir(cfg: ReasoningConfig) -> Path:
 
 def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:
     """Raises TokenizerError."""
+    directory = tokenizer_dir(cfg)
+    tokenizer = read_tokenizer(directory, "Set actor.tokenizer.tokenizer_model")
+    if tokenizer.eos_token_id is None:
+        raise TokenizerError(f"the tokenizer in {directory} has no eos_token, so that no response would ever end")
+    return tokenizer
+
+
+def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
+    """That of a directory. Raises TokenizerError, which ends in `hint`."""
     from transformers import AutoTokenizer
 
-    directory = tokenizer_dir(cfg)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise TokenizerError(
-            f"{directory} holds no tokenizer ({error}). Set actor.tokenizer.tokenizer_model"
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise TokenizerError(f"the tokenizer in {directory} has no eos_token, so that no response would ever end")
+        raise TokenizerError(f"{directory} holds no tokenizer ({error}). {hint}") from error
     return tokenizer
 
 

@@ -53,7 +53,11 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
     config, actor = plan.config, plan.config.actor
     algorithm, prompts, ranks = config.algorithm, config.data.num_prompts, plan.size("actor")
     assert ranks  # the checks have passed
-    share = -(-actor.global_batch_size // ranks)
+    together = actor.tensor_model_parallel_size
+    share = -(-actor.global_batch_size // (ranks // together))
+    parts, part = f"{ranks} actor ranks", "rank"
+    if together > 1:
+        parts, part = f"{ranks // together} models of {together} actor ranks each", "model"
     greedy = ", and a greedy one each" if algorithm.adv_type == "remax" else ""
     yield f"roles         {', '.join(roles_of(config))}; in one process: {config.cluster.fuse or 'none'}"
     yield (
@@ -66,7 +70,7 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
         f"x {algorithm.update_epochs} epochs = {updates}"
     )
     yield (
-        f"per update    {actor.global_batch_size} / {ranks} actor ranks = {share} responses a rank, "
+        f"per update    {actor.global_batch_size} / {parts} = {share} responses a {part}, "
         f"{actor.max_tokens_per_micro_batch} tokens or less per forward and backward pass"
     )
     sft = config.sft

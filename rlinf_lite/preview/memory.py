@@ -269,6 +269,11 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
                 f"activations of the {name} are left out: it could not be run without building it",
                 partial(_language_passes, plan, model, meter, peaks),
             )
+        if config.reward.model is not None:
+            found.attempt(
+                "the reward model is left out: it could not be built and run",
+                partial(_reward_model, config, found, meter, peaks),
+            )
     # ids and mask; numbers per token of the response, and its mask
     columns = config.data.max_prompt_length + config.rollout.max_response_length
     found.sample_bytes = 9 * columns + (6 * _FP32 + 1) * config.rollout.max_response_length
@@ -289,6 +294,22 @@ def _language_model(kind: type[LanguageModel], directory: str | Path | None, con
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model
+
+
+def _reward_model(config: ReasoningConfig, found: Estimate, meter: Meter, peaks: Counter[str]) -> None:
+    """Count the classifier and the peak of its largest pass."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    settings = json.loads((policy_directory(str(config.reward.model)) / "config.json").read_text())
+    dtype = torch.bfloat16 if config.reward.precision == "bf16" else torch.float32
+    built = AutoConfig.for_model(settings.pop("model_type"), **settings | {"pad_token_id": 0, "dtype": dtype})
+    model = AutoModelForSequenceClassification.from_config(built).eval().requires_grad_(False)
+    found.models["reward model"] = count(model, [])
+    columns = config.data.max_prompt_length + config.rollout.max_response_length
+    columns = min(columns, config.reward.max_length or columns)
+    ids = torch.zeros(max(config.actor.max_tokens_per_micro_batch // columns, 1), columns, dtype=torch.int64)
+    with torch.no_grad():
+        peaks["reward"] = meter.peak_of(lambda: model(input_ids=ids, attention_mask=torch.ones_like(ids)))[1]
 
 
 def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, peaks: Counter[str]) -> None:
@@ -367,13 +388,16 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         activations = peaks["critic" if role == "critic" else "model"]
         return _training(plan, role, counts, activations, host)
     if role == "reference":
-        return RankMemory({"weights": counts.num_bytes // _shards(plan, role)}, {"scoring": peaks["scoring"]}, host)
+        return RankMemory({"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}, host)
     if role == "rollout":
         low = config.actor.precision == "bf16" and slots(config.cluster)[0] == "cuda"
-        shared = {"actor", "rollout"} <= set(fused) and _shards(plan, "actor") == 1
+        shared = {"actor", "rollout"} <= set(fused) and _is_whole(plan, "actor")
         weights = {} if shared else {"weights": counts.num_bytes // (2 if low else 1) + counts.buffer_bytes}
         return RankMemory(weights, {name: peaks[name] for name in ("keys and values", "generating")}, host)
-    return RankMemory({}, {}, host)
+    if "reward model" not in found.models:
+        return RankMemory({}, {}, host)
+    counts = found.models["reward model"]
+    return RankMemory({"weights": counts.num_bytes + counts.buffer_bytes}, {"scoring": peaks["reward"]}, host)
 
 
 # both
@@ -383,22 +407,38 @@ def _shards(plan: Plan | ReasoningPlan, role: str) -> int:
     return (plan.size(role) or 1) if plan.config.actor.strategy == "fsdp" else 1
 
 
+def _is_whole(plan: Plan | ReasoningPlan, role: str) -> bool:
+    """Whether a rank has all of a model that trains."""
+    return (plan.size(role) or 1) == 1 or plan.config.actor.strategy not in ("fsdp", "tensor_parallel")
+
+
+def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) -> int:
+    """Of a number that all parameters have a part in, that of the parameters which a rank has."""
+    if isinstance(plan, ReasoningPlan) and plan.config.actor.strategy == "tensor_parallel":
+        whole = number * counts.root // counts.parameters  # what is in no layer
+        return whole + (number - whole) // plan.config.actor.tensor_model_parallel_size
+    return number // _shards(plan, role)
+
+
 def _training(
     plan: Plan | ReasoningPlan, role: str, counts: Counts, activations: int, host: dict[str, int]
 ) -> RankMemory:
     """A process that trains a model, alone or as one of several that have shards of it: fp32 weights, AdamW."""
     config, shards, lanes = plan.config, _shards(plan, role), 1
     precision = config.actor.precision
-    if slots(config.cluster)[0] == "cpu" and shards == 1:  # each lane has gradients
+    if slots(config.cluster)[0] == "cpu" and _is_whole(plan, role):  # each lane has gradients
         on_a_node = -(-(plan.size(role) or 1) // config.cluster.num_nodes)
         lanes = lanes_for(training_threads(config.actor.num_threads, on_a_node), counts.parameters)
-    working = {"gradients": lanes * _FP32 * counts.trained // shards, "activations": activations}
+    working = {"gradients": lanes * _part(plan, role, counts, _FP32 * counts.trained), "activations": activations}
     if shards > 1:
         # FSDP2 holds whole the root, a layer, the next one, and gradients of one of them before they are reduced
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
         gradients = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
         working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + gradients
-    held = {"weights": counts.num_bytes // shards + counts.buffer_bytes, "AdamW": 2 * _FP32 * counts.trained // shards}
+    held = {
+        "weights": _part(plan, role, counts, counts.num_bytes) + counts.buffer_bytes,
+        "AdamW": _part(plan, role, counts, 2 * _FP32 * counts.trained),
+    }
     return RankMemory(held, working, host)
 
 

@@ -23,6 +23,8 @@ class RewardResult:
     scores: np.ndarray
     num_failed: int
     first_traceback: str | None
+    num_cut: int = 0
+    """Of a reward model: samples whose beginning it did not read, as they were too long."""
 
 
 class RewardScorer:

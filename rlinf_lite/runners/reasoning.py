@@ -30,7 +30,7 @@ from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.report.page import measure_overrides
-from rlinf_lite.rewards import RewardScorer
+from rlinf_lite.rewards import RewardError, RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
@@ -87,7 +87,7 @@ class ReasoningRunner(Runner):
         self._supervised_updates = 0  # of those before the first step, how many are done
         self._resumable = self._position()  # as it was after the last completed step, or supervised update
         self._spans: list[Span] = []
-        self._failed_rewards, self._warned_of_rewards = 0, False
+        self._failed_rewards, self._cut_rewards, self._warned_of_rewards = 0, 0, False
         self._others_exist = False  # reference and critic, which start from where supervised training ends
 
     def run(self, until: int | None = None) -> RunResult:
@@ -137,10 +137,12 @@ class ReasoningRunner(Runner):
         results = [result for ranks in trained for result in ranks if result is not None]
         metrics |= _over_updates([ranks[0]["metrics"] for ranks in trained if ranks[0] is not None])
         metrics["rollout/failed_rewards"] = float(self._failed_rewards)
+        if self.cfg.reward.model is not None:
+            metrics["rollout/cut_rewards"] = float(self._cut_rewards)
         metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["step"]
         if results:
             metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-        self._failed_rewards = 0
+        self._failed_rewards = self._cut_rewards = 0
         spans = self._spans + [span for result in results for span in result["spans"]]
         self._log_generated(started, batch, metrics, spans)
 
@@ -160,7 +162,7 @@ class ReasoningRunner(Runner):
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
         recomputes = recomputed_logprobs(self.cfg)[0]
         trained: list[DataProto] = []
-        scores: list[torch.Tensor] = []  # of all responses, those that were filtered too
+        scores: list[DataProto] = []  # of all responses, those that were filtered too
         num_responses = num_groups = num_kept = num_tokens = 0
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
             generating = self._generate(step, refill)
@@ -174,7 +176,7 @@ class ReasoningRunner(Runner):
                 num_responses += len(batch)
                 num_groups += experience.num_groups(batch)
                 batch = experience.split_baselines(batch, algorithm.group_size)
-                scores.append(batch.batch["scores"])
+                scores.append(batch.select([name for name in batch.batch if name.endswith("scores")], [], []))
                 if algorithm.filter_groups:
                     batch = experience.first_groups(experience.with_signal(batch), wanted - num_kept)
                 num_kept += experience.num_groups(batch)
@@ -198,11 +200,16 @@ class ReasoningRunner(Runner):
             if num_kept >= wanted:
                 break
 
+        scored = DataProto.concat(scores).batch
         metrics = {
-            "rollout/all_rewards": float(torch.cat(scores).mean()),
+            "rollout/all_rewards": float(scored["scores"].mean()),
             "rollout/generated_tokens": float(num_tokens),
             "rollout/response_length": num_tokens / num_responses,
         }
+        if "model_scores" in scored:
+            metrics["rollout/model_rewards"] = float(scored["model_scores"].mean())
+            if not scored["rule_scores"].isnan().all():
+                metrics["rollout/rule_rewards"] = float(scored["rule_scores"].nanmean())
         if algorithm.filter_groups:
             metrics["rollout/filtered_groups_frac"] = 1 - num_kept / num_groups
         return (experience.in_order(DataProto.concat(trained)) if trained else None), metrics
@@ -231,10 +238,14 @@ class ReasoningRunner(Runner):
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
             if self.critic is not None:
-                columns = experience.for_ranks(minibatch, ["values", "returns"], self.critic.world_size)
+                columns = experience.for_ranks(minibatch, ["values", "returns"], self._num_models(self.critic))
                 yield self.critic.update_critic(columns)
             if self.critic is None or step >= algorithm.critic_warmup_steps:
-                yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self.actor.world_size))
+                yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self._num_models(self.actor)))
+
+    def _num_models(self, group: WorkerGroup) -> int:
+        """How many parts of a batch a group's ranks work on."""
+        return group.world_size // self.cfg.actor.tensor_model_parallel_size
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
         """Answer the problems to evaluate on, greedily, with the actor's present weights; problems, answers and scores
@@ -250,19 +261,21 @@ class ReasoningRunner(Runner):
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
         self._take_metrics(batch, rewards)
-        scores = rewards.batch["scores"].tolist()
+        scores, by_rule = rewards.batch["scores"], rewards.batch["rule_scores"]
+        successes = torch.where(by_rule.isnan(), scores, by_rule) >= 1  # of an answer that no rule judges, by its score
         if videos is not None:
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
             truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
             with videos.with_suffix(".answers.jsonl").open("w") as file:
-                for row in zip(texts, responses, truths, scores, strict=True):
+                for row in zip(texts, responses, truths, scores.tolist(), strict=True):
                     names = ("prompt", "response", "ground_truth", "score")
                     file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
-        columns = (rows.tolist(), batch.non_tensor_batch["data_source"].tolist(), lengths, scores)
-        answers = [  # an answer is an episode of one decision per token; success is a score of 1
-            EpisodeRecord(row, source or "problems", row, length, score, score >= 1, score >= 1)
-            for row, source, length, score in zip(*columns, strict=True)
+        sources = batch.non_tensor_batch["data_source"].tolist()
+        columns = (rows.tolist(), sources, lengths, scores.tolist(), successes.tolist())
+        answers = [  # an answer is an episode of one decision per token
+            EpisodeRecord(row, source or "problems", row, length, score, success, success)
+            for row, source, length, score, success in zip(*columns, strict=True)
         ]
         data = self.cfg.data
         protocol = {"problems": data.val_files, "num_problems": len(rows), "seed": self.cfg.runner.seed, **code()}
@@ -286,7 +299,9 @@ class ReasoningRunner(Runner):
             batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
             self._in_update = True
-            under_way.append(self.actor.update_supervised(experience.for_ranks(batch, [], self.actor.world_size)))
+            under_way.append(
+                self.actor.update_supervised(experience.for_ranks(batch, [], self._num_models(self.actor)))
+            )
             is_last, snapshot_is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
             pausing = self._stop.requested or snapshot_is_due or is_last
             while len(under_way) > (0 if pausing else 1):  # the next batch is made while one trains
@@ -359,7 +374,7 @@ class ReasoningRunner(Runner):
         self._go_back_to(state)
 
     def _forget_unfinished_step(self) -> None:
-        self._failed_rewards = 0
+        self._failed_rewards = self._cut_rewards = 0
         self._go_back_to(self._resumable)
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
@@ -397,18 +412,30 @@ class ReasoningRunner(Runner):
                 self._spans += metrics["spans"]
                 failed = metrics.get("num_failed", 0)
                 self._failed_rewards += failed
+                self._cut_rewards += metrics.get("num_cut", 0)
                 if failed and not self._warned_of_rewards:
                     log.warning("a reward could not be computed and is 0; the first of them:\n%s", metrics["traceback"])
                     self._warned_of_rewards = True
 
 
 def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
-    """Raise RewardError where responses could not be scored; for before anything is started."""
+    """Raise RewardError or TokenizerError where responses could not be scored; for before anything is started."""
     scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
-    for dataset in (problems.train, problems.val):
-        if dataset is not None:
-            scorer.check_sources(dataset.data_sources)
-    scorer.close()
+    try:
+        for name, dataset in (("data.train_files", problems.train), ("data.val_files", problems.val)):
+            if dataset is None:
+                continue
+            if cfg.reward.weights.rule:
+                scorer.check_sources(dataset.data_sources)
+            if cfg.reward.model is None and dataset.num_without_truth:
+                what = f"{dataset.num_without_truth} rows have reward_model.style: model, and reward.model is null"
+                raise RewardError(f"{what}. Name a reward model, or give the rows a ground truth", name)
+    finally:
+        scorer.close()
+    if cfg.reward.model is not None:
+        from rlinf_lite.workers.reasoning.reward_model import check_reward_model
+
+        check_reward_model(cfg.reward)
 
 
 def _over_updates(by_update: list[dict[str, float]]) -> dict[str, float]:

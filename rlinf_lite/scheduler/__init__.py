@@ -14,6 +14,7 @@ from rlinf_lite.scheduler.dispatch import Execute as Execute
 from rlinf_lite.scheduler.dispatch import Piece as Piece
 from rlinf_lite.scheduler.dispatch import Scatter as Scatter
 from rlinf_lite.scheduler.dispatch import nd_compute as nd_compute
+from rlinf_lite.scheduler.dispatch import nd_compute_metric as nd_compute_metric
 from rlinf_lite.scheduler.dispatch import register as register
 from rlinf_lite.scheduler.dispatch import register_dispatch_mode as register_dispatch_mode
 from rlinf_lite.scheduler.dispatch import route as route

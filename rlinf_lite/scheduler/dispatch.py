@@ -128,7 +128,7 @@ register = CallRule
 class DispatchMode:
     dispatch: DispatchFn
     collect: CollectFn = list  # `list`: the outputs by rank
-    mesh: str | None = None  # the device mesh whose places replace both functions, call by call (`nd_compute`)
+    mesh: str | None = None  # the device mesh whose places decide, call by call (`nd_compute`)
 
 
 def call_rule(method: Callable[..., Any]) -> CallRule:
@@ -211,8 +211,16 @@ def nd_compute(mesh: str) -> str:
     return name
 
 
-def mesh_mode(mesh: str, places: Sequence[MeshPlace | None]) -> DispatchMode:
-    """`nd_compute`'s mode for workers at these places, by rank. Raises ValueError where they form no mesh."""
+def nd_compute_metric(mesh: str) -> str:
+    """As `nd_compute`, for methods that return no rows: outputs are listed by rank, those of all of them."""
+    name = f"ND_COMPUTE_METRIC({mesh})"
+    _modes.setdefault(name, DispatchMode(_by_rows, list, mesh))
+    return name
+
+
+def mesh_mode(mesh: str, places: Sequence[MeshPlace | None], lists: bool = False) -> DispatchMode:
+    """`nd_compute`'s mode for workers at these places, by rank; `lists`: `nd_compute_metric`'s. Raises ValueError where
+    they form no mesh."""
     known = [place for place in places if place is not None]
     if len(known) < len(places):
         missing = ", ".join(str(rank) for rank, place in enumerate(places) if place is None)
@@ -230,7 +238,8 @@ def mesh_mode(mesh: str, places: Sequence[MeshPlace | None]) -> DispatchMode:
         by_shard = _by_rows(size, args, kwargs)
         return [by_shard[place.dp_rank] for place in known]
 
-    return DispatchMode(dispatch, ConcatRows(tuple(collecting[dp_rank] for dp_rank in range(size))), mesh)
+    rows = ConcatRows(tuple(collecting[dp_rank] for dp_rank in range(size)))
+    return DispatchMode(dispatch, list if lists else rows, mesh)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class RunningGroup:
                 asked = [member.actor._mesh_place.remote(member.index, mesh) for member in members]
                 places = Handle(self, "join_mesh", members, asked, of_user=False).wait()
                 known |= {(mesh, member.rank): place for member, place in zip(members, places, strict=True)}
-            mode = mesh_mode(mesh, [known[mesh, member.rank] for member in members])
+            mode = mesh_mode(mesh, [known[mesh, member.rank] for member in members], lists=mode.collect is list)
         rank_zero = rule.execute_mode == Execute.RANK_ZERO
         members, collect = (members[:1], _only) if rank_zero else (members, mode.collect)
         stored: dict[int, Any] = {}

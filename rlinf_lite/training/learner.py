@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
-from rlinf_lite.registry import STRATEGIES
+from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
 from rlinf_lite.training.lanes import Lanes, can_be_copied, lanes_for
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 B = TypeVar("B")  # a micro-batch, or the part of it that a lane computes
 R = TypeVar("R")
 LossFn = Callable[[Any, B, MetricSums], Tensor]
-"""The loss of some samples under a model, as their part of the loss of all ranks' micro-batches times the number of
-ranks, over which gradients are averaged. Adds its metrics to the sums. Called by several threads at once."""
+"""The loss of some samples under a model, as their part of the loss of all ranks' micro-batches times `dp_size`, over
+which gradients are averaged. Adds its metrics to the sums. Called by several threads at once."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -59,6 +59,8 @@ class NonFiniteUpdateError(RuntimeError):
 
 class Learner:
     """A model over the ranks of `worker`'s group, laid out by `actor.strategy`. All ranks call every method together.
+
+    Ranks of one `dp_rank`, of `dp_size`, train the same rows; all others have rows of their own.
 
     `num_parameters`, `num_threads` and `lanes` are there from the beginning, `optimizer` from `start_training` on.
     While it trains, `num_threads` threads compute: one in each lane, or all of them torch's where there is one lane.
@@ -71,13 +73,20 @@ class Learner:
     _total_steps: int
     _bad_updates_in_a_row: int
 
-    def __init__(self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str) -> None:
-        """`name`: in metrics and files, such as actor or critic. Ranks bring models with the same weights."""
+    def __init__(
+        self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str, ranks_per_model: int = 1
+    ) -> None:
+        """`name`: in metrics and files, such as actor or critic. Ranks bring models with the same weights.
+        `ranks_per_model`: for strategies that need it."""
         self.worker, self.cfg, self.name = worker, cfg, name
         self.model = model.to(worker.device)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = training_threads(cfg.actor.num_threads, worker.local_world_size)
-        self.strategy: Strategy = STRATEGIES.get(cfg.actor.strategy)()
+        strategy = STRATEGIES.get(cfg.actor.strategy)
+        takes_ranks = strategy_needs(cfg.actor.strategy).ranks_per_model
+        self.strategy: Strategy = strategy(ranks_per_model) if takes_ranks else strategy()
+        self.dp_rank, self.dp_size = worker.rank // ranks_per_model, worker.world_size // ranks_per_model
+        self.is_first_of_model = worker.rank % ranks_per_model == 0
         if worker.world_size > 1:
             if not dist.is_initialized():  # roles that share a process share its group
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s

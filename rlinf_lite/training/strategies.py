@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from rlinf_lite.registry import STRATEGIES
 
@@ -81,12 +82,58 @@ class Replicated:
         """All ranks built the same one."""
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """One that no rank has a gradient of stays without, and is neither decayed nor counted."""
-        has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-        gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
-        flat = torch.cat([*gradients, has_gradient])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        *parts, shares = flat.split([*(p.numel() for p in parameters), len(parameters)])
-        for parameter, part, share in zip(parameters, parts, shares.tolist(), strict=True):
-            parameter.grad = part.view_as(parameter) if share else None
+        """See `average_gradients`."""
+        average_gradients(parameters)
+
+
+class TensorParallel:
+    """Each layer over `size` ranks next to each other (`tensor_parallel.py`), which train the same rows. Where there
+    are several times as many ranks, gradients are averaged over these models once per update."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def prepare(self, model: LanguageModel, world_size: int, device: str, precision: str) -> None:
+        """Raises UnsupportedModelError."""
+        from rlinf_lite.training.tensor_parallel import split_layers
+
+        shape = (world_size // self.size, self.size)
+        self._mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=("dp", "tp"))
+        split_layers(model, self._mesh["tp"])
+
+    def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            # of what is whole and computes a part of the heads, each rank has a part of the sum
+            grad, placements = parameter.grad, getattr(parameter, "placements", None)
+            if isinstance(grad, DTensor) and grad.placements != placements:
+                parameter.grad = grad.redistribute(placements=placements)
+        average_gradients(parameters, self._mesh["dp"].get_group())
+
+
+def average_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
+    """Over the ranks of `group` (None: all), in one exchange; of DTensors, of what a rank has of them. One that no rank
+    has a gradient of stays without, and is neither decayed nor counted."""
+    own: list[Any] = [_local(parameter.detach()) for parameter in parameters]
+    has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device=own[0].device)
+    gradients = [
+        torch.zeros_like(x) if p.grad is None else _local(p.grad) for x, p in zip(own, parameters, strict=True)
+    ]
+    flat = torch.cat([*(x.flatten() for x in gradients), has_gradient])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    *parts, shares = flat.split([*(x.numel() for x in own), len(parameters)])
+    for parameter, x, part, share in zip(parameters, own, parts, shares.tolist(), strict=True):
+        parameter.grad = _like(parameter, part.view_as(x)) if share else None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return local
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )

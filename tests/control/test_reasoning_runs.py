@@ -10,7 +10,7 @@ from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.control.conftest import Hurt, changed, events, pids
 from tests.control.test_runs import check_whole, equal, hurt_within, run_to_end
-from tests.runners.conftest import FUSED, SMALL_MATH, placed, read_metrics
+from tests.runners.conftest import FUSED, SMALL_MATH, placed, read_metrics, write_reward_model
 
 CRITIC = ["algorithm.adv_type=gae", "control.snapshot_interval=1", "control.backoff_s=0.1"]
 CRITIC += ["algorithm.kl={place: loss, coef: 0.1}", "runner.max_steps=10", "actor.num_threads=1"]
@@ -65,6 +65,20 @@ def test_killed(start, start_reasoning, tmp_path_factory, overrides, victims, re
     assert len(recovered) == len(victims) and all(event["steps_lost"] == 0 for event in recovered)
     check_whole(runner)
     assert equal(final, undisturbed)
+
+
+def test_a_killed_reward_model_is_loaded_again(start, start_reasoning, tmp_path_factory, repo):
+    directory = write_reward_model(tmp_path_factory.mktemp("model") / "sevens", repo)
+    scored = [f"reward.model={directory}", "reward.weights.rule=0.5", placed(rollout="'0'"), "runner.max_steps=5"]
+    undisturbed = run_to_end(start_reasoning(*scored, root=tmp_path_factory.mktemp("undisturbed")))
+    start.stop()
+    runner = start_reasoning(*scored)
+    before = pids(runner)
+    hurt = Hurt(runner, 2, ("reward", 0))
+    final = run_to_end(runner)
+    hurt.join()
+    assert changed(before, runner) == {"reward[0]"} and equal(final, undisturbed)
+    assert [event["steps_lost"] for event in events(runner.run_dir, "recovered")] == [0]
 
 
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=tis", placed(rollout="'0-1'", num_slots=2)]

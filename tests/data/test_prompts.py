@@ -126,7 +126,7 @@ def test_every_bad_row_is_listed_with_what_is_missing(chat_tokenizer: PreTrained
         row(chat("two", role="nobody")),
         row("two", ["4"]),
         row(5),
-        row("two", reward_model={"style": "model", "ground_truth": "4"}),
+        row("two", reward_model={"style": "oracle", "ground_truth": "4"}),
         [1],
         row("two", extra_info="train"),
     ]
@@ -142,7 +142,7 @@ def test_every_bad_row_is_listed_with_what_is_missing(chat_tokenizer: PreTrained
         7: "the tokenizer's chat template refuses it: nobody may not speak",
         8: "reward_model.ground_truth is a list, not text",
         9: "prompt is a int, neither text nor a list",
-        10: "reward_model.style is 'model', and only rule is known",
+        10: "reward_model.style is 'oracle', neither rule nor model",
         11: "a row is a list, not an object",
         12: "data_source must be text, and extra_info an object",
     }
@@ -209,6 +209,17 @@ def test_a_batch_is_padded_on_the_left(tokenizer: PreTrainedTokenizerBase, tmp_p
     assert batch.non_tensor_batch["extra_info"].tolist() == [{}, {"a": 1}]
     assert batch.non_tensor_batch["data_source"].tolist() == ["arithmetic"] * 2
     assert batch.non_tensor_batch["row"].tolist() == [2, 0]
+    assert batch.non_tensor_batch["prompt"].tolist() == ["two plus", "two"]
+
+
+def test_rows_of_a_reward_model_need_no_answer(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    of_model = [row(chat("two"), reward_model={"style": "model"}), row("two", reward_model={"style": "model"})]
+    path = jsonl(tmp_path / "a.jsonl", [*(one | {"data_source": "talk"} for one in of_model), row("two", "1")])
+    prompts = PromptDataset(path, chat_tokenizer, 100)
+    batch = prompts.batch(range(3))
+    assert batch.non_tensor_batch["ground_truth"].tolist() == [None, None, "1"]
+    assert batch.non_tensor_batch["prompt"].tolist() == [chat("two"), "two", "two"]
+    assert prompts.data_sources == ["arithmetic"] and prompts.num_without_truth == 2
 
 
 def test_every_pass_has_every_row_once_in_another_order() -> None:

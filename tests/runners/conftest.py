@@ -123,5 +123,35 @@ def start_reasoning(cluster, tmp_path):
     stop()
 
 
+def write_reward_model(directory: Path, repo: Path) -> Path:
+    """A Llama of one layer whose score grows with the share of sevens in a text, built by hand."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(str(repo / "assets" / "char_tokenizer"))
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=128,
+        pad_token_id=0,
+    )
+    config.num_labels = 1
+    model = LlamaForSequenceClassification(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if "norm" in name else 0.0)
+        model.model.embed_tokens.weight[:, 0] = 1
+        model.model.embed_tokens.weight[tokenizer("7", add_special_tokens=False)["input_ids"][-1], 1] = 1
+        attention = model.model.layers[0].self_attn  # of all tokens alike: queries and keys are 0
+        attention.v_proj.weight[1, 1] = attention.o_proj.weight[2, 1] = 1
+        model.score.weight[0, 2] = 1
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -81,6 +81,11 @@ PLACEMENTS = {
         "actor.strategy=replicated",
         "actor.max_tokens_per_micro_batch=4096",
     ],
+    "two ranks that share layers": [
+        placed("'0:0-1'", rollout="'0'"),
+        "actor.strategy=tensor_parallel",
+        "actor.tensor_model_parallel_size=2",
+    ],
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,8 @@ from rlinf_lite.registry import install_command, is_installed
 if TYPE_CHECKING:
     from rlinf_lite.config import ReasoningConfig
 
+SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""What of a model is split over the ranks that share its layers."""
 AttnImplementation = Literal["sdpa", "flash_attention_2", "eager"]
 
 
@@ -62,6 +65,28 @@ class LanguageModel(Card):
                 "fuse others",
             )
         yield from attention_problems("model.attn_implementation", config.model.attn_implementation)
+        yield from self._divides(config)
+
+    def _divides(self, config: ReasoningConfig) -> Iterator[Problem]:
+        """Whether every one of the ranks that share a layer gets as many heads, and as much of the MLP."""
+        from rlinf_lite.config.resources import policy_config, policy_directory, start_dir
+
+        size, key = config.actor.tensor_model_parallel_size, "actor.tensor_model_parallel_size"
+        directories = {"the model": start_dir(config)}
+        if config.critic.model_dir is not None:
+            directories["the critic"] = policy_directory(config.critic.model_dir)
+        for of, directory in directories.items():
+            try:
+                said = preset(config.model.size) if directory is None else policy_config(directory)
+            except (OSError, ValueError):
+                continue  # loading it will say more
+            numbers = {name: said.get(name) for name in SPLIT}
+            bad = [f"{name} = {x}" for name, x in numbers.items() if isinstance(x, int) and x % size]
+            if bad:
+                most = math.gcd(*(x for x in numbers.values() if isinstance(x, int)))
+                yield Problem(
+                    key, f"{size} ranks do not divide {', '.join(bad)} of {of}. Use {most} or a divisor of it"
+                )
 
 
 def attention_problems(key: str, attn_implementation: AttnImplementation, precision: str = "bf16") -> Iterator[Problem]:

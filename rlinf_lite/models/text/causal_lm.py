@@ -108,32 +108,8 @@ class LanguageModel(nn.Module):
         Raises:
             CheckpointFormatError: where files are missing or damaged, or listing missing, foreign, misshapen tensors.
         """
-        directory = Path(directory)
-        read_policy_config(directory)  # a name that is no directory here would be looked up on the hub
-        transformers.logging.set_verbosity_error()  # what is missing or unexpected is said below
-        transformers.logging.disable_progress_bar()
-        try:
-            model, found = cls._auto.from_pretrained(
-                str(directory),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                attn_implementation=attn_implementation,
-                dtype=dtype,
-                ignore_mismatched_sizes=True,  # they are listed below, with the others
-                output_loading_info=True,
-                **cls._settings,
-            )
-        except (OSError, ValueError) as error:
-            raise CheckpointFormatError(f"{directory} cannot be loaded as a language model: {error}") from error
-        problems = [f"missing {name}" for name in found["missing_keys"] if not name.startswith(cls._may_lack)]
-        problems += [f"unexpected {name}" for name in found["unexpected_keys"] if not name.startswith(cls._may_ignore)]
-        problems += [
-            f"{name} has shape {tuple(read)}, the config needs {tuple(needed)}"
-            for name, read, needed in found["mismatched_keys"]
-        ]
-        if problems:
-            raise CheckpointFormatError(f"{directory} does not fit its config.json: " + "; ".join(sorted(problems)))
+        directory, settings = Path(directory), {"attn_implementation": attn_implementation, **cls._settings}
+        model = read_pretrained(cls._auto, directory, dtype, cls._may_lack, cls._may_ignore, **settings)
         return cls(model, _carried_files(directory))
 
     def save_pretrained(self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
@@ -258,6 +234,45 @@ class CausalValueModel(LanguageModel):
     def _score_layer(self) -> nn.Module:
         name = "score" if hasattr(self.language_model, "score") else "classifier"
         return self.language_model.get_submodule(name)
+
+
+def read_pretrained(
+    auto: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    may_lack: tuple[str, ...] = (),
+    may_ignore: tuple[str, ...] = (),
+    **settings: Any,
+) -> PreTrainedModel:
+    """What `auto`, a class such as AutoModelForCausalLM, makes of a directory, from the disk alone, without remote code
+    and from safetensors. `may_lack`, `may_ignore`: beginnings of names as in `LanguageModel`; `settings` go to `auto`.
+    Raises CheckpointFormatError."""
+    read_policy_config(directory)  # a name that is no directory here would be looked up on the hub
+    transformers.logging.set_verbosity_error()  # what is missing or unexpected is said below
+    transformers.logging.disable_progress_bar()
+    try:
+        model, found = auto.from_pretrained(
+            str(directory),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # they are listed below, with the others
+            output_loading_info=True,
+            **settings,
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointFormatError(f"{directory} cannot be loaded by {auto.__name__}: {error}") from error
+    problems = [f"missing {name}" for name in found["missing_keys"] if not name.startswith(may_lack)]
+    problems += [f"unexpected {name}" for name in found["unexpected_keys"] if not name.startswith(may_ignore)]
+    problems += [
+        f"{name} has shape {tuple(read)}, the config needs {tuple(needed)}"
+        for name, read, needed in found["mismatched_keys"]
+    ]
+    if problems:
+        raise CheckpointFormatError(f"{directory} does not fit its config.json: " + "; ".join(sorted(problems)))
+    own: PreTrainedModel = model
+    return own
 
 
 def logits_scale(config: PreTrainedConfig) -> float:

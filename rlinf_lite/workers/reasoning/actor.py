@@ -13,10 +13,10 @@ from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.models.text.causal_lm import LanguageModel
-from rlinf_lite.scheduler import Dispatch, register
+from rlinf_lite.scheduler import nd_compute, nd_compute_metric, register
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
-from rlinf_lite.workers.reasoning.base import LanguageModelWorker, Measured, build_model
+from rlinf_lite.workers.reasoning.base import MESH, LanguageModelWorker, Measured, build_model
 
 
 class LanguageActor(LanguageModelWorker):
@@ -46,13 +46,13 @@ class LanguageActor(LanguageModelWorker):
             elif rollout.model is not self.learner.model:
                 copy_weights(self.learner.model, rollout.model)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=nd_compute(MESH))
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """`old_logprobs` [B, R] of the responses under the present weights."""
         with self.timer("log-probs"):
             return DataProto({"old_logprobs": self._column(data, lambda model, rows: self._score(model, rows)[0])})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=nd_compute_metric(MESH))
     def update_actor(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `acted_versions`,
         `advantages`, and where the algorithm needs them `ref_logprobs`, [B, R]. meta_info: `step`, `denominator`, what
@@ -63,7 +63,7 @@ class LanguageActor(LanguageModelWorker):
         """An optimizer for `update_supervised`."""
         self.learner.start_training(self.cfg.sft.optim, self.cfg.sft.num_steps)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=nd_compute_metric(MESH))
     def update_supervised(self, data: DataProto) -> dict[str, Any]:
         """One update towards the responses as they are; meta_info as in `update_actor`."""
         return self._update(data, self._supervised_loss)
@@ -107,13 +107,13 @@ class LanguageActor(LanguageModelWorker):
             weights=corrected.weights,
             behaviour_logprobs=behaviour,
             denominator=data.meta_info["denominator"],
-            dp_size=self.world_size,
+            dp_size=self.learner.dp_size,
         )
         outputs = algorithms.actor_loss(algorithm.loss_type, inputs, algorithm)
         loss, metrics = outputs.loss, {**outputs.metrics, **corrected.metrics}
         if algorithm.kl.place == "loss":
             kl = torch.where(mask, algorithms.kl_penalty(logprobs, columns["ref_logprobs"], algorithm.kl.kind), 0.0)
-            mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, self.world_size)
+            mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, inputs.dp_size)
             loss = loss + algorithm.kl.coef * mean_kl
             metrics["ref_kl"] = algorithms.masked_mean(kl.detach(), mask)
         measured = [(metrics, float(mask.sum()))]
@@ -126,7 +126,9 @@ class LanguageActor(LanguageModelWorker):
     def _supervised_loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         mask = rows.response(data.batch["response_mask"])
         losses = -self._score(model, rows, temperature=1.0)[0]
-        loss = algorithms.aggregate_loss(losses, mask, "token-mean", data.meta_info["denominator"], self.world_size)
+        loss = algorithms.aggregate_loss(
+            losses, mask, "token-mean", data.meta_info["denominator"], self.learner.dp_size
+        )
         return loss, [({"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum()))]
 
 
@@ -138,7 +140,7 @@ class LanguageReference(LanguageModelWorker):
         model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
         self._take(model.requires_grad_(False), "reference")
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=nd_compute(MESH))
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """`ref_logprobs` [B, R] of the responses."""
         with self.timer("log-probs"):

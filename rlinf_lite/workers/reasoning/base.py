@@ -27,6 +27,8 @@ from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 
+MESH = "dp x tp"
+"""Of the ranks of a role: those that have the same rows form a model together."""
 MicroBatch = tuple[DataProto, Rows, float]
 """A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
 Measured = tuple[dict[str, Tensor], float]
@@ -51,7 +53,8 @@ class LanguageModelWorker(Worker):
             model.gradient_checkpointing_enable()
         with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
             check_supported(model.to(self.device), max_length(cfg))  # while it is whole
-        self.learner = Learner(self, model, cfg, name)
+        self.learner = Learner(self, model, cfg, name, cfg.actor.tensor_model_parallel_size)
+        self.join_mesh(MESH, self.learner.dp_rank, self.learner.dp_size, collects=self.learner.is_first_of_model)
         if optim is not None:
             self.learner.start_training(optim, total_steps)
 

@@ -15,8 +15,8 @@ from rlinf_lite.algorithms import LossInputs, value_loss
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.models.text.causal_lm import CausalValueModel, LanguageModel
-from rlinf_lite.scheduler import Dispatch, register
-from rlinf_lite.workers.reasoning.base import LanguageModelWorker, Measured
+from rlinf_lite.scheduler import nd_compute, nd_compute_metric, register
+from rlinf_lite.workers.reasoning.base import MESH, LanguageModelWorker, Measured
 
 
 class LanguageCritic(LanguageModelWorker):
@@ -29,13 +29,13 @@ class LanguageCritic(LanguageModelWorker):
         model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
         self._take(model, "critic", cfg.critic.optim, total_steps)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=nd_compute(MESH))
     def compute_values(self, data: DataProto) -> DataProto:
         """`values` [B, R] of the states before each token of the responses."""
         with self.timer("values"):
             return DataProto({"values": self._column(data, self._values)})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    @register(dispatch_mode=nd_compute_metric(MESH))
     def update_critic(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks, with `returns` and `values`, the old ones, [B, R]; meta_info
         as in `LanguageActor.update_actor`."""
@@ -67,7 +67,7 @@ class LanguageCritic(LanguageModelWorker):
             old_values=old_values,
             returns=returns,
             denominator=data.meta_info["denominator"],
-            dp_size=self.world_size,
+            dp_size=self.learner.dp_size,
         )
         outputs = value_loss(inputs, self.cfg.algorithm)
         return outputs.loss, [(outputs.metrics, float(mask.sum()))]

@@ -1,8 +1,12 @@
-"""The reward worker: scores responses by rules."""
+"""The reward worker: scores responses by rules, by a reward model, or by both.
+
+A response's score is `reward.weights.rule` times what the rule says and `reward.weights.model` times the logit of the
+reward model. Rows of `reward_model.style: model` have no rule, and 0 for it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,40 +14,76 @@ import torch
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.tokenizers import load_tokenizer
-from rlinf_lite.rewards import RewardScorer
+from rlinf_lite.rewards import RewardResult, RewardScorer
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.threads import torch_threads, training_threads
+
+if TYPE_CHECKING:
+    from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
 
 class RewardWorker(Worker):
-    """Reads responses as text and compares them with the known answers."""
+    """Reads responses as text. Each rank has the whole reward model, and scores its own rows."""
 
     failover = "worker"
 
     cfg: ReasoningConfig
+    model: RewardModel | None = None
 
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
 
     def init(self) -> None:
-        """Load the tokenizer."""
-        self.tokenizer = load_tokenizer(self.cfg)
-        self.scorer = RewardScorer(self.cfg.reward.fn, self.cfg.reward.timeout_s)
+        """Load the tokenizer, and the reward model where there is one."""
+        cfg = self.cfg
+        self.tokenizer = load_tokenizer(cfg)
+        self.scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
+        if cfg.reward.model is not None:
+            from rlinf_lite.workers.reasoning.reward_model import RewardModel
+
+            with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
+                self.model = RewardModel(cfg.reward, cfg.actor.max_tokens_per_micro_batch, self.device)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rewards(self, data: DataProto) -> DataProto:
-        """`scores` float32 [B], and `response` [B], the texts."""
+        """`scores` and `rule_scores` float32 [B], and `model_scores` with a reward model; rows without a rule have nan.
+        `response` [B]: the texts."""
+        weights, results = self.cfg.reward.weights, []
         with self.timer("score"):
             max_response = data.batch["response_mask"].shape[1]
             ids = data.batch["input_ids"][:, -max_response:]
             tokens = [row[mask].tolist() for row, mask in zip(ids, data.batch["response_mask"], strict=True)]
             texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True) if tokens else []  # not [""]
-            truths, sources, infos = (
-                data.non_tensor_batch[x].tolist() for x in ("ground_truth", "data_source", "extra_info")
-            )
-            result = self.scorer.score_batch(texts, truths, sources, infos)
+            columns = {"rule_scores": torch.full((len(texts),), torch.nan)}
+            scores = torch.zeros(len(texts))
+            if weights.rule:
+                by_rule = self._by_rule(data, texts, columns["rule_scores"])
+                scores += weights.rule * columns["rule_scores"].nan_to_num()
+                results.append(by_rule)
+            if self.model is not None:
+                with torch_threads(training_threads(self.cfg.actor.num_threads, self.local_world_size)):
+                    by_model = self.model.score_batch(data.non_tensor_batch["prompt"].tolist(), texts)
+                columns["model_scores"] = torch.from_numpy(by_model.scores)
+                scores += weights.model * columns["model_scores"]
+                results.append(by_model)
         metrics: list[dict[str, Any]] = [
-            {"spans": self.pop_spans(), "num_failed": result.num_failed, "traceback": result.first_traceback}
+            {
+                "spans": self.pop_spans(),
+                "num_failed": sum(result.num_failed for result in results),
+                "num_cut": sum(result.num_cut for result in results),
+                "traceback": next((text for result in results if (text := result.first_traceback)), None),
+            }
         ]
         responses = np.empty(len(texts), object)
         responses[:] = texts
-        return DataProto({"scores": torch.from_numpy(result.scores)}, {"response": responses}, {"metrics": metrics})
+        return DataProto({"scores": scores, **columns}, {"response": responses}, {"metrics": metrics})
+
+    def _by_rule(self, data: DataProto, texts: list[str], scores: torch.Tensor) -> RewardResult:
+        """Fill in the scores of the rows that have a ground truth."""
+        names = ("ground_truth", "data_source", "extra_info")
+        rows = [*zip(texts, *(data.non_tensor_batch[name].tolist() for name in names), strict=True)]
+        ruled = [row for row, (_, truth, _, _) in enumerate(rows) if truth is not None]
+        columns = [[rows[row][column] for row in ruled] for column in range(4)]
+        result = self.scorer.score_batch(*columns)
+        scores[ruled] = torch.from_numpy(result.scores)
+        return result

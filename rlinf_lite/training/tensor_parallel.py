@@ -1,0 +1,103 @@
+"""One layer over several ranks, which compute it together on the same rows: torch's `parallelize_module`, by the plan
+that transformers has for a family (`base_model_tp_plan`).
+
+Attention is split by heads and the MLP by its inner width: what reads the states has its rows split, what writes them
+its columns. What the plan does not name is whole on every rank: embeddings, output layer, norms. Every parameter is a
+DTensor, so that norms of gradients, checkpoints and weight sync see the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+if TYPE_CHECKING:
+    from rlinf_lite.models.text.causal_lm import LanguageModel
+
+
+class _Whole(ParallelStyle):
+    """Parameters whole on every rank, for input that is whole too, or split along a dimension that they do not have."""
+
+    def __init__(self, of_input: Placement) -> None:
+        super().__init__()
+        self._of_input = of_input
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def hold(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
+            for key, parameter in part.named_parameters(recurse=False):
+                whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
+                part.register_parameter(key, nn.Parameter(whole, parameter.requires_grad))
+
+        def take(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            return DTensor.from_local(inputs[0], mesh, [self._of_input], run_check=False), *inputs[1:]
+
+        def give(module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+            return outputs.to_local()
+
+        return distribute_module(module, device_mesh, hold, take, give)
+
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "replicated_with_grad_allreduce": lambda: _Whole(Shard(2)),  # a norm of each head: [B, L, heads, width]
+}
+
+
+def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
+    """Spread a model that every rank has whole over the ranks of a mesh of one dimension, in place.
+
+    Raises UnsupportedModelError where transformers has no plan for the family, or one with other styles, where heads or
+    width do not divide over the ranks, and where the split model computes something else.
+    """
+    from rlinf_lite.models.text.card import SPLIT
+    from rlinf_lite.models.text.causal_lm import UnsupportedModelError
+    from rlinf_lite.models.text.supported import check_equal
+
+    own, size = model.language_model, mesh.size()
+    config = own.config.get_text_config()
+    kind, plan = config.model_type, dict(config.base_model_tp_plan or {})
+    unknown = sorted(set(plan.values()) - set(_STYLES))
+    if not plan or unknown:
+        reason = f"its plan has {', '.join(unknown)}" if unknown else "transformers has no plan for it"
+        text = f"actor.strategy: tensor_parallel cannot split models of type {kind!r}: {reason}"
+        raise UnsupportedModelError(f"{text}. Use fsdp, or a model of the layout of Llama, Qwen2 or Qwen3")
+    for name in SPLIT:
+        number = getattr(config, name, size)
+        if number % size:
+            raise UnsupportedModelError(
+                f"actor.tensor_model_parallel_size: {size} ranks do not divide {name} = {number} of the model "
+                f"({number} / {size} = {number / size:.4g}). Use a divisor"
+            )
+    expected = _probe(model)
+    places = [(module, name, id(x)) for module in own.modules() for name, x in module._parameters.items()]
+    parallelize_module(own.base_model, mesh, {name: _STYLES[style]() for name, style in plan.items()})
+    for module in own.modules():
+        if any(isinstance(x, nn.Parameter) and not isinstance(x, DTensor) for x in module._parameters.values()):
+            parallelize_module(module, mesh, _Whole(Replicate()))
+    first: dict[int, Any] = {}
+    for module, name, key in places:  # what was tied is tied again
+        module._parameters[name] = first.setdefault(key, module._parameters[name])
+    check_equal(model, "numbers of a model that is split over ranks", _probe(model), expected, 1 + expected.abs().max())
+
+
+@torch.no_grad()
+def _probe(model: LanguageModel) -> Tensor:
+    """What the model makes of some tokens, the same on all ranks."""
+    from rlinf_lite.models.text.causal_lm import TokenOutput
+    from rlinf_lite.models.text.supported import probe_tokens
+
+    own = model.language_model
+    is_flash = "flash" in own.config._attn_implementation  # which knows no float32
+    ids = probe_tokens(model, 8, seed=0)[None]
+    with torch.autocast(own.device.type, torch.bfloat16) if is_flash else nullcontext():
+        found = model(ids, torch.ones_like(ids), 4)
+    output: Tensor = found.logprobs if isinstance(found, TokenOutput) else found
+    return output.float()
