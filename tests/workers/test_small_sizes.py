@@ -6,7 +6,6 @@ from __future__ import annotations
 import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,7 +146,7 @@ class Crew:
         self.specs = [worker.init(self.layout) for worker in self.envs]
         for worker in self.rollouts:
             worker.layout, worker.policy, worker.num_chunks = self.layout, StubPolicy(sizes.chunk), sizes.num_chunks
-            worker.receiver = SimpleNamespace(version=0)
+            worker.version, worker.shares = 0, False
         for worker in self.actors:
             worker.layout = self.layout
 
