@@ -58,7 +58,7 @@ def train(cfg: Config) -> RunResult:
             runner.init_workers()
             return runner.run(until)
 
-        result = run_placed(cfg, claim, run)  # runs, where the config says on which slots
+        result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

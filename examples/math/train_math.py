@@ -56,7 +56,7 @@ def train(cfg: ReasoningConfig) -> RunResult:
                 runner.init_workers()
                 return runner.run(until)
 
-            result = run_placed(cfg, claim, run)  # runs, where the config says on which slots
+            result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

@@ -562,7 +562,9 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
         return
     for role in roles:
         if role not in known:
-            yield Problem("cluster.fuse", f"{role!r} shares no process here. {registry.did_you_mean(role, known)}")
+            yield Problem(
+                "cluster.fuse", f"there is no role {role!r} that could share. {registry.did_you_mean(role, known)}"
+            )
     if len(set(roles)) < len(roles):
         yield Problem("cluster.fuse", f"{config.cluster.fuse} names a role twice. Name each once")
     shown = {role: [process.slots for process in plan.placements[role]] for role in roles if role in plan.placements}

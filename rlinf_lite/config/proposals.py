@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any, TypeVar, cast
 
-from rlinf_lite.config.names import COMPONENTS, roles_of
+from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of
 from rlinf_lite.config.plan import slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import AUTO, BaseConfig, ClusterConfig, Config
@@ -56,7 +56,9 @@ def proposals(config: C) -> list[C]:
             fixed[names] = spec
             continue
         of_group = chosen.setdefault(getattr(spec, "node_group", None), [])
-        of_group += [role for name in names.split(",") if (role := name.strip()) in roles]
+        named = [name.strip() for name in names.split(",")]
+        of_group += [name for name in named if name in roles]
+        fixed |= {name: "all" for name in named if name not in (*COMPONENTS, *ROLES)}  # which the checks will say
     ways = [_ways(config, label, of_group) for label, of_group in chosen.items()]
     stages = [config.rollout.pipeline_stage_num]
     stages += [] if is_reasoning else [number for number in (1, 2) if number not in stages]
@@ -80,6 +82,8 @@ def _with(config: C, placement: dict[str, Any], stages: int) -> C:
 def _ways(config: BaseConfig, label: str | None, roles: Sequence[str]) -> Ways:
     """Lines for roles that share out the slots of a node group, or of the whole cluster."""
     cluster = config.cluster
+    if not roles:
+        return [{}]
     try:
         accelerator, per_node = slots(cluster)
         groups = {group.label: group.nodes for group in cluster.node_groups}

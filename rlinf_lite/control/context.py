@@ -90,6 +90,8 @@ class Failover:
     seconds: float | None = None
     """From the report to the end of the recovery."""
     steps_lost: int | None = None
+    counts: bool = True
+    """Towards the limits of `control`."""
 
 
 @dataclass

@@ -74,6 +74,15 @@ class FailoverCoordinator:
         self._save()
         return known
 
+    def forget(self) -> None:
+        """Those who failed have ended: nothing of it counts for who comes after them."""
+        for failover in self._context.failovers:
+            failover.counts = False
+            failover.outcome = "failed" if failover.outcome == "pending" else failover.outcome
+        if self._context.stage == Stage.RECOVERING:
+            self._context.move_to(Stage.RUNNING)
+        self._save()
+
     def history(self) -> list[str]:
         """A line for each failure."""
         return [
@@ -84,7 +93,8 @@ class FailoverCoordinator:
 
     def _recent(self, who: str = "") -> list[Failover]:
         """What has failed lately, of a worker (`env[1]`) or a role (`env`); of all where none is named."""
-        recent = [f for f in self._context.failovers if f.time >= time.time() - self._control.restart_window_s]
+        since = time.time() - self._control.restart_window_s
+        recent = [failover for failover in self._context.failovers if failover.counts and failover.time >= since]
         return [f for f in recent if any(who in ("", worker, worker.partition("[")[0]) for worker in f.failed)]
 
     def _count(self, who: str) -> int:

@@ -121,6 +121,13 @@ class JobMaster:
                 self._event("running", workers=len(context.workers))
             self._save()
 
+    def release(self) -> None:
+        """The trainer ends its workers, to go on with others."""
+        with self._lock:
+            for known in (self._findings, self._pings, self._replacing, self._handles, self._context.workers):
+                known.clear()
+            self._failover.forget()
+
     def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
         """A heartbeat of the trainer: it is so far, and has given results of groups to others (`edges`). Says whether
         its workers are known here, whether it has been asked to stop, and what has failed so far."""

@@ -85,8 +85,12 @@ class Supervisor:
             threading.Thread(target=self._send_heartbeats, name="supervisor", daemon=True).start()
 
     def release(self) -> None:
-        """The groups are about to be shut down: until others begin, nobody is watched."""
-        self._attach(watched=False)
+        """The groups are about to be shut down: until others begin nobody is watched; what failed counts no more."""
+        self._raised_before.clear()
+        self._num_given_up = 0
+        self._known.workers = {}
+        self._attachment = Attachment(self._known, get_context(), {})
+        self._ask("release")
 
     def progress(self, step: int) -> None:
         """A step has been completed."""
@@ -191,10 +195,10 @@ class Supervisor:
             "control/steps_lost": float(sum(failover.steps_lost or 0 for failover in done)),
         }
 
-    def _attach(self, watched: bool = True) -> None:
+    def _attach(self) -> None:
         """Workers were started: tell the master who works here now."""
         workers, handles = {}, {}
-        for group, failover in self._levels().items() if watched else ():
+        for group, failover in self._levels().items():
             for member in self._cluster.groups[group].members:
                 node = member.node
                 where = f"node {node.rank} ({node.ip})"

@@ -93,6 +93,10 @@ class Runner(ABC):
     def init_workers(self) -> None:
         """Build what the workers need, and load the checkpoint where the run resumes."""
 
+    def _flows(self) -> list[tuple[WorkerGroup, WorkerGroup]]:
+        """Who sends to whom by itself."""
+        return [(self.actor, self.rollout)]
+
     def prepare(self) -> None:  # noqa: B027 (most runs have nothing to do)
         """What comes before the first step of this process; an interrupt is handled as within a step."""
 
@@ -111,10 +115,12 @@ class Runner(ABC):
         """Train to the last step, or until Ctrl-C or SIGTERM, which leaves a checkpoint of the last completed step.
         A second Ctrl-C raises KeyboardInterrupt at once.
 
-        `until`: stop after so many steps, with a checkpoint and without workers. A runner with other groups and the
-        same claim goes on from there."""
+        `until`: pause after so many steps, with a checkpoint, for which no earlier one is deleted. A runner with other
+        groups and the same claim goes on from there (`run_placed`)."""
         cfg = self.cfg.runner
-        with self._own_claim, nullcontext() if until is None else self._ending_groups():
+        if until is not None:
+            self.store.keep = 10**6
+        with self._own_claim:
             with self._open_run(), self._save_what_is_done():
                 self._begin()
                 while True:
@@ -123,7 +129,8 @@ class Runner(ABC):
                         at_end = self.completed_steps >= self.total_steps
                         if until is not None and self.completed_steps >= until and not at_end:
                             self.save_checkpoint()
-                            self._claim.resume_from = self.store.newest()
+                            newest = self.store.newest()
+                            self._claim.resume_from = None if newest is None else newest.resolve()
                             return self._result(has_ended=False)
                         # there is nothing new to save before this process has done a step
                         if self._due(cfg.save_interval) and (at_end or self.completed_steps > self._first_step):
@@ -140,17 +147,6 @@ class Runner(ABC):
                             raise
                         self._recover(self.supervisor, error)  # what failed is then done again
             return self._result()
-
-    @contextmanager
-    def _ending_groups(self) -> Iterator[None]:
-        """At the end nobody works any more, and nobody is to be started again for it."""
-        try:
-            yield
-        finally:
-            if self.supervisor is not None:
-                self.supervisor.release()
-            for group in self._groups:
-                group.shutdown()
 
     @contextmanager
     def _open_run(self) -> Iterator[None]:
@@ -195,6 +191,8 @@ class Runner(ABC):
     def _begin(self) -> None:
         """What comes before the first step of this process, and a state to go back to."""
         if self.supervisor is not None:
+            for source, target in self._flows():
+                source.feeds(target)
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
         if self.cfg.runner.task_type != "sft":
             recomputed, why = recomputed_logprobs(self.cfg)

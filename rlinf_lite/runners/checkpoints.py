@@ -49,7 +49,7 @@ class CheckpointStore:
 
     def __init__(self, run_dir: Path, keep: int, durable: bool = True) -> None:
         self.root = run_dir / "checkpoints"
-        self._keep, self._durable = keep, durable
+        self.keep, self._durable = keep, durable
 
     def write(self, step: int, write: Callable[[Path], object]) -> Path:
         """The checkpoint of `step`, of what `write` puts into a directory; nothing is left where that fails. Raises
@@ -87,7 +87,7 @@ class CheckpointStore:
             self._point_last_to(final)
             if self._durable:
                 _sync(self.root)
-        for old in (replaced, *self.steps()[: -self._keep]):
+        for old in (replaced, *self.steps()[: -self.keep]):
             if old != final and old.exists():
                 with suppress(OSError):  # the new one is there, and the next `begin` tries again
                     _remove(old)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -16,12 +18,13 @@ from rlinf_lite.config.plan import plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
+from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.preview.placements import fits, measured, room_for, step_s
-from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
+from rlinf_lite.runners.checkpoints import CheckpointStore, step_number
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
-from rlinf_lite.scheduler import SchedulerError
+from rlinf_lite.scheduler import Cluster, SchedulerError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,9 @@ class Tried:
         return f"{self.placement}, {self.stages} stage{'s' * (self.stages > 1)}"
 
 
-def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult]) -> RunResult:
+def run_placed(
+    cfg: C, claim: RunClaim, supervisor: Supervisor | None, run: Callable[[C, int | None], RunResult]
+) -> RunResult:
     """Train where the config says, or where steps of this very run are fastest.
 
     Args:
@@ -69,26 +74,33 @@ def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult
         return run(cfg, None)
     candidates, room = possible(cfg), room_for(slots(cfg.cluster)[0])
     first = next((placed for placed in candidates if fits(plan_of(placed), room)), candidates[0])
+    store = CheckpointStore(claim.checkpoint_dir, 1)
+    wanted = {path.resolve() for path in store.steps()}  # checkpoints that are not the search's
     tried: list[tuple[C, Tried]] = []
     evals = []
     for placed, entry in _to_try(first, candidates, claim, room, tried):
-        begun = _completed_steps(claim)
-        ahead = 1 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 1)  # which only the critic trains in
+        start = claim.resume_from
+        begun = 0 if start is None else step_number(start)
+        warming_up = 0 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 0)  # only the critic trains in them
         print(f"placement: trying {entry.name()}", flush=True)
         tried.append((placed, entry))
         try:
-            result = run(placed, begun + ahead + NUM_MEASURED)
+            result = run(placed, begun + warming_up + 1 + NUM_MEASURED)
         except SchedulerError as error:
             if len(tried) == 1:
                 raise
             log.warning("this placement is out: %s", str(error).splitlines()[0])
-            claim.resume_from = CheckpointStore(claim.checkpoint_dir, 1).newest() or claim.resume_from
-            continue
-        evals += result.evals
-        if result.interrupted or result.completed_steps >= result.total_steps:
-            return replace(result, evals=evals)
-        steps = _steps_since(claim.log_dir, begun + ahead)
-        entry.measured_s = median(line["time/step"] for line in steps)
+            newest = store.newest()
+            claim.resume_from = start if newest is None else newest.resolve()
+        else:
+            evals += result.evals
+            if result.interrupted or result.completed_steps >= result.total_steps:
+                return replace(result, evals=evals)
+            steps = _steps_since(claim.log_dir, begun + warming_up + 1)
+            entry.measured_s = median(line["time/step"] for line in steps)
+        finally:
+            _end_groups(supervisor)
+        _drop(start, claim.resume_from, wanted, cfg.runner.save_interval)
     best, entry = min(tried, key=lambda one: one[1].measured_s or float("inf"))
     lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for _, one in tried)]
     kept = f"cluster.component_placement: {entry.placement}   rollout.pipeline_stage_num: {entry.stages}"
@@ -98,12 +110,32 @@ def run_placed(cfg: C, claim: RunClaim, run: Callable[[C, int | None], RunResult
     return replace(result, evals=[*evals, *result.evals])
 
 
+def _end_groups(supervisor: Supervisor | None) -> None:
+    """Whoever was launched, also for a runner that could not be built."""
+    cluster = Cluster.current()
+    if supervisor is not None:
+        with suppress(SchedulerError):  # the master is away; it will hear who works when others begin
+            supervisor.release()
+    if cluster is not None:
+        for processes in list(cluster.processes):
+            cluster.end(processes)
+
+
+def _drop(before: Path | None, now: Path | None, wanted: set[Path], save_interval: int) -> None:
+    """Remove the search's last checkpoint but one, unless it would have been written without a search."""
+    if before is None or before == now or before in wanted:
+        return
+    if save_interval < 1 or step_number(before) % save_interval:
+        shutil.rmtree(before, ignore_errors=True)
+
+
 def _to_try(
     first: C, candidates: list[C], claim: RunClaim, room: int | None, tried: list[tuple[C, Tried]]
 ) -> Iterator[tuple[C, Tried]]:
     """The first placement; then, priced by its steps, those that look best."""
     yield first, _entry(first, None)
-    lines = _steps_since(claim.log_dir, _completed_steps(claim) - NUM_MEASURED)
+    done = 0 if claim.resume_from is None else step_number(claim.resume_from)
+    lines = _steps_since(claim.log_dir, done - NUM_MEASURED)
     costs = measured(lines, plan_of(first))
     priced = sorted(((step_s(costs, plan_of(placed)), number) for number, placed in enumerate(candidates)))
     for seconds, number in priced:
@@ -115,10 +147,6 @@ def _to_try(
 def _entry(placed: Config | ReasoningConfig, predicted_s: float | None) -> Tried:
     lines = placed.cluster.model_dump(mode="json")["component_placement"]
     return Tried(yaml_text(lines), placed.rollout.pipeline_stage_num, predicted_s)
-
-
-def _completed_steps(claim: RunClaim) -> int:
-    return 0 if claim.resume_from is None else int(read_state(claim.resume_from)["completed_steps"])
 
 
 def _steps_since(run_dir: Path, step: int) -> list[dict[str, float]]:

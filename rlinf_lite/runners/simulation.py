@@ -51,6 +51,9 @@ class SimulationRunner(Runner):
         if cfg.runner.task_type == "sft":
             self.total_steps = limit
 
+    def _flows(self) -> list[tuple[WorkerGroup, WorkerGroup]]:
+        return [*super()._flows(), (self.env, self.rollout), (self.rollout, self.actor)]
+
     def init_workers(self) -> None:
         """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
         cfg = self.cfg

@@ -211,12 +211,11 @@ class Cluster:
     def launch(self, placement: HybridComponentPlacement, **groups: Group) -> dict[str, Group]:
         """Start groups side by side, each where the component of its name is placed; those that `cluster.fuse` names in
         the same processes, in which workers are constructed in the order given here."""
-        from rlinf_lite.scheduler.group import fuse  # which imports this module
-
         together: Any = {name: group for name, group in groups.items() if name in placement.fused}
         with self.launching():
             if together:
-                fuse(**together).launch(self, placement.get_strategy(next(iter(together))))
+                first = next(iter(together))
+                together[first].launch_fused(together, self, placement.get_strategy(first))
             for name, group in groups.items():
                 if name not in together:
                     group.launch(self, placement.get_strategy(name), name=name)

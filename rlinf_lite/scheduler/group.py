@@ -100,6 +100,18 @@ class WorkerGroup:
             )
         return GroupView(self, ranks)
 
+    def feeds(self, other: WorkerGroup) -> None:
+        """Let a supervisor know that these workers send to those, before they have: a failure of one is the others'
+        too."""
+        self._alive().calls.data_flow.add((self.name, other.name))
+
+    @staticmethod
+    def launch_fused(
+        roles: Mapping[str, WorkerGroup], cluster: Cluster, placement_strategy: ComponentPlacement
+    ) -> None:
+        """What `Cluster.launch` does with those that share processes; see `fuse`."""
+        fuse(**roles).launch(cluster, placement_strategy)
+
     def abort(self, reason: str) -> None:
         """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
         self._alive().abort(reason)

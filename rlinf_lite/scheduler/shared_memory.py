@@ -230,6 +230,7 @@ def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:
                 return segment
         most_bytes = _most_kept(directory) - num_bytes
         is_kept = bool(inbox) and most_bytes >= 0 and _shrink(most_bytes, KEPT_SEGMENTS - 1)
+        is_kept = is_kept and _is_half_free(directory, num_bytes)
         # whose it is tells who removes it; no other segment has the name, ever
         name = f"{os.path.basename(inbox)}.{os.getpid()}-{next(_counter)}-{time.monotonic_ns():x}"
         segment = _Written(os.path.join(directory, name), size if is_kept else num_bytes, num_bytes, is_kept)
@@ -250,6 +251,12 @@ def _shrink(most_bytes: int, most_segments: int) -> bool:
             segment.retire()
             num_bytes, num_segments = num_bytes - segment.num_bytes, num_segments - 1
     return num_bytes <= most_bytes and num_segments <= most_segments
+
+
+def _is_half_free(directory: str, num_bytes: int) -> bool:
+    """Whether what all processes keep leaves half of the shared memory to what comes and goes."""
+    usage = shutil.disk_usage(directory)
+    return usage.free - num_bytes >= usage.total // 2
 
 
 @functools.cache

@@ -102,17 +102,19 @@ class TensorParallel:
         split_layers(model, self._mesh["tp"])
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
+        from rlinf_lite.training.tensor_parallel import summed_gradient
+
         for parameter in parameters:
-            # of what is whole and computes a part of the heads, each rank has a part of the sum
-            grad, placements = parameter.grad, getattr(parameter, "placements", None)
-            if isinstance(grad, DTensor) and grad.placements != placements:
-                parameter.grad = grad.redistribute(placements=placements)
+            if parameter.grad is not None:
+                parameter.grad = summed_gradient(parameter, parameter.grad)
         average_gradients(parameters, self._mesh["dp"].get_group())
 
 
 def average_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
     """Over the ranks of `group` (None: all), in one exchange; of DTensors, of what a rank has of them. One that no rank
     has a gradient of stays without, and is neither decayed nor counted."""
+    if dist.get_world_size(group) == 1:
+        return
     own: list[Any] = [_local(parameter.detach()) for parameter in parameters]
     has_gradient = torch.tensor([float(p.grad is not None) for p in parameters], device=own[0].device)
     gradients = [

@@ -9,7 +9,6 @@ DTensor, so that norms of gradients, checkpoints and weight sync see the whole m
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,11 +54,11 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Spread a model that every rank has whole over the ranks of a mesh of one dimension, in place.
 
     Raises UnsupportedModelError where transformers has no plan for the family, or one with other styles, where heads or
-    width do not divide over the ranks, and where the split model computes something else.
+    width do not divide over the ranks, and where the split model or its gradients are something else.
     """
     from rlinf_lite.models.text.card import SPLIT
     from rlinf_lite.models.text.causal_lm import UnsupportedModelError
-    from rlinf_lite.models.text.supported import check_equal
+    from rlinf_lite.models.text.supported import check_equal, refusing
 
     own, size = model.language_model, mesh.size()
     config = own.config.get_text_config()
@@ -76,28 +75,56 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
                 f"actor.tensor_model_parallel_size: {size} ranks do not divide {name} = {number} of the model "
                 f"({number} / {size} = {number / size:.4g}). Use a divisor"
             )
-    expected = _probe(model)
-    places = [(module, name, id(x)) for module in own.modules() for name, x in module._parameters.items()]
-    parallelize_module(own.base_model, mesh, {name: _STYLES[style]() for name, style in plan.items()})
-    for module in own.modules():
-        if any(isinstance(x, nn.Parameter) and not isinstance(x, DTensor) for x in module._parameters.values()):
-            parallelize_module(module, mesh, _Whole(Replicate()))
-    first: dict[int, Any] = {}
-    for module, name, key in places:  # what was tied is tied again
-        module._parameters[name] = first.setdefault(key, module._parameters[name])
-    check_equal(model, "numbers of a model that is split over ranks", _probe(model), expected, 1 + expected.abs().max())
+    with refusing(model):
+        expected, wanted = _probe(model)
+        places = [(module, name, id(x)) for module in own.modules() for name, x in module._parameters.items()]
+        parallelize_module(own.base_model, mesh, {name: _STYLES[style]() for name, style in plan.items()})
+        for module in own.modules():
+            if any(isinstance(x, nn.Parameter) and not isinstance(x, DTensor) for x in module._parameters.values()):
+                parallelize_module(module, mesh, _Whole(Replicate()))
+        first: dict[int, Any] = {}
+        for module, name, key in places:  # what was tied is tied again
+            module._parameters[name] = first.setdefault(key, module._parameters[name])
+        found, gradients = _probe(model)
+    what = "that is split over ranks"
+    check_equal(model, f"numbers of a model {what}", found, expected, 1 + expected.abs().max())
+    for name, gradient in gradients.items():  # what is whole, and computes a part of the heads, has a part of the sum
+        scale = 1 + wanted[name].abs().max()
+        check_equal(model, f"gradients of {name} in a model {what}", gradient, wanted[name], scale)
 
 
-@torch.no_grad()
-def _probe(model: LanguageModel) -> Tensor:
-    """What the model makes of some tokens, the same on all ranks."""
+def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the model makes of some tokens, the same on all ranks; and the gradients of what has one dimension at most,
+    as training would have them."""
     from rlinf_lite.models.text.causal_lm import TokenOutput
     from rlinf_lite.models.text.supported import probe_tokens
 
-    own = model.language_model
+    own, was_training = model.language_model, model.training
     is_flash = "flash" in own.config._attn_implementation  # which knows no float32
     ids = probe_tokens(model, 8, seed=0)[None]
-    with torch.autocast(own.device.type, torch.bfloat16) if is_flash else nullcontext():
+    small = {name: x for name, x in own.named_parameters() if x.requires_grad and x.dim() <= 1}
+    model.eval()  # without recomputation, which knows no gradients of some parameters alone
+    with torch.set_grad_enabled(bool(small)), torch.autocast(own.device.type, torch.bfloat16, enabled=is_flash):
         found = model(ids, torch.ones_like(ids), 4)
-    output: Tensor = found.logprobs if isinstance(found, TokenOutput) else found
-    return output.float()
+        output: Tensor = found.logprobs if isinstance(found, TokenOutput) else found
+        parts = torch.autograd.grad(output.float().sum(), [*small.values()], allow_unused=True) if small else ()
+    model.train(was_training)
+    gradients = {
+        name: whole_gradient(parameter, gradient)
+        for (name, parameter), gradient in zip(small.items(), parts, strict=True)
+        if gradient is not None
+    }
+    return output.detach().float(), gradients
+
+
+def summed_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Laid out as its parameter: of what is whole and computes a part of the heads, each rank has a part of the sum."""
+    placements = getattr(parameter, "placements", None)
+    if isinstance(gradient, DTensor) and gradient.placements != placements:
+        return gradient.redistribute(placements=placements)
+    return gradient
+
+
+def whole_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
+    summed = summed_gradient(parameter, gradient)
+    return (summed.full_tensor() if isinstance(summed, DTensor) else summed).float()

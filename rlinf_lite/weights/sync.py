@@ -156,12 +156,13 @@ class WeightSender:
         gathering tensors before it raises: the other senders would wait for it.
         """
         ready: dict[int, _Ready] = {}
+        tag = _tag(number)
         problem: SchedulerError | None = None
         try:
             for rank in self._receivers:
                 self._worker.send(Offer(version, number), self._group, rank)
             for rank in self._receivers:
-                ready[rank] = self._worker.recv(self._group, rank, self._timeout_s)
+                ready[rank] = self._worker.recv(self._group, rank, self._timeout_s, tag)
         except SchedulerError as error:
             problem = error
         sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
@@ -197,22 +198,22 @@ class WeightSender:
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
                     for rank in others:
-                        self._worker.send((bucket, False), self._group, rank)
-                        self._worker.recv(self._group, rank, self._timeout_s)
+                        self._worker.send((bucket, False), self._group, rank, tag)
+                        self._worker.recv(self._group, rank, self._timeout_s, tag)
             except SchedulerError as error:
                 problem = error
         if problem is not None:
             raise problem
 
         for rank in others:
-            self._worker.send(({}, True), self._group, rank)
+            self._worker.send(({}, True), self._group, rank, tag)
         for rank in sharing:
             assert self._segment is not None
             where = (self._segment.path, self._segment.entries) if first else None
-            self._worker.send((where, True), self._group, rank)
+            self._worker.send((where, True), self._group, rank, tag)
         if first and self._segment is not None:
             for rank in sharing:  # until they have mapped it
-                self._worker.recv(self._group, rank, self._timeout_s)
+                self._worker.recv(self._group, rank, self._timeout_s, tag)
             os.unlink(self._segment.path)
 
     def _write(self, segment: _Segment, bucket: dict[str, Tensor]) -> None:
@@ -251,6 +252,11 @@ class WeightSender:
                 num_bytes += size
         if bucket:
             yield bucket
+
+
+def _tag(number: int) -> str:
+    """Of what belongs to one transfer, which is not to be taken for what belongs to another, or to a step."""
+    return f"weights {number}"
 
 
 class WeightReceiver:
@@ -294,22 +300,23 @@ class WeightReceiver:
 
     def take(self, offer: Offer) -> None:
         """Put what is offered into the module."""
-        self._worker.send(_Ready(self._on_cpu, self._complete, self._segment), self._group, self._sender)
+        tag = _tag(offer.number)
+        self._worker.send(_Ready(self._on_cpu, self._complete, self._segment), self._group, self._sender, tag)
         last = False
         while not last:
-            content, last = self._worker.recv(self._group, self._sender, self._timeout_s)
+            content, last = self._worker.recv(self._group, self._sender, self._timeout_s, tag)
             if isinstance(content, tuple):
                 path, entries = content
                 self._segment = path
                 for name, tensor in _Segment(path, entries, create=False).tensors.items():
                     self._tensors[name].data = tensor  # the view keeps the mapping alive
-                self._worker.send("mapped", self._group, self._sender)
+                self._worker.send("mapped", self._group, self._sender, tag)
             elif isinstance(content, dict):
                 with torch.no_grad():
                     for name, tensor in content.items():
                         self._tensors[name].copy_(tensor)
                 if not last:
-                    self._worker.send("copied", self._group, self._sender)
+                    self._worker.send("copied", self._group, self._sender, tag)
         self._complete, self.version, self._number = True, offer.version, offer.number
 
 

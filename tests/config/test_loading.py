@@ -210,7 +210,7 @@ def test_wrong_values_are_named(override: str, expected: str) -> None:
     [
         ("runner.seed", "runner.seed: cannot be read as an override"),
         ("runner.seed=1,2", "runner.seed: sweeps over values (1,2) are not supported"),
-        ("cluster.fuse=actor,rollout", "cluster.fuse: there is no such key. Known in cluster: num_nodes"),
+        ("cluster.xyz=actor,rollout", "cluster.xyz: there is no such key. Known in cluster: num_nodes"),
         ("actor.optim.ler=1,2", "actor.optim.ler: there is no such key. Did you mean actor.optim.lr?"),
         ("runner.seed.more=1,2", "runner.seed: is {'more': '1,2'}. It must be a whole number"),
         ("~runner.sed", "~runner.sed: nothing to delete"),

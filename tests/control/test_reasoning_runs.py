@@ -1,5 +1,7 @@
 """Language models train on when their workers die, and end with the same weights."""
 
+import time
+
 import pytest
 
 from rlinf_lite.config import load_config
@@ -96,6 +98,18 @@ def test_killed_while_answering_and_training_overlap(start, start_reasoning):
     check_whole(runner)
     staleness = [line["async/staleness_max"] for line in read_metrics(runner.run_dir) if "time/step" in line]
     assert max(staleness) <= 2 and min(staleness[2:]) == 0  # nothing was ahead after a recovery
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_killed_before_anyone_has_told_whom_it_sends_to(start, start_reasoning, call):
+    """The actor offers weights and waits for who is dead; heartbeats, which say that, come every other second."""
+    runner = start_reasoning(*ASYNC, "runner.max_staleness=0", "runner.phase_timeout_s=25")
+    hurt_within(runner, "_train", {call: ("rollout", 0)})
+    started = time.monotonic()
+    assert runner.run().completed_steps == 10
+    assert time.monotonic() - started < 25  # nobody waited for a message that never came
+    assert [event["failed"] for event in events(runner.run_dir, "recovered")] == [["rollout[0]"]]
+    check_whole(runner)
 
 
 def test_without_staleness_a_run_recovers_exactly(start, start_reasoning, tmp_path_factory):

@@ -93,7 +93,7 @@ def test_the_preview_counts_the_weights_once():
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("cluster.fuse='actor,env'", "'env' shares no process here"),
+        ("cluster.fuse='actor,env'", "there is no role 'env' that could share"),
         ("runner.mode=async", "one of them generates while the others train"),
         ("cluster.component_placement={actor: '0', rollout: '0:0-1', env: '0'}", "different places"),
     ],

@@ -1,8 +1,11 @@
 """`cluster.component_placement: auto`: steps are the run's own wherever they are tried; the fastest place is kept."""
 
 import json
+import os
+import signal
 import time
 from html import unescape
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.report import write_report
-from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, ReasoningRunner, claim_run, run_placed
+from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, ReasoningRunner, claim_run, placed, run_placed
 from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
@@ -32,7 +35,23 @@ class SlowAlone(EnvWorker):
 class FailsInTwos(EnvWorker):
     def interact(self, step=None):
         if self.world_size == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().interact(step)
+
+
+class CannotBeBuiltInTwos(EnvWorker):
+    def init(self, layout):
+        if self.world_size == 2:
             raise RuntimeError("out of memory")
+        return super().init(layout)
+
+
+class FailsInTwosAndOnceLater(FailsInTwos):
+    def interact(self, step=None):
+        later = Path(self.cfg.runner.logger.log_path) / "has failed"
+        if step == 11 and not later.exists():
+            later.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().interact(step)
 
 
@@ -46,18 +65,20 @@ def train(cluster, tmp_path):
         with claim_run(cfg) as claim, supervise(cfg, cluster) as supervisor:
 
             def run(cfg, until=None):
-                placed = HybridComponentPlacement(cfg)
+                placement = HybridComponentPlacement(cfg)
                 workers = {**WORKERS, "env": env}
-                groups = cluster.launch(placed, **{role: worker.create_group(cfg) for role, worker in workers.items()})
-                try:
-                    runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
-                    runner.init_workers()
-                    return runner.run(until)
-                finally:
-                    for group in groups.values():
-                        group.shutdown()
+                groups = cluster.launch(
+                    placement, **{role: worker.create_group(cfg) for role, worker in workers.items()}
+                )
+                runner = runner_class(cfg=cfg, **groups, supervisor=supervisor, claim=claim)
+                runner.init_workers()
+                return runner.run(until)
 
-            return run_placed(cfg, claim, run)
+            try:
+                return run_placed(cfg, claim, supervisor, run)
+            finally:
+                for processes in list(cluster.processes):
+                    cluster.end(processes)
 
     return train
 
@@ -70,8 +91,11 @@ def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
     """From one runner to the next, on the same slots."""
     fixed = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "runner.val_check_interval=4"]
 
-    def in_parts(cfg, claim, run):
-        paused = [run(cfg, 4), run(cfg, 9)]
+    def in_parts(cfg, claim, supervisor, run):
+        paused = []
+        for until in (4, 9):
+            paused.append(run(cfg, until))
+            placed._end_groups(supervisor)
         assert [result.completed_steps for result in paused] == [4, 9] and not paused[1].report
         return run(cfg, None)
 
@@ -130,14 +154,26 @@ def test_the_fastest_place_is_found(train):
     assert result.completed_steps == 12
 
 
-def test_a_placement_that_fails_is_out(train):
-    """The first has to work; another one costs nothing but itself."""
-    one_first = ["cluster.num_gpus_per_node=1", "control.max_restarts=0"]
-    result = train(*one_first, env=FailsInTwos)
+@pytest.mark.parametrize("env", [FailsInTwos, CannotBeBuiltInTwos, FailsInTwosAndOnceLater])
+def test_a_placement_that_fails_is_out(train, env):
+    """It costs nothing but itself: what failed there does not count towards the limits of what comes after."""
+    result = train("cluster.num_gpus_per_node=1", "control.max_restarts=1", "control.backoff_s=0", env=env)
     tried = json.loads((result.run_dir / "placement.json").read_text())
-    assert result.completed_steps == 12
+    assert result.completed_steps == 12 and [one["measured_s"] for one in tried].count(None) >= 1
     kept = load_config(result.run_dir / "config.yaml")
     assert len(HybridComponentPlacement(kept).get_strategy("env").processes) == 1, tried
+    assert (result.run_dir.parent / "has failed").exists() == (env is FailsInTwosAndOnceLater)
+
+
+def test_checkpoints_of_the_search_are_not_in_the_way(train):
+    """Of a run that is resumed and keeps two, those from before stay until it writes its own."""
+    one_slot = ["cluster.num_gpus_per_node=1", "runner.keep_checkpoints=2", "runner.save_interval=2"]
+    first = train(*one_slot, "cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "runner.max_steps=4")
+    kept = sorted(path.name for path in first.checkpoint.parent.glob("step_*"))
+    assert kept == ["step_000002", "step_000004"]
+    more = train(*one_slot, f"runner.resume={first.run_dir}", "runner.max_steps=16", "runner.save_interval=100")
+    names = sorted(path.name for path in more.checkpoint.parent.glob("step_*"))
+    assert more.completed_steps == 16 and names == ["step_000013", "step_000016"]
 
 
 def test_a_short_run_ends_while_it_is_still_trying(train):
@@ -165,15 +201,15 @@ def test_language_models_search_too(cluster, tmp_path):
 
         def run(cfg, until=None):
             roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
-            try:
-                runner = ReasoningRunner(cfg, problems, **roles, claim=claim)
-                runner.init_workers()
-                return runner.run(until)
-            finally:
-                for group in roles.values():
-                    group.shutdown()
+            runner = ReasoningRunner(cfg, problems, **roles, claim=claim)
+            runner.init_workers()
+            return runner.run(until)
 
-        result = run_placed(cfg, claim, run)
+        try:
+            result = run_placed(cfg, claim, None, run)
+        finally:
+            for processes in list(cluster.processes):
+                cluster.end(processes)
     assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 11))
     assert len(json.loads((result.run_dir / "placement.json").read_text())) >= 2
 

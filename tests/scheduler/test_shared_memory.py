@@ -1,6 +1,7 @@
 import errno
 import os
 import pickle
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ SIZE = 300_000
 
 
 @pytest.fixture(autouse=True)
-def own_process() -> Iterator[None]:
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(shared_memory, "_is_half_free", lambda directory, num_bytes: True)  # of this machine's disk
     yield
     shared_memory.forget_all()
     shared_memory._most_kept.cache_clear()
@@ -245,3 +247,12 @@ def test_full_memory_takes_what_is_kept_unused(tmp_path: Path, monkeypatch: pyte
     assert (unpack(held) == 7).all()
     assert (unpack(sent(np.full(6 * SIZE, 4, np.uint8), tmp_path)) == 4).all()
     assert os.listdir(tmp_path) == []
+
+
+def test_half_of_the_memory_is_left_to_what_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many processes keep some: only what is free counts, so that they need not know of each other."""
+    monkeypatch.undo()
+    for used, is_kept in ((0.4, True), (0.6, False)):
+        usage = shutil._ntuple_diskusage(10**9, int(used * 10**9), int((1 - used) * 10**9))
+        monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda path, usage=usage: usage)
+        assert sent(np.zeros(SIZE, np.uint8), tmp_path, f"inbox{used}").place.is_kept == is_kept

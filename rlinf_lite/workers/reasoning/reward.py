@@ -62,7 +62,7 @@ class RewardWorker(Worker):
                 results.append(by_rule)
             if self.model is not None:
                 with torch_threads(training_threads(self.cfg.actor.num_threads, self.local_world_size)):
-                    by_model = self.model.score_batch(data.non_tensor_batch["prompt"].tolist(), texts)
+                    by_model = self.model.score_batch(*self._as_written(data, tokens, texts))
                 columns["model_scores"] = torch.from_numpy(by_model.scores)
                 scores += weights.model * columns["model_scores"]
                 results.append(by_model)
@@ -77,6 +77,21 @@ class RewardWorker(Worker):
         responses = np.empty(len(texts), object)
         responses[:] = texts
         return DataProto({"scores": scores, **columns}, {"response": responses}, {"metrics": metrics})
+
+    def _as_written(self, data: DataProto, tokens: list[list[int]], texts: list[str]) -> tuple[list[Any], list[str]]:
+        """Prompts and responses for the reward model. Behind a prompt of plain text, a response is what the tokenizer
+        makes of both less the prompt: alone, some decode without the space that they begin with."""
+        prompts, found = data.non_tensor_batch["prompt"].tolist(), []
+        width = data.batch["input_ids"].shape[1] - data.batch["response_mask"].shape[1]
+        ids, mask = (data.batch[name][:, :width] for name in ("input_ids", "attention_mask"))
+        for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            before = ids[row][mask[row].bool()].tolist()
+            if isinstance(prompt, str):
+                parts = [before, before + tokens[row]]
+                alone, whole = self.tokenizer.batch_decode(parts, skip_special_tokens=True)
+                text = whole[len(alone) :] if whole.startswith(alone) else text
+            found.append(text)
+        return prompts, found
 
     def _by_rule(self, data: DataProto, texts: list[str], scores: torch.Tensor) -> RewardResult:
         """Fill in the scores of the rows that have a ground truth."""

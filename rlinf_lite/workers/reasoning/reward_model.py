@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jinja2 import TemplateError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from rlinf_lite.config.reasoning import RewardConfig
@@ -67,13 +67,17 @@ class RewardModel:
         self.model = read.to(device).eval().requires_grad_(False)
         self.label = 0 if cfg.label is None else labels_of(policy_config(directory)).index(cfg.label)
         self.config = self.model.config.get_text_config()
-        rooms = (cfg.max_length, getattr(self.config, "max_position_embeddings", None), self.tokenizer.model_max_length)
+        positions = getattr(self.config, "max_position_embeddings", None)
+        for module in self.model.modules():  # families such as RoBERTa count positions from behind that of padding
+            if isinstance(module, nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
+                positions -= module.padding_idx + 1
+        rooms = (cfg.max_length, positions, self.tokenizer.model_max_length)
         self.max_length = min(room for room in rooms if room is not None)
         self.max_rows = 1 if self._is_changed_by_padding() else None
 
     def score_batch(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> RewardResult:
-        """B of each. What has no tokens, no finite score, or is refused by the chat template scores 0, and is
-        counted."""
+        """B of each. What has no tokens, no finite score, or is refused by the chat template or the model scores 0,
+        and is counted."""
         scores, problems = np.zeros(len(prompts), np.float32), []
         rows: dict[int, list[int]] = {}
         num_cut = 0
@@ -86,11 +90,24 @@ class RewardModel:
         empty = [row for row, ids in rows.items() if not ids]
         problems += [f"the reward model's tokenizer makes no tokens of {prompts[row]!r:.200}" for row in empty]
         order = sorted((row for row in rows if rows[row]), key=lambda row: -len(rows[row]))  # of like length together
+        parts = []
         while order:
             size = self.max_rows or max(self.max_tokens // len(rows[order[0]]), 1)
-            some, order = order[:size], order[size:]
+            parts.append(order[:size])
+            order = order[size:]
+        while parts:
+            some = parts.pop(0)
             report_progress()
-            found = self._forward([rows[row] for row in some]).tolist()
+            try:
+                found = self._forward([rows[row] for row in some]).tolist()
+            except torch.OutOfMemoryError:
+                raise
+            except (ValueError, RuntimeError, IndexError) as error:  # a text that this family does not take
+                if len(some) > 1:
+                    parts = [[row] for row in some] + parts
+                else:
+                    problems.append(f"the reward model fails at {responses[some[0]]!r:.200}: {error}")
+                continue
             for row, score in zip(some, found, strict=True):
                 if math.isfinite(score):
                     scores[row] = score
