@@ -22,6 +22,7 @@ SIZE = 300_000
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared_memory, "_is_half_free", lambda directory, num_bytes: True)  # of this machine's disk
+    shared_memory.forget_all()  # what the tests before have sent
     yield
     shared_memory.forget_all()
     shared_memory._most_kept.cache_clear()
