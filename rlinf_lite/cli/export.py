@@ -146,14 +146,15 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     """Adapters are merged: readers of the published layout would not see them. Without any, files are as they were."""
     from rlinf_lite.models import load_policy
     from rlinf_lite.models.base import read_policy_config
+    from rlinf_lite.models.text.causal_lm import ADAPTER, CausalLM
 
     said = read_policy_config(source.policy)
     is_language_model = "policy_id" not in said and "CausalLM" in str(said.get("architectures"))
     policy = None if is_language_model else load_policy(source.policy)
-    merge = getattr(policy, "merge_adapters", None)
-    if policy is not None and callable(merge) and any(".lora_" in name for name, _ in policy.named_parameters()):
-        merge()
-        policy.save_pretrained(directory)
+    model: Any = CausalLM.from_pretrained(source.policy) if (source.policy / ADAPTER).is_dir() else policy
+    if hasattr(model, "merge_adapters") and any(".lora_" in name for name, _ in model.named_parameters()):
+        model.merge_adapters()
+        model.save_pretrained(directory)
     else:
         shutil.copytree(source.policy, directory, dirs_exist_ok=True)
     if (directory / "README.md").exists():

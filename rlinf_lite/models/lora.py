@@ -1,10 +1,11 @@
-"""Low-rank adapters (peft's) within a policy: their options, importable without torch, adding and merging them."""
+"""Low-rank adapters (peft's) within a policy or a language model: their options, importable without torch, adding and
+merging them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import NonNegativeInt, PositiveInt, Section
 
@@ -26,24 +27,39 @@ class LoraOptions(Section):
     """Modules that train in full besides the heads, for example proprio_projector."""
 
 
-def lacks_adapters(own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str) -> bool:
-    """Whether a policy whose adapters are `own` (empty: none) is to get those that a run wants.
+class LanguageLoraOptions(Section):
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: train all weights."""
+    alpha: PositiveInt | None = None
+    """Adapters are scaled by alpha / rank; null: rank."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the linear layers that get an adapter; all-linear: all but the output layer."""
+
+
+def lacks_adapters(
+    own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str, key: str = "model.options.lora"
+) -> bool:
+    """Whether a policy whose adapters are `own` (empty: none) is to get those that a run wants, in `key`.
 
     Raises ValueError where it has others.
     """
     if own and wanted["rank"] and own != wanted:
         raise ValueError(
-            f"model.options.lora: is {dict(wanted)}, and the checkpoint has adapters of {dict(own)}. Say the same, or "
+            f"{key}: is {dict(wanted)}, and the checkpoint has adapters of {dict(own)}. Say the same, or "
             f"merge them before ({policy}.merge_adapters, then save_pretrained)"
         )
     return bool(wanted["rank"]) and not own
 
 
 def add_adapters(
-    policy: nn.Module, lora: Mapping[str, Any], trained: Collection[str], without: Collection[str] = ()
+    policy: nn.Module,
+    lora: Mapping[str, Any],
+    trained: Collection[str] = (),
+    without: Collection[str] = (),
+    key: str = "model.options.lora",
 ) -> None:
     """Put adapters into `policy`. They and its modules `trained`, which get none, are all that trains then; modules
-    `without` get none and do not train.
+    `without` get none and do not train. `lora`, which a config has in `key`: `rank`, `alpha` and `targets`.
 
     Raises ValueError for targets that no linear layer is called.
     """
@@ -52,17 +68,16 @@ def add_adapters(
 
     linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
     usual = LoraOptions().targets  # of which a policy has those that its architecture has
-    unknown = [name for name in lora["targets"] if name not in linears and name not in usual]
+    targets, excluded = lora["targets"], [*trained, *without]
+    unknown = [] if isinstance(targets, str) else [x for x in targets if x not in linears and x not in usual]
     if unknown:
         known = ", ".join(sorted(linears))
-        raise ValueError(
-            f"model.options.lora.targets: no linear layer is called {', '.join(unknown)}. There are {known}"
-        )
+        raise ValueError(f"{key}.targets: no linear layer is called {', '.join(unknown)}. There are {known}")
     config = peft.LoraConfig(
         r=lora["rank"],
         lora_alpha=lora["alpha"] or lora["rank"],
-        target_modules=lora["targets"],
-        exclude_modules=rf"({'|'.join(map(re.escape, [*trained, *without]))})\..*",
+        target_modules=targets,
+        exclude_modules=rf"({'|'.join(map(re.escape, excluded))})\..*" if excluded else None,
         init_lora_weights="gaussian",
     )
     peft.inject_adapter_in_model(config, policy)

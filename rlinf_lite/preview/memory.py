@@ -285,12 +285,16 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
 
 def _language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
     """As the run builds it, from `config.json` alone."""
+    from rlinf_lite.models.text.causal_lm import CausalLM
+
     settings = preset(config.model.size)
     if directory is not None:
         settings = json.loads((policy_directory(directory) / "config.json").read_text())
     # flash attention keeps what sdpa keeps, and need not be installed here
     attention = "eager" if config.model.attn_implementation == "eager" else "sdpa"
     model = kind.from_config(settings, attn_implementation=attention)
+    if kind is CausalLM:
+        model.add_adapters(config.model.lora.model_dump())
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model

@@ -13,6 +13,7 @@ from rlinf_lite.data.prompt_files import DatasetError
 from rlinf_lite.runners import ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement, WorkerError
 from rlinf_lite.workers.reasoning import launch_roles
+from rlinf_lite.workers.reasoning.base import build_model
 from tests.runners.conftest import APART, FUSED, SMALL_MATH, placed, read_metrics
 
 
@@ -116,6 +117,38 @@ def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path):
     assert_close(weights(whole), weights(resumed), atol=0)
     both = [read_metrics(result.run_dir)[-1] for result in (whole, resumed)]
     assert both[0]["rollout/rewards"] == both[1]["rollout/rewards"]
+
+
+def test_adapters_train_in_place_of_the_weights(start_reasoning, tmp_path):
+    """With a reference that has them too, after supervised training, and a critic that has none; resumed, sharded and
+    apart alike."""
+    lora = ["model.lora={rank: 2, alpha: 4}", "sft.num_steps=1", "algorithm.adv_type=gae"]
+    lora += ["algorithm.kl={place: loss, coef: 0.1}", "runner.save_interval=1"]
+    whole = start_reasoning(*lora, root=tmp_path / "whole").run()
+    start_reasoning.stop()
+    cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *lora])
+    untrained = build_model(cfg, None, "sdpa").state_dict()
+    for name, x in weights(whole).items():
+        own = untrained["language_model." + name.replace("proj.weight", "proj.base_layer.weight")]
+        assert torch.equal(x, own), f"{name} has changed"
+    adapters = load_file(whole.checkpoint / "policy" / "adapter" / "adapter_model.safetensors")
+    assert len(adapters) == 2 * 7 * cfg_layers(whole) and all(x.any() for x in adapters.values())
+    critic = load_file(next((whole.checkpoint / "training_state").rglob("critic*/**/model.safetensors")))
+    assert not any("lora" in name or "base_layer" in name for name in critic)
+    assert read_metrics(whole.run_dir)[0]["rollout/logprob_drift"] < 1e-5
+
+    apart = ["actor.strategy=fsdp", placed("0-1", rollout="1", num_slots=2)]
+    for name, steps, overrides in (("half", 1, []), ("half", 2, ["runner.resume=auto"]), ("apart", 2, apart)):
+        constant = [f"runner.max_steps={steps}", *overrides]
+        found = start_reasoning(*lora, *constant, root=tmp_path / name).run()
+        start_reasoning.stop()
+        if steps == 2:
+            again = load_file(found.checkpoint / "policy" / "adapter" / "adapter_model.safetensors")
+            assert_close(adapters, again, atol=0 if name == "half" else 1e-4)
+
+
+def cfg_layers(result):
+    return json.loads((result.checkpoint / "policy" / "config.json").read_text())["num_hidden_layers"]
 
 
 def test_groups_without_a_signal_are_replaced_but_not_for_ever(start_reasoning, tmp_path):

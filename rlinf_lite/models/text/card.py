@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import Card, Problem, Section
+from rlinf_lite.models.lora import LanguageLoraOptions
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.registry import install_command, is_installed
 
@@ -26,6 +27,8 @@ class LanguageModelOptions(Section):
     """Attention kernels in training; generation uses sdpa."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    lora: LanguageLoraOptions = LanguageLoraOptions()
+    """Adapters that train in place of the policy's weights. A critic trains all of its own."""
 
 
 class LanguageModel(Card):
@@ -63,6 +66,12 @@ class LanguageModel(Card):
                 "model.attn_implementation",
                 "actor and rollout share a process and a model (cluster.fuse), and generation needs sdpa. Use sdpa, or "
                 "fuse others",
+            )
+        if config.model.lora.rank and config.actor.tensor_model_parallel_size > 1:
+            yield Problem(
+                "model.lora.rank",
+                "adapters are not split over the ranks that share a layer (actor.tensor_model_parallel_size). Use "
+                "actor.strategy: fsdp, or rank 0",
             )
         yield from attention_problems("model.attn_implementation", config.model.attn_implementation)
         yield from self._divides(config)

@@ -3,7 +3,8 @@
 Sequences are rows of `input_ids` [B, L] with `attention_mask` [B, L], prompts padded on the left so that the last R
 columns hold the responses; positions count the tokens that the mask marks. Directories are transformers' own: they load
 with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification) and are read from the disk alone, without
-remote code and from safetensors.
+remote code and from safetensors. Low-rank adapters are in a directory within, `adapter/`, in peft's layout; what is
+beside it are the weights without them.
 
 Not every family of transformers is computed right from padded rows and from the output layer alone;
 `models.text.supported` compares a model with its own forward pass, and refuses.
@@ -11,6 +12,8 @@ Not every family of transformers is computed right from padded rows and from the
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any, ClassVar, Self
 import torch
 import transformers
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -30,13 +35,21 @@ from transformers import (
 )
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import CheckpointFormatError, read_policy_config, recompute_in_backward
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config, recompute_in_backward
+from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 
 _CARRIED = (
     *("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("generation_config.json", "LICENSE"),
 )
+_ALL, _LORA_KEY = "all-linear", "model.lora"
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
+ADAPTER = "adapter"
+_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_OTHER_LORA = (
+    *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
+    *("layer_replication", "lora_bias", "trainable_token_indices", "target_parameters"),
+)
 LOGITS_PER_CHUNK = 2**26
 """Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
 
@@ -64,6 +77,9 @@ class LanguageModel(nn.Module):
     training mode too. With them, no two passes over a response would agree, and the first ratio would not be 1.
     """
 
+    lora: dict[str, Any]
+    """Of its adapters: `rank`, `alpha` and `targets`; empty: there are none."""
+
     _auto: ClassVar[Any]
     _may_lack: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names that weights may lack, and are random then."""
@@ -76,7 +92,7 @@ class LanguageModel(nn.Module):
         """`files`: tokenizer files by name, which go out with the weights."""
         super().__init__()
         self.language_model = language_model.eval()
-        self.files = dict(files or {})
+        self.files, self.lora = dict(files or {}), {}
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -109,8 +125,11 @@ class LanguageModel(nn.Module):
             CheckpointFormatError: where files are missing or damaged, or listing missing, foreign, misshapen tensors.
         """
         directory, settings = Path(directory), {"attn_implementation": attn_implementation, **cls._settings}
-        model = read_pretrained(cls._auto, directory, dtype, cls._may_lack, cls._may_ignore, **settings)
-        return cls(model, _carried_files(directory))
+        read = read_pretrained(cls._auto, directory, dtype, cls._may_lack, cls._may_ignore, **settings)
+        model = cls(read, _carried_files(directory))
+        if (directory / ADAPTER).is_dir():
+            model._read_adapters(directory / ADAPTER)
+        return model
 
     def save_pretrained(self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` reads, from `state_dict` where this module's own is sharded."""
@@ -122,6 +141,10 @@ class LanguageModel(nn.Module):
         tensors = {name.removeprefix(_PREFIX): x.detach().cpu().contiguous() for name, x in state.items()}
         for name, x in tensors.items():  # what is gathered from shards may be a part of something padded
             tensors[name] = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
+        shutil.rmtree(directory / ADAPTER, ignore_errors=True)
+        if self.lora:
+            self._write_adapters(directory / ADAPTER, tensors)
+            tensors = {name.replace(".base_layer.", "."): x for name, x in tensors.items() if ".lora_" not in name}
         config = self.language_model.config
         if config.tie_word_embeddings:
             for name in self.language_model._tied_weights_keys or ():
@@ -135,6 +158,61 @@ class LanguageModel(nn.Module):
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
         """The whole state dict of a directory, for a model that is sharded. Raises as `from_pretrained` does."""
         return type(self).from_pretrained(directory).state_dict()
+
+    def add_adapters(self, lora: Mapping[str, Any]) -> None:
+        """Put adapters of `rank`, `alpha` (None: rank) and `targets` into the model, which alone train then; those that
+        its directory brought stay. They change nothing until they are trained.
+
+        Raises ValueError where it has others, and for targets that it has not.
+        """
+        wanted = {"rank": lora["rank"], "alpha": lora["alpha"] or lora["rank"], "targets": lora["targets"]}
+        if self.lora and wanted["targets"] == _ALL:
+            wanted["targets"] = self.lora["targets"]
+        elif wanted["targets"] != _ALL:
+            wanted["targets"] = sorted(wanted["targets"])
+        if not lacks_adapters(self.lora, wanted, type(self).__name__, _LORA_KEY):
+            return
+        own = self.language_model
+        add_adapters(own, wanted, key=_LORA_KEY)
+        found = {name.partition(".lora_A.")[0] for name, _ in own.named_parameters() if ".lora_A." in name}
+        output = own.get_output_embeddings()
+        if own.config.get_text_config().tie_word_embeddings and any(own.get_submodule(x) is output for x in found):
+            raise ValueError(f"{_LORA_KEY}.targets: the output layer has the embedding's weights. Leave it out")
+        self.lora = {**wanted, "targets": sorted({name.rpartition(".")[2] for name in found})}
+
+    def merge_adapters(self) -> None:
+        """Make the weights what they are with their adapters, and leave the model without any; all of it trains."""
+        merge_adapters(self.language_model)
+        self.lora = {}
+
+    def _write_adapters(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
+        from peft import LoraConfig
+
+        rank, alpha, targets = (self.lora[name] for name in ("rank", "alpha", "targets"))
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+        config.save_pretrained(str(directory))
+        adapters = {_adapter_name(name): x for name, x in tensors.items() if ".lora_" in name}
+        save_file(adapters, directory / _ADAPTER_WEIGHTS, {"format": "pt"})
+        follow_umask([directory / _ADAPTER_WEIGHTS])
+
+    def _read_adapters(self, directory: Path) -> None:
+        """Raises CheckpointFormatError."""
+        try:
+            said = json.loads((directory / _ADAPTER_CONFIG).read_text())
+            found = load_file(directory / _ADAPTER_WEIGHTS)
+            other = [name for name in _OTHER_LORA if said.get(name)]
+            if other or not isinstance(said["target_modules"], list):
+                raise ValueError(f"plain LoRA of named layers is read, and this has {', '.join(other) or 'a pattern'}")
+            self.add_adapters({"rank": said["r"], "alpha": said["lora_alpha"], "targets": said["target_modules"]})
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointFormatError(f"{directory} cannot be read: {type(error).__name__}: {error}") from error
+        ignored = tuple(_adapter_name(name) for name in self._may_ignore)
+        found = {name: x for name, x in found.items() if not (ignored and name.startswith(ignored))}
+        own = {_adapter_name(name): x for name, x in self.language_model.named_parameters() if ".lora_" in name}
+        check_tensors(own, found, str(directory))
+        with torch.no_grad():
+            for name, x in own.items():
+                x.copy_(found[name])
 
     def gradient_checkpointing_enable(self) -> None:
         """Recompute every layer in the backward pass instead of keeping its activations; before the model is sharded.
@@ -300,6 +378,11 @@ def _score(
     log_distribution = torch.log_softmax(logits, dim=-1)
     entropy = -(log_distribution.exp() * log_distribution).sum(-1)
     return log_distribution.gather(-1, tokens[:, None]).squeeze(-1), entropy
+
+
+def _adapter_name(name: str) -> str:
+    """peft's, of a parameter of a model."""
+    return "base_model.model." + name.replace(".default.", ".")
 
 
 def _carried_files(directory: Path) -> dict[str, bytes]:

@@ -114,11 +114,15 @@ class LanguageModelWorker(Worker):
 
 
 def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
-    """The policy in `directory`, or one of `model.size` with random weights, alike in every process."""
-    if directory is not None:
-        return CausalLM.from_pretrained(directory, attn_implementation)
+    """The policy in `directory`, or one of `model.size` with random weights, and `model.lora` in it; alike in every
+    process."""
     torch.manual_seed(cfg.runner.seed)
-    return CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
+    if directory is not None:
+        model = CausalLM.from_pretrained(directory, attn_implementation)
+    else:
+        model = CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
+    model.add_adapters(cfg.model.lora.model_dump())
+    return model
 
 
 def max_length(cfg: ReasoningConfig) -> int:

@@ -27,6 +27,7 @@ class LanguageCritic(LanguageModelWorker):
         cfg = self.cfg
         torch.manual_seed(cfg.runner.seed)
         model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
+        model.merge_adapters()  # those of the policy that it begins as
         self._take(model, "critic", cfg.critic.optim, total_steps)
 
     @register(dispatch_mode=nd_compute(MESH))
