@@ -33,6 +33,7 @@ from rlinf_lite.config.rules import (
     violations,
 )
 from rlinf_lite.config.schema import BaseConfig, Config
+from rlinf_lite.hub import hub_problem, on_hub
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
@@ -425,6 +426,12 @@ def _the_folder_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
     data = config.data
     if data.source == "folder" and data.demos_dir is None:
         yield Problem("data.demos_dir", "is null, and data.source: folder reads a dataset. Name its folder")
+    elif data.demos_dir is not None and on_hub(data.demos_dir):
+        wrong = hub_problem(data.demos_dir, needs_file=False)
+        if wrong is not None or data.source != "folder":
+            yield Problem(
+                "data.demos_dir", f"{wrong or 'is on the Hub, to be read'}. Correct it, with data.source: folder"
+            )
     elif data.source == "folder" and data.demos_dir is not None and not Path(data.demos_dir).is_dir():
         text = f"no directory {data.demos_dir!r} (looked for {Path(data.demos_dir).absolute()})"
         yield Problem("data.demos_dir", f"{text}. Correct it")
@@ -617,7 +624,10 @@ def _problem_files(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Pro
     data = config.data
     for key, paths in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
         for path in paths:
-            if not Path(path).is_file():
+            if on_hub(path):
+                if (wrong := hub_problem(path, needs_file=True)) is not None:
+                    yield Problem(key, f"{wrong}. Correct it")
+            elif not Path(path).is_file():
                 yield Problem(key, f"no file {path!r} (looked for {Path(path).absolute()}). Correct it")
     if config.runner.val_check_interval > 0 and data.train_files and not data.val_files:
         text = "is empty, and runner.val_check_interval is not. Name some, or set that to -1"

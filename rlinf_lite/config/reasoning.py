@@ -86,8 +86,8 @@ class ArithmeticConfig(Section):
 
 class PromptsConfig(Section):
     train_files: list[str] = []
-    """JSONL or Parquet files of rows `{data_source, prompt, reward_model: {ground_truth}, extra_info}`; []: generated
-    arithmetic."""
+    """JSONL or Parquet files of rows `{data_source, prompt, reward_model: {ground_truth}, extra_info}`, here or on the
+    Hub, hf://datasets/ORG/NAME[@REVISION]/FILE; []: generated arithmetic."""
     val_files: list[str] = []
     """Files to evaluate on; []: the generated arithmetic's, or no evaluation."""
     prompt_key: str = "prompt"

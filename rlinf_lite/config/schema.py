@@ -323,7 +323,7 @@ class KeysConfig(Section):
 class DataConfig(Section):
     demos_dir: str | None = None
     """LeRobotDataset with the demonstrations, or where to write one, seen by all nodes; null: demos/ in the run's
-    directory."""
+    directory. With `source: folder` also one on the Hub, hf://datasets/ORG/NAME[@REVISION]."""
     source: Literal["expert", "folder"] = "expert"
     """expert: what this run's expert plays; where it is there already, it must have been made so. folder: whatever
     LeRobotDataset (v3.0, v2.1) is in demos_dir, if its sizes fit; other tasks are noted."""

@@ -20,6 +20,7 @@ from rlinf_lite.data.prompts import Prompt, PromptDataset, ResumableSampler
 from rlinf_lite.data.proto import DataProto
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer
+from rlinf_lite.hub import HubError, local_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +46,10 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
         generated = _generated(cfg)
         train_files, val_files = [str(generated / "train.jsonl")], val_files or [str(generated / "val.jsonl")]
     arguments = (tokenizer, data.max_prompt_length, data.prompt_key, data.filter_overlong)
+    try:
+        train_files, val_files = ([local_path(file) for file in files] for files in (train_files, val_files))
+    except HubError as error:
+        raise DatasetError(str(error)) from error
     train = PromptDataset(train_files, *arguments)
     val = PromptDataset(val_files, *arguments) if val_files else None
     for dataset, files in ((train, train_files), (val, val_files)):

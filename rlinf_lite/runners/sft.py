@@ -26,8 +26,9 @@ from rlinf_lite.data.demonstrations import (
     strange_tasks,
     stride_of,
 )
-from rlinf_lite.data.lerobot.layout import is_dataset
+from rlinf_lite.data.lerobot.layout import LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
+from rlinf_lite.hub import HubError, local_path
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
@@ -47,7 +48,7 @@ class SFTRunner(SimulationRunner):
     def prepare(self) -> None:
         """Have the demonstrations on disk, decode them, and open them in the actors."""
         cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
-        directory = self.run_dir / "demos" if demos_dir is None else Path(demos_dir)
+        directory = self.run_dir / "demos" if demos_dir is None else Path(local_path(demos_dir))
         if cfg.data.source == "expert" and not is_dataset(directory):
             self._collect(directory)
         dataset = open_dataset(cfg, directory, self.spec)
@@ -140,6 +141,10 @@ def check_demonstrations(cfg: Config) -> None:
         if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
             return  # to be collected
         seen = observed(cfg)
-        dataset = open_dataset(cfg, Path(demos_dir), seen)
+        try:
+            directory = Path(local_path(demos_dir))
+        except HubError as error:
+            raise LeRobotError(f"data.demos_dir: {error}") from error
+        dataset = open_dataset(cfg, directory, seen)
         if seen is not None:
             dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))

@@ -1,0 +1,57 @@
+"""Datasets on the Hugging Face Hub, where a config names one: `hf://datasets/ORG/NAME[@REVISION][/FILE]`.
+
+They are downloaded when a run is prepared, into the Hub's own cache, and no more than once; nothing else ever is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HUB = "hf://"
+FORM = "hf://datasets/ORG/NAME[@REVISION][/FILE]"
+_PARTS = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
+
+
+class HubError(ValueError):
+    """What a config names on the Hub and cannot be had."""
+
+
+def on_hub(path: str | None) -> bool:
+    return path is not None and path.startswith(HUB)
+
+
+def hub_problem(path: str, needs_file: bool) -> str | None:
+    """What is wrong with how `path` is written; whether it is there, downloading says."""
+    found = _PARTS.fullmatch(path)
+    if found is None:
+        return f"{path!r} is not written {FORM}"
+    if needs_file != bool(found[3]):
+        return f"{path!r} names {'no file of the dataset' if needs_file else 'a file, and a whole dataset is read'}"
+    return None
+
+
+def local_path(path: str) -> str:
+    """Where the file or the whole dataset is on this machine, after downloading what its cache lacks; of what is not on
+    the Hub, `path` itself. Raises HubError."""
+    if not on_hub(path):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    found = _PARTS.fullmatch(path)
+    if found is None:
+        raise HubError(f"{path!r} is not written {FORM}")
+    name, revision, file = found.groups()
+    try:
+        directory = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=file)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise HubError(
+            f"{path} could not be had from the Hub ({reason}). Correct it, log in (`hf auth login`) where it is "
+            "private or gated, or name a local path"
+        ) from error
+    local = Path(directory, file or "")
+    if not local.exists():
+        raise HubError(f"{path}: the dataset {name} has no file {file}. `hf datasets ls {name}` lists its files")
+    return str(local)
