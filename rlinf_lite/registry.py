@@ -18,6 +18,9 @@ from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 P = TypeVar("P")
+MAIN = "__main__"
+parts_of_main: set[str] = set()
+"""Names in `__main__` that parts were imported from: of a script, or a notebook's cells. Workers get what they are."""
 _LISTED = 40  # names in a message, at the most
 _EXTRAS = {
     **dict.fromkeys(("mani_skill", "sapien"), "maniskill"),
@@ -127,6 +130,8 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
     if not hasattr(module, attribute):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise error(f"{module_name} has no {attribute!r}. {did_you_mean(attribute, public)}", where)
+    if module_name == MAIN:
+        parts_of_main.add(attribute)
     return getattr(module, attribute)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_lite.registry import PartError, did_you_mean, import_part
+from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_part
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
 """`score(solution, ground_truth, extra_info)`."""
@@ -44,7 +44,7 @@ def register_reward(*data_sources: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         path = f"{function.__module__}:{function.__qualname__}"
-        if function.__module__ == "__main__" or "<" in path:
+        if function.__module__ == MAIN or "<" in path:
             raise RewardError(f"{path} cannot be imported by another process. Move it to the top level of a module")
         for source in data_sources:
             if _RULES.get(source, Rule(path)) != Rule(path):
@@ -74,6 +74,8 @@ def rule_of(data_source: str) -> Rule:
 def import_reward(path: str) -> RewardFn:
     """The function at `pkg.module:function`. Raises RewardError where there is none, PartImportError where its module
     raises."""
+    if path.startswith(f"{MAIN}:"):
+        raise RewardError(f"{path} cannot be imported by another process. Move it to a file of its own", "reward.fn")
     function = import_part(path, "reward.fn", RewardError)
     if not callable(function):
         raise RewardError(f"{path} is {function!r}, no function", "reward.fn")

@@ -62,7 +62,8 @@ class Host:
         epoch: int,
         payload: bytes,
     ) -> list[Address]:
-        """Construct the workers from their pickled [(class, args, kwargs)]; returns where to send messages for each."""
+        """Construct the workers from what is pickled: the driver's `registry.parts_of_main`, [(class, args, kwargs)].
+        Returns where to send messages for each."""
         os.environ.update(THREADS | env_vars)
         set_context(context)
         # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
@@ -73,7 +74,8 @@ class Host:
         name = self._name
         try:
             with imports_without_gc():
-                definitions = cloudpickle.loads(payload)
+                of_main, definitions = cloudpickle.loads(payload)
+            vars(sys.modules["__main__"]).update(of_main)
             from rlinf_lite.scheduler.post import Mailbox  # only now: numpy reads the variables set above
 
             fused: dict[str, Any] = {}

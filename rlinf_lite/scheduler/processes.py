@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import ray
 from ray import cloudpickle
 
+from rlinf_lite.registry import MAIN, parts_of_main
 from rlinf_lite.scheduler.context import ProcessContext, publish, run_on, withdraw
 from rlinf_lite.scheduler.errors import CallTimeoutError
 from rlinf_lite.scheduler.handle import Calls, Handle, Member, RunningGroup
@@ -47,7 +49,9 @@ class Processes:
     ) -> None:
         self.groups, self.placed = groups, placed
         self._site, self._env_vars = site, dict(env_vars)
-        payload = cloudpickle.dumps([(group.cls, *group.arguments) for group in groups])
+        main = vars(sys.modules[MAIN])
+        of_main = {name: main[name] for name in parts_of_main if name in main}
+        payload = cloudpickle.dumps((of_main, [(group.cls, *group.arguments) for group in groups]))
         self._payload = ray.put(payload) if len(payload) > SHARED_BYTES else payload
         self._host = ray.remote(host_class(groups[0].cls.__name__, [group.methods for group in groups]))
         self._ports: list[int] = []
