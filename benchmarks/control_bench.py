@@ -89,7 +89,7 @@ def measure(
     """Seconds of every step, by block."""
     settings = [f"runner.max_steps={WARMUP + num_blocks * num_steps}", "runner.val_check_interval=-1"]
     settings += ["runner.save_interval=-1", "runner.report=false", "runner.logger.backends=[]"]
-    settings += [f"runner.logger.log_path={home}", f"actor.checkpoint_save_path={home}"]
+    settings += [f"runner.logger.log_path={home}"]
     cfg = load_config(config, [*settings, *overrides])
     with Cluster.from_config(cfg.cluster) as cluster, supervise(cfg, cluster) as supervisor:
         assert isinstance(supervisor, Supervisor)

@@ -243,7 +243,7 @@ def _policy(
 def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str, Any]:
     """A run as a user starts it, all roles on one card."""
     with tempfile.TemporaryDirectory() as scratch:
-        settings = [f"runner.logger.log_path={scratch}", f"actor.checkpoint_save_path={scratch}", *overrides]
+        settings = [f"runner.logger.log_path={scratch}", *overrides]
         settings += [f"runner.{key}={steps}" for key in ("max_steps", "val_check_interval")]
         settings += ["runner.save_interval=-1", "runner.report=false"]
         settings += ["env.eval.num_envs=8", "env.eval.num_episodes=8"] if rehearse else _ONE_CARD

@@ -95,7 +95,7 @@ class Outcome:
 
 def command(kind: str, home: Path, *more: str) -> list[str]:
     script, *overrides = KINDS[kind]
-    paths = [f"runner.logger.log_path={home}", f"actor.checkpoint_save_path={home}"]
+    paths = [f"runner.logger.log_path={home}"]
     return [sys.executable, str(REPO / "examples" / script), *_COMMON, *overrides, *paths, *more]
 
 

@@ -54,7 +54,6 @@ def _train_ours(
         f"runner.val_check_interval={max(eval_every // per_step, 1)}",
         "runner.save_interval=-1",
         f"runner.logger.log_path={runs}",
-        f"actor.checkpoint_save_path={runs}",
     ]
     script = HERE.parent / "examples" / "embodiment" / "train_embodied_agent.py"
     subprocess.run([sys.executable, str(script), "--config-name", config, *overrides, *settings], check=True)

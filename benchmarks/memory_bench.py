@@ -91,7 +91,6 @@ def run(name: str, overrides: list[str], steps: int) -> dict[str, list[int]]:
     with tempfile.TemporaryDirectory() as scratch:
         settings = [
             f"runner.logger.log_path={scratch}",
-            f"actor.checkpoint_save_path={scratch}",
             *(f"runner.{key}={steps}" for key in ("max_steps", "val_check_interval", "save_interval")),
             "runner.report=false",
             "cluster.forked_workers=false",  # a fork has pages of what all workers import

@@ -114,7 +114,6 @@ def fixed_time_config(num_stages: int, env_row_s: float, policy_row_s: float, de
             f"actor.micro_batch_size={NUM_ENVS}",
             "cluster.component_placement={env: '0', rollout: '0', actor: '0'}",
             f"runner.logger.log_path={scratch}",
-            f"actor.checkpoint_save_path={scratch}",
         ],
     )
 

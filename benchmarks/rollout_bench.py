@@ -117,7 +117,7 @@ def rollout_rate(runner: EmbodiedRunner) -> Callable[[float], float]:
 
 
 def pushcube_config(control_mode: str, scratch: str, *overrides: str) -> Config:
-    paths = [f"runner.logger.log_path={scratch}", f"actor.checkpoint_save_path={scratch}"]
+    paths = [f"runner.logger.log_path={scratch}"]
     mode = f"env.options.control_mode={control_mode}"
     return load_config("embodiment/maniskill_pushcube_ppo_mlp", [mode, *paths, *overrides])
 

@@ -19,7 +19,6 @@ def undisturbed(scratch: str) -> list[str]:
     """Overrides: no evaluation, checkpoint or report, and a learning rate that does not reach zero in between."""
     return [
         f"runner.logger.log_path={scratch}",
-        f"actor.checkpoint_save_path={scratch}",
         "runner.val_check_interval=-1",
         "runner.save_interval=-1",
         "runner.max_steps=100000",

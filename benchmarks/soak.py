@@ -50,7 +50,7 @@ class Run:
     def start(self) -> None:
         is_math = any(override.startswith("math_") for override in self.overrides)
         script = REPO / "examples" / ("math/train_math.py" if is_math else "embodiment/train_embodied_agent.py")
-        paths = [f"runner.logger.log_path={self.home}", f"actor.checkpoint_save_path={self.home}"]
+        paths = [f"runner.logger.log_path={self.home}"]
         settings = [f"control.backend={self.home / 'context'}", f"runner.run_name={self.name}", *paths]
         self._log = (self.home / f"{self.name}.log").open("w")
         self._began = time.time()

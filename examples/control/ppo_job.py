@@ -27,10 +27,9 @@ DEVICES = 2
 def main() -> int:
     name = f"ppo-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = Path("results").absolute() / "jobs" / name
-    paths = [f"runner.logger.log_path={directory}", f"actor.checkpoint_save_path={directory}"]
     apart = ["cluster.fuse=null"]  # a job's roles have processes of their own
     try:
-        cfg = cast(ReasoningConfig, load_config(CONFIG, [*paths, *apart, *sys.argv[1:]]))
+        cfg = cast(ReasoningConfig, load_config(CONFIG, [f"runner.logger.log_path={directory}", *apart, *sys.argv[1:]]))
 
         builder = RLJobBuilder().device_per_node(DEVICES).device_type("CPU").config(cfg.model_dump(mode="json"))
         builder.trainer("ppo_roles", "Trainer")  # Ray's workers import from this script's directory, as it does

@@ -51,7 +51,7 @@ def main() -> int:
             verify(checkpoint)
             config = str(checkpoint / "training_state" / "config.yaml")
             written = (arguments.out.parent if arguments.out else checkpoint.parent.parent).absolute()
-            overrides += [f"actor.checkpoint_load_path={checkpoint}", f"actor.checkpoint_save_path={written}"]
+            overrides += [f"actor.checkpoint_load_path={checkpoint}", "actor.checkpoint_save_path=null"]
             overrides += [f"runner.logger.log_path={written}"]
         if arguments.suite:
             of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)

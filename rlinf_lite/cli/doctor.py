@@ -213,7 +213,7 @@ def _disk(needs: Needs) -> Finding:
     free = {str(place): shutil.disk_usage(place).free for place in (path, Path(tempfile.gettempdir()))}
     value = ", ".join(f"{byte_text(count)} free in {place}" for place, count in free.items())
     if min(free.values()) < _GIB:
-        return Finding("fail", value, "rlinf-lite train runner.logger.log_path=... actor.checkpoint_save_path=...")
+        return Finding("fail", value, "rlinf-lite train runner.logger.log_path=...")
     return Finding("warn" if min(free.values()) < 5 * _GIB else "ok", value)
 
 

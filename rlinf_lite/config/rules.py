@@ -245,7 +245,10 @@ def _written_rule(key: str) -> None:
     @rule(key)
     def directories_can_be_written(config: Any, plan: Any) -> Iterator[Problem]:
         """Nothing is made before the run begins: the nearest directory above that is there is looked at."""
-        path = Path(attrgetter(key)(config)).absolute()
+        written = attrgetter(key)(config)
+        if written is None:
+            return
+        path = Path(written).absolute()
         above = next(one for one in (path, *path.parents) if one.exists())
         if not above.is_dir():
             yield Problem(key, f"{path} cannot be made: {above} is a file. Name another directory")

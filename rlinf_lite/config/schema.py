@@ -6,6 +6,7 @@ Importable without torch or ray. Values are checked one by one here; what must h
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -97,7 +98,8 @@ class ClusterConfig(Section):
 
 class LoggerConfig(Section):
     log_path: str = "results"
-    """Root of run directories: metrics, timeline and evaluations go to <log_path>/<run>."""
+    """Root of run directories: metrics, timeline and evaluations go to <log_path>/<run>, and checkpoints, unless
+    actor.checkpoint_save_path is set."""
     backends: list[Literal["tensorboard", "wandb"]] = ["tensorboard"]
     """Besides JSONL, which is always written."""
     project_name: str = "rlinf_lite"
@@ -386,8 +388,8 @@ class TrainConfig(Section):
 
     checkpoint_load_path: str | None = None
     """Policy directory or checkpoint to start from; overrides rollout.model_dir. Evaluation reads it too."""
-    checkpoint_save_path: str = "results"
-    """Checkpoints go to <checkpoint_save_path>/<run>/checkpoints."""
+    checkpoint_save_path: str | None = None
+    """Checkpoints go to <checkpoint_save_path>/<run>/checkpoints; null: runner.logger.log_path."""
     global_batch_size: PositiveInt = 1024
     """Samples (decisions) per optimizer update, over all actor ranks."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -457,6 +459,11 @@ class BaseConfig(Section):
     actor: TrainConfig = TrainConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     control: ControlConfig = ControlConfig()
+
+    @property
+    def checkpoint_root(self) -> Path:
+        """What the directories of runs are in that hold checkpoints."""
+        return Path(self.actor.checkpoint_save_path or self.runner.logger.log_path)
 
 
 class Config(BaseConfig):

@@ -84,7 +84,7 @@ def _locked(directory: Path) -> TextIO:
 
 
 class RunClaim:
-    """`<log_path>/<run>` for metrics, `<checkpoint_save_path>/<run>/checkpoints`, and the checkpoint to resume from.
+    """`<log_path>/<run>` for metrics, `<checkpoint_root>/<run>/checkpoints`, and the checkpoint to resume from.
 
     While it is held, the run's directories are its owner's alone. It ends with `release`, and with the process.
     """
@@ -212,7 +212,7 @@ def begin_run(
 
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:
-    return RunClaim(Path(cfg.runner.logger.log_path) / run, Path(cfg.actor.checkpoint_save_path) / run, checkpoint)
+    return RunClaim(Path(cfg.runner.logger.log_path) / run, cfg.checkpoint_root / run, checkpoint)
 
 
 def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -226,7 +226,7 @@ def _resume_source(cfg: BaseConfig) -> Path | None:
         return None
     if cfg.runner.resume != "auto":
         return Path(cfg.runner.resume)
-    root, wanted = Path(cfg.actor.checkpoint_save_path), _identity(cfg.model_dump(mode="json"))
+    root, wanted = cfg.checkpoint_root, _identity(cfg.model_dump(mode="json"))
     found = [newest_checkpoint(directory) for directory in root.glob("*/checkpoints")]
     checkpoints = [checkpoint for checkpoint in found if checkpoint is not None]
     untrained: Path | None = None

@@ -32,7 +32,7 @@ def start(cluster, tmp_path):
     with ExitStack() as stack:
 
         def start(*overrides, root=tmp_path, runner_class=EmbodiedRunner):
-            paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+            paths = [f"runner.logger.log_path={root}"]
             cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SUPERVISED, *paths, *overrides])
             supervisor = stack.enter_context(supervise(cfg, cluster))
             placement = HybridComponentPlacement(cfg)

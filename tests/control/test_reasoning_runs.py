@@ -23,7 +23,7 @@ def start_reasoning(cluster, start, tmp_path):
     """As `start`, for language models."""
 
     def start_reasoning(*overrides, root=tmp_path):
-        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        paths = [f"runner.logger.log_path={root}"]
         cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *CRITIC, *paths, *overrides])
         supervisor = start.stack.enter_context(supervise(cfg, cluster))
         roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))

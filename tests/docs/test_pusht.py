@@ -44,7 +44,7 @@ def test_the_example_of_the_docs_runs(
     part.finish()
     publish(demos, 10, "2d pointer")
 
-    where = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}", f"data.demos_dir={demos}"]
+    where = [f"runner.logger.log_path={tmp_path}", f"data.demos_dir={demos}"]
     assert command_line(["sft", "--config-name", str(tmp_path / "pusht_sft.yaml"), *SMALL, *where]) == 0
     said = capsys.readouterr().out
     assert "2 episodes, 24 chunks, 24 env steps" in said and "greedy" in said

@@ -48,6 +48,6 @@ def test_it_trains_as_the_run_that_is_no_job_does(tmp_path, repo):
     events = [json.loads(line)["event"] for line in (job / "events.jsonl").read_text().splitlines()]
     assert events == ["running", "finished"]
     plain = tmp_path / "plain"
-    paths = [f"runner.logger.log_path={plain}", f"actor.checkpoint_save_path={plain}"]
+    paths = [f"runner.logger.log_path={plain}"]
     run(tmp_path, repo, "math/train_math.py", "--config-name", "math_arithmetic_ppo", *paths)
     assert len(numbers(job)) >= 2 and numbers(job) == numbers(plain)

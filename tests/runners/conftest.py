@@ -48,7 +48,7 @@ def start(cluster, tmp_path):
         root=tmp_path,
         runner_class=EmbodiedRunner,
     ):
-        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        paths = [f"runner.logger.log_path={root}"]
         cfg = load_config(f"embodiment/{config}", [*small, *paths, *overrides])
         placement = HybridComponentPlacement(cfg)
         groups = cluster.launch(placement, **{name: worker.create_group(cfg) for name, worker in workers.items()})
@@ -104,7 +104,7 @@ def start_reasoning(cluster, tmp_path):
     launched = []
 
     def start(*overrides, root=tmp_path, config="math_arithmetic_grpo"):
-        paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+        paths = [f"runner.logger.log_path={root}"]
         cfg = load_config(f"math/{config}", [*SMALL_MATH, *paths, *overrides])
         roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
         launched.extend(roles.values())

@@ -65,7 +65,7 @@ def test_an_environment_that_ignores_its_seed_is_found_out(start):
 
 
 def run_example(*overrides, root):
-    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    paths = [f"runner.logger.log_path={root}"]
     command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-name", "gym_pendulum_ppo_mlp"]
     return subprocess.Popen(
         [*command, *SMALL_PENDULUM, *paths, *overrides],

@@ -25,7 +25,7 @@ SPREADS = {
 @pytest.fixture
 def train(cluster, tmp_path):
     def train(*overrides, name, before=lambda runner: None):
-        paths = [f"runner.logger.log_path={tmp_path / name}", f"actor.checkpoint_save_path={tmp_path / name}"]
+        paths = [f"runner.logger.log_path={tmp_path / name}"]
         cfg = load_config("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *paths, "runner.save_interval=100", *overrides])
         with supervise(cfg, cluster) as supervisor:
             groups = cluster.launch(

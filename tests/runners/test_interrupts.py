@@ -56,7 +56,7 @@ class Runs:
 
     def load(self, name, *more):
         always = ["runner.report=false", "control.snapshot_interval=1"]
-        paths = [f"runner.logger.log_path={self.root / name}", f"actor.checkpoint_save_path={self.root / name}"]
+        paths = [f"runner.logger.log_path={self.root / name}"]
         return load_config(self.config, [*self.overrides, *paths, *always, *more])
 
     def start(self, name, *more, **arguments):

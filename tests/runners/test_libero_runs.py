@@ -48,7 +48,7 @@ def test_a_policy_is_trained_and_measured(
         pytest.skip(f"NO EGL: a run in LIBERO is NOT tested on this machine: {error}")
     assets = write_assets(tmp_path / "assets")
     runs = tmp_path / "runs"
-    where = [f"env.options.assets={assets}", f"runner.logger.log_path={runs}", f"actor.checkpoint_save_path={runs}"]
+    where = [f"env.options.assets={assets}", f"runner.logger.log_path={runs}"]
     assert command_line(["train", "--config-name", "libero_ppo_oft", *SMALL, *TRAINING, *where]) == 0
     (run,) = runs.iterdir()
     content = json.loads((run / "eval" / "step_000001.json").read_text())

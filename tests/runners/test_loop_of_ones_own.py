@@ -12,7 +12,7 @@ NUM_STEPS = 3
 
 @pytest.mark.parametrize("auto_reset", [True, False])
 def test_calls_without_arguments_do_what_those_of_the_runner_do(cluster, tmp_path, auto_reset):
-    paths = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    paths = [f"runner.logger.log_path={tmp_path}"]
     options = ["actor.optim.lr_scheduler=linear", f"env.train.auto_reset={auto_reset}", f"runner.max_steps={NUM_STEPS}"]
     cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *paths, *options])
     placement = HybridComponentPlacement(cfg)

@@ -29,7 +29,7 @@ SMALL = [
 def test_ten_tasks_are_trained_on_and_evaluated_as_a_suite(
     tmp_path: Path, command_line: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    where = [f"runner.logger.log_path={tmp_path}"]
     assert command_line(["train", "--config-name", "metaworld_ppo_mlp", *SMALL, *where]) == 0
     (run,) = tmp_path.iterdir()
     content = json.loads((run / "eval" / "step_000001.json").read_text())

@@ -60,7 +60,7 @@ def train(cluster, tmp_path):
     """`train(*overrides)`: a whole run, as the example does it."""
 
     def train(*overrides, name="run", env=EnvWorker, runner_class=EmbodiedRunner):
-        paths = [f"runner.logger.log_path={tmp_path / name}", f"actor.checkpoint_save_path={tmp_path / name}"]
+        paths = [f"runner.logger.log_path={tmp_path / name}"]
         cfg = load_config("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *AUTO, *paths, *overrides])
         with claim_run(cfg) as claim, supervise(cfg, cluster) as supervisor:
 
@@ -194,7 +194,7 @@ def test_language_models_search_too(cluster, tmp_path):
     """With a supervised stage before, and a critic that goes first."""
     ours = ["cluster.component_placement=auto", "runner.max_steps=10", "algorithm.adv_type=gae", "sft.num_steps=2"]
     ours += ["algorithm.kl={place: loss, coef: 0.1}", "algorithm.critic_warmup_steps=1", "cluster.fuse=null"]
-    paths = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    paths = [f"runner.logger.log_path={tmp_path}"]
     cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *ours])
     problems = open_problems(cfg)
     with claim_run(cfg) as claim:

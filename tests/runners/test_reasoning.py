@@ -244,7 +244,6 @@ def test_configs_of_real_models_run_on_a_checkpoint_as_published(cluster, tiny_q
         "algorithm.critic_warmup_steps=0",
         "runner={task_type: reasoning, max_steps: 1, val_check_interval: 1, save_interval: 1, report: false}",
         f"runner.logger.log_path={tmp_path}",
-        f"actor.checkpoint_save_path={tmp_path}",
     ]
     cfg = load_config(f"math/{config}", small)
     roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))

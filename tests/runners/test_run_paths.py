@@ -28,7 +28,7 @@ loaded = cache(load_config)
 def config(root, *overrides, name=PENDULUM):
     """As `load_config` makes it, in a hundredth of the time, and without its checks."""
     content = loaded(name).model_dump(mode="json")
-    for override in (f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}", *overrides):
+    for override in (f"runner.logger.log_path={root}", *overrides):
         *sections, key = (words := override.partition("="))[0].split(".")
         reduce(dict.__getitem__, sections, content)[key] = yaml.safe_load(words[2])
     return type(loaded(name)).model_validate(content)

@@ -134,7 +134,7 @@ def test_an_expert_that_never_succeeds_is_an_error(start_sft):
 
 
 def run_example(*overrides, root):
-    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    paths = [f"runner.logger.log_path={root}"]
     command = [sys.executable, "examples/embodiment/train_sft.py", "--config-name", CONFIG, *SMALL, *paths, *overrides]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ))
 

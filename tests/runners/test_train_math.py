@@ -27,7 +27,7 @@ SMALL = [
 
 
 def train_math(*overrides, root, **options):
-    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    paths = [f"runner.logger.log_path={root}"]
     return subprocess.Popen(
         [sys.executable, "examples/math/train_math.py", *SMALL, *paths, *overrides],
         stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_what_cannot_work_is_said_before_ray_starts(tmp_path, monkeypatch, capsy
         raise AssertionError("Ray starts")
 
     monkeypatch.setattr("rlinf_lite.scheduler.Cluster.from_config", start_ray)
-    paths = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    paths = [f"runner.logger.log_path={tmp_path}"]
     assert command_line(["math", *SMALL, *paths, override]) == 1
     output = capsys.readouterr().err
     assert any(part in output for part in said.split("|")), output

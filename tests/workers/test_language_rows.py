@@ -26,7 +26,7 @@ SMALL = [
 
 
 def make_cfg(tmp_path, *overrides):
-    paths = [f"runner.logger.log_path={tmp_path}", f"actor.checkpoint_save_path={tmp_path}"]
+    paths = [f"runner.logger.log_path={tmp_path}"]
     return load_config("math/math_arithmetic_grpo", [*SMALL, *paths, *overrides])
 
 
