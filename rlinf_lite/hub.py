@@ -1,12 +1,15 @@
 """Datasets on the Hugging Face Hub, where a config names one: `hf://datasets/ORG/NAME[@REVISION][/FILE]`.
 
-They are downloaded when a run is prepared, into the Hub's own cache, and no more than once; nothing else ever is.
+They are downloaded when a run is prepared, into the Hub's own cache, and no more than once; nothing else ever is. A
+revision with a slash in it is written with %2F. Without one, each run has what is the newest then.
 """
 
 from __future__ import annotations
 
+import glob
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 HUB = "hf://"
 FORM = "hf://datasets/ORG/NAME[@REVISION][/FILE]"
@@ -24,7 +27,7 @@ def on_hub(path: str | None) -> bool:
 def hub_problem(path: str, needs_file: bool) -> str | None:
     """What is wrong with how `path` is written; whether it is there, downloading says."""
     found = _PARTS.fullmatch(path)
-    if found is None:
+    if found is None or ".." in path.split("/"):
         return f"{path!r} is not written {FORM}"
     if needs_file != bool(found[3]):
         return f"{path!r} names {'no file of the dataset' if needs_file else 'a file, and a whole dataset is read'}"
@@ -37,21 +40,23 @@ def local_path(path: str) -> str:
     if not on_hub(path):
         return path
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     found = _PARTS.fullmatch(path)
-    if found is None:
+    if found is None or ".." in path.split("/"):
         raise HubError(f"{path!r} is not written {FORM}")
     name, revision, file = found.groups()
+    pattern = glob.escape(file) if file else None
     try:
-        directory = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=file)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        directory = snapshot_download(
+            name, repo_type="dataset", revision=unquote(revision) if revision else None, allow_patterns=pattern
+        )
+    except Exception as error:  # of the Hub, or of whatever carries its client's requests
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HubError(
             f"{path} could not be had from the Hub ({reason}). Correct it, log in (`hf auth login`) where it is "
             "private or gated, or name a local path"
         ) from error
     local = Path(directory, file or "")
-    if not local.exists():
+    if file and not local.is_file():
         raise HubError(f"{path}: the dataset {name} has no file {file}. `hf datasets ls {name}` lists its files")
     return str(local)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, StrategyNeeds, Suite
 from rlinf_lite.lazy import imports_without_gc
@@ -20,7 +21,7 @@ IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 P = TypeVar("P")
 MAIN = "__main__"
 parts_of_main: set[str] = set()
-"""Names in `__main__` that parts were imported from: of a script, or a notebook's cells. Workers get what they are."""
+"""Names in `__main__`, of a script or a notebook's cells, that were asked for here: `of_main`."""
 _LISTED = 40  # names in a message, at the most
 _EXTRAS = {
     **dict.fromkeys(("mani_skill", "sapien"), "maniskill"),
@@ -129,10 +130,16 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
         raise PartImportError(text, where) from raised
     if not hasattr(module, attribute):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        if module_name == MAIN:
+            text = "the script or notebook that defined it is not this program. Name a file's, module:name"
+            raise error(f"{path} is not here: {text}", where)
         raise error(f"{module_name} has no {attribute!r}. {did_you_mean(attribute, public)}", where)
+    part = getattr(module, attribute)
     if module_name == MAIN:
-        parts_of_main.add(attribute)
-    return getattr(module, attribute)
+        of_card = [x for x in vars(part).values() if isinstance(x, str)] if isinstance(part, type) else []
+        named = [x.partition(":")[2] for x in of_card if x.startswith(f"{MAIN}:")]  # a card names what it stands for
+        parts_of_main.update([attribute, *named])
+    return part
 
 
 class Entry(NamedTuple):
@@ -145,11 +152,14 @@ class Entry(NamedTuple):
 class Registry:
     """Parts of one kind. `key` is the config key that names them, `own` the form of a user's import path."""
 
+    every: ClassVar[dict[str, Registry]] = {}
+
     def __init__(self, key: str, own: str, error: type[PartError], built_in: Mapping[str, str | Entry]) -> None:
         self.key, self.own, self.error = key, own, error
         self.default = next(iter(built_in))
         """What a config gets that names none."""
         self._entries = {name: Entry(part) if isinstance(part, str) else part for name, part in built_in.items()}
+        Registry.every[key] = self
 
     def register(self, name: str, needs: Any = None) -> Callable[[P], P]:
         """A decorator that registers a part. Its module has to be imported wherever the name is used.
@@ -190,6 +200,30 @@ class Registry:
 
 def _module_of(part: Any) -> str | None:
     return None if isinstance(part, str) else getattr(part, "__module__", None)
+
+
+OfMain = tuple[dict[str, Any], list[tuple[str, str, Entry]]]
+"""What `__main__` has under names, and what it has registered: the registry's key, the name, the entry."""
+
+
+def of_main() -> OfMain:
+    """What the `__main__` of this process has for those of others, which `take_of_main` it."""
+    main = vars(sys.modules[MAIN])
+    registered = [
+        (key, name, entry)
+        for key, registry in Registry.every.items()
+        for name, entry in registry._entries.items()
+        if _module_of(entry.part) == MAIN
+    ]
+    return {name: main[name] for name in sorted(parts_of_main) if name in main}, registered
+
+
+def take_of_main(found: OfMain) -> None:
+    """Let this process find it as the other does."""
+    parts, registered = found
+    vars(sys.modules[MAIN]).update(parts)
+    for key, name, entry in registered:
+        Registry.every[key]._entries[name] = entry
 
 
 # What comes with rlinf_lite. The first of each is what a config gets that names none.

@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+USUAL_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
+    *("fc1", "fc2", "fc3", "lm_head"),
+)
+
+
 class LoraOptions(Section):
     rank: NonNegativeInt = 0
     """Rank of the adapters; 0: train all weights."""
     alpha: PositiveInt | None = None
     """Adapters are scaled by alpha / rank; null: rank."""
-    targets: list[str] = [
-        *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj"),
-        *("fc1", "fc2", "fc3", "lm_head"),
-    ]
+    targets: list[str] = list(USUAL_TARGETS)
     """Names of the linear layers that get an adapter."""
     also_train: list[str] = []
     """Modules that train in full besides the heads, for example proprio_projector."""
@@ -33,7 +36,8 @@ class LanguageLoraOptions(Section):
     alpha: PositiveInt | None = None
     """Adapters are scaled by alpha / rank; null: rank."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the linear layers that get an adapter; all-linear: all but the output layer."""
+    """Names of the linear layers that get an adapter; all-linear: all but the output layer. Experts of a mixture, which
+    are one tensor, get none."""
 
 
 def lacks_adapters(
@@ -57,19 +61,19 @@ def add_adapters(
     trained: Collection[str] = (),
     without: Collection[str] = (),
     key: str = "model.options.lora",
+    may_lack: Collection[str] = USUAL_TARGETS,
 ) -> None:
     """Put adapters into `policy`. They and its modules `trained`, which get none, are all that trains then; modules
-    `without` get none and do not train. `lora`, which a config has in `key`: `rank`, `alpha` and `targets`.
+    `without` get none and do not train. `lora`, which a config has in `key`: `rank`, `alpha` and `targets`, of which
+    the policy may lack those in `may_lack`, as architectures differ.
 
-    Raises ValueError for targets that no linear layer is called.
+    Raises ValueError for other targets that no linear layer is called.
     """
     import peft
-    from torch import nn
 
-    linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if isinstance(module, nn.Linear)}
-    usual = LoraOptions().targets  # of which a policy has those that its architecture has
+    linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if is_linear(module)}
     targets, excluded = lora["targets"], [*trained, *without]
-    unknown = [] if isinstance(targets, str) else [x for x in targets if x not in linears and x not in usual]
+    unknown = [x for x in targets if x not in linears and x not in may_lack]
     if unknown:
         known = ", ".join(sorted(linears))
         raise ValueError(f"{key}.targets: no linear layer is called {', '.join(unknown)}. There are {known}")
@@ -84,6 +88,14 @@ def add_adapters(
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
         parameter.requires_grad_("lora_" in name or whole)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it can get an adapter: a linear layer, or what GPT-2 has in the place of one."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 def merge_adapters(policy: nn.Module) -> None:

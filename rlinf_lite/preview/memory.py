@@ -285,7 +285,7 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
 
 def _language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
     """As the run builds it, from `config.json` alone."""
-    from rlinf_lite.models.text.causal_lm import CausalLM
+    from rlinf_lite.models.text.causal_lm import ADAPTER, CausalLM, saved_adapters
 
     settings = preset(config.model.size)
     if directory is not None:
@@ -294,6 +294,8 @@ def _language_model(kind: type[LanguageModel], directory: str | Path | None, con
     attention = "eager" if config.model.attn_implementation == "eager" else "sdpa"
     model = kind.from_config(settings, attn_implementation=attention)
     if kind is CausalLM:
+        if directory is not None and (policy_directory(directory) / ADAPTER).is_dir():
+            model.add_adapters(saved_adapters(policy_directory(directory) / ADAPTER))
         model.add_adapters(config.model.lora.model_dump())
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()

@@ -17,6 +17,7 @@ import ray
 from ray import cloudpickle
 
 from rlinf_lite.lazy import imports_without_gc
+from rlinf_lite.registry import take_of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.dispatch import Arguments, Deferred, MeshPlace, Pending
 from rlinf_lite.scheduler.errors import WorkerError
@@ -62,7 +63,7 @@ class Host:
         epoch: int,
         payload: bytes,
     ) -> list[Address]:
-        """Construct the workers from what is pickled: the driver's `registry.parts_of_main`, [(class, args, kwargs)].
+        """Construct the workers from what is pickled: the driver's `registry.of_main`, [(class, args, kwargs)].
         Returns where to send messages for each."""
         os.environ.update(THREADS | env_vars)
         set_context(context)
@@ -75,7 +76,7 @@ class Host:
         try:
             with imports_without_gc():
                 of_main, definitions = cloudpickle.loads(payload)
-            vars(sys.modules["__main__"]).update(of_main)
+            take_of_main(of_main)
             from rlinf_lite.scheduler.post import Mailbox  # only now: numpy reads the variables set above
 
             fused: dict[str, Any] = {}

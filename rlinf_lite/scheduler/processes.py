@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import ray
 from ray import cloudpickle
 
-from rlinf_lite.registry import MAIN, parts_of_main
+from rlinf_lite.registry import of_main
 from rlinf_lite.scheduler.context import ProcessContext, publish, run_on, withdraw
 from rlinf_lite.scheduler.errors import CallTimeoutError
 from rlinf_lite.scheduler.handle import Calls, Handle, Member, RunningGroup
@@ -22,8 +22,20 @@ from rlinf_lite.scheduler.local_ray import local_ray_has_ended
 from rlinf_lite.scheduler.nodes import Node, free_port
 from rlinf_lite.scheduler.placement import ClusterShape, ComponentPlacement
 
+log = logging.getLogger(__name__)
+
 _END_S = 10.0
 _TERM_S = 1.0  # how long a process may take to end by itself before it is killed
+
+
+def _can_be_sent(name: str, part: Any) -> bool:
+    """Of `__main__`; a cell of long ago may have left what cannot, which a worker that asks for it then says."""
+    try:
+        cloudpickle.dumps(part)
+    except Exception as error:  # whatever a user's object raises
+        log.warning("__main__:%s cannot be sent to workers: %s: %s", name, type(error).__name__, error)
+        return False
+    return True
 
 
 class Site(Protocol):
@@ -49,9 +61,10 @@ class Processes:
     ) -> None:
         self.groups, self.placed = groups, placed
         self._site, self._env_vars = site, dict(env_vars)
-        main = vars(sys.modules[MAIN])
-        of_main = {name: main[name] for name in parts_of_main if name in main}
-        payload = cloudpickle.dumps((of_main, [(group.cls, *group.arguments) for group in groups]))
+        parts, registered = of_main()
+        parts = {name: part for name, part in parts.items() if _can_be_sent(name, part)}
+        registered = [item for item in registered if _can_be_sent(item[1], item[2])]
+        payload = cloudpickle.dumps(((parts, registered), [(group.cls, *group.arguments) for group in groups]))
         self._payload = ray.put(payload) if len(payload) > SHARED_BYTES else payload
         self._host = ray.remote(host_class(groups[0].cls.__name__, [group.methods for group in groups]))
         self._ports: list[int] = []

@@ -101,6 +101,8 @@ def test_a_whole_dataset_and_what_is_not_there(hub):
         os.path.join(directory, name) for name in FILES
     }
     assert "the dataset org/sums has no file other.jsonl" in hub(printing("hf://datasets/org/sums/other.jsonl"))
+    for part in ("meta", "*.jsonl"):
+        assert f"the dataset org/sums has no file {part}" in hub(printing(f"hf://datasets/org/sums/{part}"))
     assert "org/other could not be had from the Hub" in hub(printing("hf://datasets/org/other"))
     nowhere = hub(printing("hf://datasets/org/sums"), HF_HUB_OFFLINE="1", HF_HOME="/nowhere")
     assert "could not be had from the Hub" in nowhere
@@ -130,6 +132,7 @@ def test_other_paths_stay_as_they_are():
         ("hf://datasets/org/name", True, "names no file of the dataset"),
         ("hf://datasets/org/name/data", False, "names a file, and a whole dataset is read"),
         ("hf://datasets/name", False, "is not written"),
+        ("hf://datasets/org/name/../../etc/passwd", True, "is not written"),
         ("hf://models/org/name", False, "is not written"),
     ],
 )

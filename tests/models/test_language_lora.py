@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.models.base import CheckpointFormatError
+from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
 from rlinf_lite.models.text.presets import preset
 
@@ -95,8 +96,56 @@ def test_a_critic_begins_as_the_policy_with_its_adapters(tmp_path):
 def test_targets_that_are_not_there():
     with pytest.raises(ValueError, match=r"model\.lora\.targets: no linear layer is called query.*There are .*q_proj"):
         make(NO_CHANGE | {"targets": ["query"]})
+    with pytest.raises(ValueError, match="no linear layer is called fc1"):  # which policies may lack
+        make(NO_CHANGE | {"targets": ["q_proj", "fc1"]})
     with pytest.raises(ValueError, match="output layer has the embedding's weights"):
         make(NO_CHANGE | {"targets": ["lm_head"]}, tie_word_embeddings=True)
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+FAMILIES = {
+    "gpt2": GPT2,
+    "qwen3_moe": SIZES | EXPERTS | {"model_type": "qwen3_moe", "num_key_value_heads": 2},
+    "mixtral": SIZES | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4},
+    "phi3": SIZES | {"model_type": "phi3", "num_key_value_heads": 2, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_families_with_other_layers(tmp_path, config):
+    torch.manual_seed(0)
+    model = CausalLM.from_config(config)
+    model.add_adapters(NO_CHANGE)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if ".lora_B" in name:
+                x.normal_(0, 0.1)
+    assert not any("experts" in name for name, x in model.named_parameters() if x.requires_grad)
+    model.save_pretrained(tmp_path)
+    again = CausalLM.from_pretrained(tmp_path)
+    assert torch.equal(score(again), score(model))
+    again.add_adapters(NO_CHANGE)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path), tmp_path / "adapter")
+    logprobs = torch.log_softmax(theirs(input_ids=IDS).logits[:, -6:-1], -1)
+    torch.testing.assert_close(score(model), logprobs.gather(-1, IDS[:, -5:, None])[..., 0], atol=1e-5, rtol=0)
+    expected = score(model).detach()
+    torch.testing.assert_close(score(again.merge_adapters()), expected, atol=1e-5, rtol=0)
+
+
+def test_what_was_written_in_part_does_not_load(tmp_path, monkeypatch):
+    model = trained()
+    model.save_pretrained(tmp_path)
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(causal_lm, "save_torch_state_dict", full)
+    with pytest.raises(OSError, match="No space"):
+        model.merge_adapters().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointFormatError, match=r"config\.json"):
+        CausalLM.from_pretrained(tmp_path)
 
 
 def damaged(directory, what):
@@ -104,6 +153,10 @@ def damaged(directory, what):
     said, tensors = json.loads(config.read_text()), load_file(weights)
     if what == "another scale":
         config.write_text(json.dumps(said | {"use_rslora": True}))
+    elif what == "another start":
+        config.write_text(json.dumps(said | {"init_lora_weights": "pissa"}))
+    elif what == "on some tokens":
+        config.write_text(json.dumps(said | {"alora_invocation_tokens": [5]}))
     elif what == "no weights":
         weights.unlink()
     elif what == "cut off":
@@ -118,6 +171,8 @@ def damaged(directory, what):
     "what, text",
     [
         ("another scale", "this has use_rslora"),
+        ("another start", "this has init_lora_weights"),
+        ("on some tokens", "this has alora_invocation_tokens"),
         ("no weights", "adapter cannot be read"),
         ("cut off", "adapter cannot be read"),
         ("one is missing", "missing base_model.model.model.layers.0"),

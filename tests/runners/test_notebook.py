@@ -11,7 +11,9 @@ from rlinf_lite.rewards.registry import RewardError, import_reward
 
 CARD = """
 from rlinf_lite.cards import EnvCard, Section, Task
+from rlinf_lite.algorithms import register_advantage
 from rlinf_lite.models import GaussianPolicy
+from rlinf_lite.registry import ESTIMATORS
 from torch import nn
 
 
@@ -26,6 +28,11 @@ class Room(EnvCard):
         return Reach()
 
 
+@register_advantage("mine", needs_values=True)
+def mine(inputs, cfg):
+    return ESTIMATORS.get("gae")(inputs, cfg)
+
+
 class Steady(GaussianPolicy):
     def build(self):
         self.mean, self.value = nn.Linear(2, self.num_outputs), nn.Linear(2, self.num_values)
@@ -34,6 +41,7 @@ class Steady(GaussianPolicy):
         return self.mean(inputs["state"]), self.value(inputs["state"])
 """
 OVERRIDES = ["env.id=__main__:Room", "env.options.goal=0.2", "model={id: __main__:Steady}"]
+OVERRIDES += ["algorithm.adv_type=__main__:mine"]
 
 
 def test_a_card_and_a_policy_of_a_cell(repo: Path, tmp_path: Path) -> None:
@@ -48,6 +56,8 @@ def test_a_card_and_a_policy_of_a_cell(repo: Path, tmp_path: Path) -> None:
         [sys.executable, "-"], input=program, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert found.returncode == 0, found.stderr[-3000:]
+    (metrics,) = tmp_path.glob("results/*/metrics.jsonl")
+    assert "train/critic/value_loss" in metrics.read_text()  # what the estimator needs is known in workers
     assert "steps 2 [" in found.stdout
 
 

@@ -36,20 +36,21 @@ from transformers import (
 
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config, recompute_in_backward
-from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
+from rlinf_lite.models.lora import add_adapters, is_linear, lacks_adapters, merge_adapters
 
 _CARRIED = (
     *("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("generation_config.json", "LICENSE"),
 )
-_ALL, _LORA_KEY = "all-linear", "model.lora"
+_LORA_KEY = "model.lora"
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
 ADAPTER = "adapter"
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_OTHER_LORA = (
-    *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
-    *("layer_replication", "lora_bias", "trainable_token_indices", "target_parameters"),
-)
+_LORA_FIELDS = {
+    *("r", "lora_alpha", "target_modules", "lora_dropout", "fan_in_fan_out"),
+    *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
+}
+"""Of an adapter_config.json: what is read, or changes no number while nothing is dropped."""
 LOGITS_PER_CHUNK = 2**26
 """Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
 
@@ -141,6 +142,7 @@ class LanguageModel(nn.Module):
         tensors = {name.removeprefix(_PREFIX): x.detach().cpu().contiguous() for name, x in state.items()}
         for name, x in tensors.items():  # what is gathered from shards may be a part of something padded
             tensors[name] = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
+        (directory / "config.json").unlink(missing_ok=True)  # what is written in part does not load
         shutil.rmtree(directory / ADAPTER, ignore_errors=True)
         if self.lora:
             self._write_adapters(directory / ADAPTER, tensors)
@@ -151,9 +153,9 @@ class LanguageModel(nn.Module):
                 tensors.pop(name, None)
         config.architectures = [type(self.language_model).__name__]
         config.dtype = next(iter(tensors.values())).dtype
-        config.save_pretrained(directory)
         save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
         follow_umask(directory.glob("*.safetensors"))
+        config.save_pretrained(directory)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
         """The whole state dict of a directory, for a model that is sharded. Raises as `from_pretrained` does."""
@@ -165,25 +167,37 @@ class LanguageModel(nn.Module):
 
         Raises ValueError where it has others, and for targets that it has not.
         """
-        wanted = {"rank": lora["rank"], "alpha": lora["alpha"] or lora["rank"], "targets": lora["targets"]}
-        if self.lora and wanted["targets"] == _ALL:
-            wanted["targets"] = self.lora["targets"]
-        elif wanted["targets"] != _ALL:
-            wanted["targets"] = sorted(wanted["targets"])
+        own = self.language_model
+        output = own.get_output_embeddings()
+        linears = {name: module for name, module in own.named_modules() if is_linear(module)}
+        targets = lora["targets"]
+        if targets == "all-linear":
+            every = {name.rpartition(".")[2] for name, module in linears.items() if module is not output}
+            targets = self.lora.get("targets", every)
+        alpha = lora["alpha"] or lora["rank"]
+        wanted = {"rank": lora["rank"], "alpha": alpha, "targets": sorted(set(targets))}
         if not lacks_adapters(self.lora, wanted, type(self).__name__, _LORA_KEY):
             return
-        own = self.language_model
-        add_adapters(own, wanted, key=_LORA_KEY)
-        found = {name.partition(".lora_A.")[0] for name, _ in own.named_parameters() if ".lora_A." in name}
-        output = own.get_output_embeddings()
-        if own.config.get_text_config().tie_word_embeddings and any(own.get_submodule(x) is output for x in found):
+        expected = {name for name in linears if name.rpartition(".")[2] in wanted["targets"]}
+        tied = own.config.get_text_config().tie_word_embeddings
+        if tied and any(linears[name] is output for name in expected):
             raise ValueError(f"{_LORA_KEY}.targets: the output layer has the embedding's weights. Leave it out")
-        self.lora = {**wanted, "targets": sorted({name.rpartition(".")[2] for name in found})}
+        add_adapters(own, wanted, key=_LORA_KEY, may_lack=())
+        found = {name.partition(".lora_A.")[0] for name, _ in own.named_parameters() if ".lora_A." in name}
+        if found != expected:
+            at = ", ".join(sorted(found ^ expected)[:3])
+            raise UnsupportedModelError(
+                f"{_LORA_KEY}: peft has adapters of another kind for models of type {own.config.model_type!r} "
+                f"(at {at}). Name attention's layers in {_LORA_KEY}.targets"
+            )
+        self.lora = wanted
 
-    def merge_adapters(self) -> None:
-        """Make the weights what they are with their adapters, and leave the model without any; all of it trains."""
+    def merge_adapters(self) -> Self:
+        """Make the weights what they are with their adapters, and leave the model without any; all of it trains.
+        Returns the model."""
         merge_adapters(self.language_model)
         self.lora = {}
+        return self
 
     def _write_adapters(self, directory: Path, tensors: Mapping[str, Tensor]) -> None:
         from peft import LoraConfig
@@ -197,16 +211,15 @@ class LanguageModel(nn.Module):
 
     def _read_adapters(self, directory: Path) -> None:
         """Raises CheckpointFormatError."""
-        try:
-            said = json.loads((directory / _ADAPTER_CONFIG).read_text())
-            found = load_file(directory / _ADAPTER_WEIGHTS)
-            other = [name for name in _OTHER_LORA if said.get(name)]
-            if other or not isinstance(said["target_modules"], list):
-                raise ValueError(f"plain LoRA of named layers is read, and this has {', '.join(other) or 'a pattern'}")
-            self.add_adapters({"rank": said["r"], "alpha": said["lora_alpha"], "targets": said["target_modules"]})
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointFormatError(f"{directory} cannot be read: {type(error).__name__}: {error}") from error
         ignored = tuple(_adapter_name(name) for name in self._may_ignore)
+        try:
+            lora = saved_adapters(directory)
+            lora["targets"] = [name for name in lora["targets"] if f"{name}." not in self._may_ignore]
+            found = load_file(directory / _ADAPTER_WEIGHTS)
+            if lora["targets"]:
+                self.add_adapters(lora)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointFormatError(f"{directory} cannot be read: {type(error).__name__}: {error}") from error
         found = {name: x for name, x in found.items() if not (ignored and name.startswith(ignored))}
         own = {_adapter_name(name): x for name, x in self.language_model.named_parameters() if ".lora_" in name}
         check_tensors(own, found, str(directory))
@@ -378,6 +391,20 @@ def _score(
     log_distribution = torch.log_softmax(logits, dim=-1)
     entropy = -(log_distribution.exp() * log_distribution).sum(-1)
     return log_distribution.gather(-1, tokens[:, None]).squeeze(-1), entropy
+
+
+def saved_adapters(directory: Path) -> dict[str, Any]:
+    """`rank`, `alpha` and `targets` of adapters that peft wrote: plain ones of named layers. Raises ValueError for
+    others, OSError where there are none."""
+    from peft import LoraConfig
+
+    said, usual = json.loads((directory / _ADAPTER_CONFIG).read_text()), LoraConfig().to_dict()
+    if said.get("init_lora_weights") in (True, False, "gaussian"):  # others change the weights beneath
+        said.pop("init_lora_weights")
+    other = [name for name, x in said.items() if x and name not in _LORA_FIELDS and x != usual.get(name)]
+    if other or not isinstance(said.get("target_modules"), list):
+        raise ValueError(f"plain LoRA of named layers is read, and this has {', '.join(other) or 'other targets'}")
+    return {"rank": said["r"], "alpha": said["lora_alpha"], "targets": said["target_modules"]}
 
 
 def _adapter_name(name: str) -> str:
