@@ -6,7 +6,6 @@ Importable without torch or ray. Values are checked one by one here; what must h
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -459,11 +458,6 @@ class BaseConfig(Section):
     actor: TrainConfig = TrainConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     control: ControlConfig = ControlConfig()
-
-    @property
-    def checkpoint_root(self) -> Path:
-        """What the directories of runs are in that hold checkpoints."""
-        return Path(self.actor.checkpoint_save_path or self.runner.logger.log_path)
 
 
 class Config(BaseConfig):

@@ -84,7 +84,7 @@ def _locked(directory: Path) -> TextIO:
 
 
 class RunClaim:
-    """`<log_path>/<run>` for metrics, `<checkpoint_root>/<run>/checkpoints`, and the checkpoint to resume from.
+    """`<log_path>/<run>` for metrics, `<checkpoint_save_path>/<run>/checkpoints`, and the checkpoint to resume from.
 
     While it is held, the run's directories are its owner's alone. It ends with `release`, and with the process.
     """
@@ -212,7 +212,7 @@ def begin_run(
 
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:
-    return RunClaim(Path(cfg.runner.logger.log_path) / run, cfg.checkpoint_root / run, checkpoint)
+    return RunClaim(Path(cfg.runner.logger.log_path) / run, _checkpoint_root(cfg) / run, checkpoint)
 
 
 def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -221,12 +221,17 @@ def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:
     return runner.get("run_name") or "run", runner.get("task_type"), runner.get("seed"), env.get("task")
 
 
+def _checkpoint_root(cfg: BaseConfig) -> Path:
+    """What the directories of runs are in that hold checkpoints."""
+    return Path(cfg.actor.checkpoint_save_path or cfg.runner.logger.log_path)
+
+
 def _resume_source(cfg: BaseConfig) -> Path | None:
     if cfg.runner.resume == "never":
         return None
     if cfg.runner.resume != "auto":
         return Path(cfg.runner.resume)
-    root, wanted = cfg.checkpoint_root, _identity(cfg.model_dump(mode="json"))
+    root, wanted = _checkpoint_root(cfg), _identity(cfg.model_dump(mode="json"))
     found = [newest_checkpoint(directory) for directory in root.glob("*/checkpoints")]
     checkpoints = [checkpoint for checkpoint in found if checkpoint is not None]
     untrained: Path | None = None

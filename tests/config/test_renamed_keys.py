@@ -81,7 +81,7 @@ def test_the_config_of_an_old_run_is_that_of_a_new_one(name: str, caplog: pytest
     """As a run wrote it: whole, with the sections of other parts and their defaults."""
     file = OLD / f"run_of_{name}.yaml"
     assert {"maniskill", "tabletop", "kwargs"} <= set(yaml.safe_load(file.read_text())["env"])
-    now = load_config(name, ["cluster.accelerator=cpu"])
+    now = load_config(name, ["cluster.accelerator=cpu", "actor.checkpoint_save_path=results"])  # as was the default
     assert load_config(file, ["cluster.accelerator=cpu", f"runner.run_name={name}"]) == now
     with caplog.at_level(logging.WARNING):
         saved = read_config(file)
