@@ -209,6 +209,40 @@ def _kl_is_of_the_step(config: Config, plan: Plan) -> Iterator[Problem]:
         )
 
 
+# memory that is given back between phases, and types of parameters
+
+
+@rule("actor.offload", "rollout.offload", "runner.mode")
+def _phases_follow_each_other(config: Any, plan: Any) -> Iterator[Problem]:
+    for component in ("actor", "rollout"):
+        if getattr(config, component).offload and config.runner.mode == "async":
+            yield Problem(
+                f"{component}.offload",
+                "is true, and with runner.mode: async acting and training go on at the same time, so that there is no "
+                "phase in which its memory could be another's. Set it to false, or runner.mode to sync",
+            )
+
+
+@rule("rollout.offload", "rollout.dtype", "cluster.fuse", "actor.strategy", PLACEMENT, kinds=REINFORCED)
+def _acts_with_weights_of_its_own(config: Any, plan: Any) -> Iterator[Problem]:
+    splits = config.actor.strategy in ("fsdp", "tensor_parallel") and (plan.size("actor") or 1) > 1
+    if splits or not {"actor", "rollout"} <= set(fused_roles(config)):
+        return
+    reason = "and with cluster.fuse rollout workers act with the actor's own parameters, of which there is no copy"
+    if config.rollout.offload:
+        text = f"is true, {reason}. Set it to false: actor.offload is for the optimizer's state alone then"
+        yield Problem("rollout.offload", text)
+    if config.rollout.dtype is not None:
+        yield Problem("rollout.dtype", f"is {config.rollout.dtype}, {reason} in another type. Set it to null")
+
+
+@rule("actor.frozen_dtype", "actor.precision", kinds=SIMULATED)
+def _low_parameters_compute_in_low_precision(config: Config, plan: Plan) -> Iterator[Problem]:
+    if config.actor.frozen_dtype == "bf16" and config.actor.precision == "fp32":
+        text = "is bf16, and actor.precision: fp32 computes with fp32 parameters. Set that to bf16, or this to fp32"
+        yield Problem("actor.frozen_dtype", text)
+
+
 # samples, minibatches, updates
 
 
