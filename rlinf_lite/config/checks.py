@@ -232,8 +232,9 @@ def _acts_with_weights_of_its_own(config: Any, plan: Any) -> Iterator[Problem]:
     if config.rollout.offload:
         text = f"is true, {reason}. Set it to false: actor.offload is for the optimizer's state alone then"
         yield Problem("rollout.offload", text)
-    if config.rollout.dtype is not None:
-        yield Problem("rollout.dtype", f"is {config.rollout.dtype}, {reason} in another type. Set it to null")
+    if config.rollout.dtype == "bf16":
+        usual = "fp32" if config.runner.task_type == "embodied" else "null"
+        yield Problem("rollout.dtype", f"is bf16, {reason} in another type. Set it to {usual}")
 
 
 @rule("actor.frozen_dtype", "actor.precision", kinds=SIMULATED)

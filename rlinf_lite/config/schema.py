@@ -358,9 +358,8 @@ class RolloutConfig(Section):
     """T: decisions per environment and step; null: one whole episode."""
     num_threads: PositiveInt = 1
     """torch threads of a rollout worker, while it acts."""
-    dtype: Literal["fp32", "bf16"] | None = None
-    """Type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its passes; null: on GPUs
-    `actor.precision`, else fp32."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its passes."""
     offload: bool = False
     """Have parameters in the GPU's memory only while acting, so that an actor beside them has it while it trains."""
 
