@@ -7,18 +7,22 @@ where the other side is the meta device, which has no memory.
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.data.problems import open_problems
 from rlinf_lite.training import learner, offload
 from rlinf_lite.training.offload import ActingWeights
 from rlinf_lite.training.sharding import full_optimizer_state, full_policy_state
 from rlinf_lite.workers import EmbodiedFSDPActor, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
+from tests.workers.test_language_rows import make_cfg, make_rollouts
 from tests.workers.test_strategies import CONFIGS, NUM_ENVS, OPTIM, trajectories
 
 
@@ -194,6 +198,29 @@ def test_what_is_not_asked_for_does_not_move(monkeypatch):
     monkeypatch.undo()
     with ActingWeights(torch.nn.Module(), "cpu", enabled=True).loaded():  # without parameters
         pass
+
+
+def test_generation_is_the_same_also_after_one_that_was_broken_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(offload, "moved", lambda tensor, device: tensor.to(device, copy=True))
+    found = []
+    for offloads in ("false", "true"):
+        stages = ["cluster.fuse=null", "rollout.pipeline_stage_num=2", f"rollout.offload={offloads}"]
+        cfg = make_cfg(tmp_path, *stages)
+        (worker,) = make_rollouts(cfg, 1)
+        worker.receiver = SimpleNamespace(receive=lambda version, number: version)
+        prompts = open_problems(cfg).train.batch(np.arange(3))
+        prompts.batch["group"], prompts.meta_info = torch.arange(3), {"seed": 5}
+        weight = next(worker.model.parameters())
+        host = weight.data_ptr()
+        worker.start_generation(prompts)
+        worker.next_sequences()
+        assert (weight.data_ptr() != host) == (offloads == "true")
+        worker.sync_model_from_actor(1)
+        assert weight.data_ptr() == host
+        found.append(worker.generate_sequences(prompts).batch)
+        assert weight.data_ptr() == host
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(column, found[1][name]) for name, column in found[0].items())
 
 
 @pytest.mark.parametrize(
