@@ -223,18 +223,16 @@ def _phases_follow_each_other(config: Any, plan: Any) -> Iterator[Problem]:
             )
 
 
-@rule("rollout.offload", "rollout.dtype", "cluster.fuse", "actor.strategy", PLACEMENT, kinds=REINFORCED)
+@rule("rollout.offload", "rollout.dtype", "cluster.fuse", kinds=REINFORCED)
 def _acts_with_weights_of_its_own(config: Any, plan: Any) -> Iterator[Problem]:
-    splits = config.actor.strategy in ("fsdp", "tensor_parallel") and (plan.size("actor") or 1) > 1
-    if splits or not {"actor", "rollout"} <= set(fused_roles(config)):
+    if not {"actor", "rollout"} <= set(fused_roles(config)):
         return
-    reason = "and with cluster.fuse rollout workers act with the actor's own parameters, of which there is no copy"
+    reason = "and with cluster.fuse rollout workers act with the actor's own parameters, or gather them in its process"
     if config.rollout.offload:
-        text = f"is true, {reason}. Set it to false: actor.offload is for the optimizer's state alone then"
-        yield Problem("rollout.offload", text)
+        yield Problem("rollout.offload", f"is true, {reason}. Set it to false, or take rollout out of cluster.fuse")
     if config.rollout.dtype == "bf16":
-        usual = "fp32" if config.runner.task_type == "embodied" else "null"
-        yield Problem("rollout.dtype", f"is bf16, {reason} in another type. Set it to {usual}")
+        text = f"is bf16, {reason}. Leave it out, or take rollout out of cluster.fuse"
+        yield Problem("rollout.dtype", text)
 
 
 @rule("actor.frozen_dtype", "actor.precision", kinds=SIMULATED)

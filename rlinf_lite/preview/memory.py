@@ -446,9 +446,9 @@ def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int],
     parameters = _acting_bytes(config, counts)
     if device == "cpu" or not config.rollout.offload:
         return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host)
+    # in host memory they are in the segment, which is counted for the node
     held = {"buffers": counts.buffer_bytes}
-    away = {"offloaded": parameters} if "rollout" in fused_roles(config) else {}  # others' are in the node's segment
-    return RankMemory(held, {"weights": parameters, **working}, {**host, **away}, gives_back=True)
+    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True)
 
 
 def _acting_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
@@ -481,12 +481,11 @@ def _training(
     }
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
         return RankMemory(held, working, host)
-    roles, generates = fused_roles(config), isinstance(plan, ReasoningPlan)
-    stays = ["weights"] * ({"actor", "rollout"} <= set(roles) and _is_whole(plan, role))  # rollout workers use them
-    # ours scores responses while rollout workers make the next ones
-    if generates and (config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups):
-        stays = ["weights"]
-    away = {name: held.pop(name) for name in list(held) if name not in stays}
+    # rollout workers act with the actor's own, or it scores some responses while they make the next ones
+    stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
+    if isinstance(config, ReasoningConfig):
+        stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
+    away = {name: held.pop(name) for name in ("weights", "AdamW") if name == "AdamW" or not stays}
     return RankMemory(held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True)
 
 

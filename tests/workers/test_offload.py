@@ -105,6 +105,7 @@ def test_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
 def rank_main(rank, port, directory):
     torch.set_num_threads(1)
     expected = history(make_actor(False, rank, 2, port), directory / "without")
+    check_equal(history(make_actor(True, rank, 2, port), directory / "on a CPU"), expected)  # nothing moves
     offload.moved = moved_and_destroyed
     check_equal(history(make_actor(True, rank, 2, port), directory / "with"), expected)
     assert moved_and_destroyed.count > 0
