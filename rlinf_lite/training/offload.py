@@ -59,11 +59,11 @@ class ActingWeights:
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """On the device inside."""
-        if self._enabled and not self._host:
-            self._host = [(parameter, parameter.data) for parameter in self._module.parameters()]
-            for parameter, host in self._host:
-                parameter.data = moved(host, self._device)
         try:
+            if self._enabled and not self._host:
+                self._host = [(parameter, parameter.data) for parameter in self._module.parameters()]
+                for parameter, host in self._host:
+                    parameter.data = moved(host, self._device)
             yield
         finally:
             self.unload()

@@ -185,6 +185,12 @@ def test_acting_weights_come_and_go(monkeypatch, fails):
             assert fails
         assert [parameter.data_ptr() for parameter in module.parameters()] == host  # nothing was copied
         assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    room = [torch.zeros(3, 3)]  # for one of them
+    with monkeypatch.context() as patched:
+        patched.setattr(offload, "moved", lambda tensor, device: room.pop())
+        with pytest.raises(IndexError), weights.loaded():
+            raise AssertionError
+    assert [parameter.data_ptr() for parameter in module.parameters()] == host
     module.first.weight.data = torch.zeros(3, 3)  # as new weights come, in another segment
     with weights.loaded():
         pass
