@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from rlinf_lite.config import load_config
+from rlinf_lite.config import Config, load_config
 from rlinf_lite.config.plan import plan_of
+from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import Estimate, estimate
 
 OUT = Path(__file__).resolve().parent / "memory.md"
@@ -47,6 +48,12 @@ GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUD
 @functools.cache
 def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
     """With an actor and a rollout worker on each of the GPUs. About 10 s."""
+    found = estimate(plan_of(config_of(method, num_gpus, *overrides)))
+    assert not found.unknown, found.unknown
+    return found
+
+
+def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
     slots = f"0-{num_gpus - 1}"
     settings = [
         *SETTINGS,
@@ -56,9 +63,7 @@ def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
         f"cluster.component_placement={{env: '0', rollout: '{slots}', actor: '{slots}'}}",
         *overrides,
     ]
-    found = estimate(plan_of(load_config(CONFIG, settings)))
-    assert not found.unknown, found.unknown
-    return found
+    return load_config(CONFIG, settings)
 
 
 def page() -> str:
@@ -75,17 +80,30 @@ def tables() -> str:
         card=CARD_BYTES / 2**30,
         reserved=RESERVED_BYTES / 2**30,
     )
-    return "\n\n".join([about, _ranks(), _activations(), _samples()])
+    return "\n\n".join([about, _ranks(), _dry_run(), _activations(), _samples()])
 
 
 def _ranks() -> str:
     lines = [
         "| trains | GPUs | weights | gradients | AdamW | gathered layers | activations | actor | rollout | both on one "
-        "card |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "card | in turn |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [row(method, num_gpus) for method in METHODS for num_gpus in NUM_GPUS]
-    return "\n".join([*lines, "", "**Bold** fits. On one GPU activations include autocast's bf16 copies of weights."])
+    about = (
+        "**Bold** fits; in turn: with `actor.offload` and `rollout.offload`. On one GPU activations include autocast's"
+    )
+    return "\n".join([*lines, "", about, "bf16 copies of weights."])
+
+
+def _dry_run() -> str:
+    """What `--dry-run` says of all weights on two GPUs, in turn."""
+    text = describe(config_of("all weights", 2, "actor.offload=true", "rollout.offload=true"))
+    memory = text.split("memory per rank, estimated\n")[1].split("\n\n")[0]
+    lines = "\n".join(line.removeprefix("  ") for line in memory.splitlines())
+    return (
+        f"`--dry-run` of all weights on two GPUs, with `actor.offload` and `rollout.offload`:\n\n```text\n{lines}\n```"
+    )
 
 
 def row(method: str, num_gpus: int) -> str:
@@ -96,7 +114,8 @@ def row(method: str, num_gpus: int) -> str:
     parts["gradients"] = actor.working["gradients"] * share
     parts |= {name: actor.working.get(name, 0) for name in ("gathered layers", "activations")}
     acting = rollout.held["weights"] + rollout.working["acting"] * share
-    both = sum(parts.values()), acting, sum(parts.values()) + acting
+    training = sum(parts.values())
+    both = training, acting, training + acting, max(training, acting)
     names = ("weights", "gradients", "AdamW", "gathered layers", "activations")
     cells = [method, str(num_gpus), *(_gib(parts[name]) for name in names), *map(_verdict, both)]
     return "| " + " | ".join(cells) + " |"

@@ -210,6 +210,39 @@ def _kl_is_of_the_step(config: Config, plan: Plan) -> Iterator[Problem]:
         )
 
 
+# memory that is given back between phases, and types of parameters
+
+
+@rule("actor.offload", "rollout.offload", "runner.mode")
+def _phases_follow_each_other(config: Any, plan: Any) -> Iterator[Problem]:
+    for component in ("actor", "rollout"):
+        if getattr(config, component).offload and config.runner.mode == "async":
+            yield Problem(
+                f"{component}.offload",
+                "is true, and with runner.mode: async acting and training go on at the same time, so that there is no "
+                "phase in which its memory could be another's. Set it to false, or runner.mode to sync",
+            )
+
+
+@rule("rollout.offload", "rollout.dtype", "cluster.fuse", kinds=REINFORCED)
+def _acts_with_weights_of_its_own(config: Any, plan: Any) -> Iterator[Problem]:
+    if not {"actor", "rollout"} <= set(fused_roles(config)):
+        return
+    reason = "and with cluster.fuse rollout workers act with the actor's own parameters, or gather them in its process"
+    if config.rollout.offload:
+        yield Problem("rollout.offload", f"is true, {reason}. Set it to false, or take rollout out of cluster.fuse")
+    if config.rollout.dtype == "bf16":
+        text = f"is bf16, {reason}. Leave it out, or take rollout out of cluster.fuse"
+        yield Problem("rollout.dtype", text)
+
+
+@rule("actor.frozen_dtype", "actor.precision", kinds=SIMULATED)
+def _low_parameters_compute_in_low_precision(config: Config, plan: Plan) -> Iterator[Problem]:
+    if config.actor.frozen_dtype == "bf16" and config.actor.precision == "fp32":
+        text = "is bf16, and actor.precision: fp32 computes with fp32 parameters. Set that to bf16, or this to fp32"
+        yield Problem("actor.frozen_dtype", text)
+
+
 # samples, minibatches, updates
 
 

@@ -93,7 +93,15 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
         return True, "token by token and as a whole, responses round differently"
     if config.actor.precision != "fp32":
         return True, f"in {config.actor.precision} acting and training round differently"
+    if config.rollout.dtype == "bf16":
+        return True, "rollout.dtype is bf16, and acting and training round differently"
     return False, "in fp32 the weights that acted give the same numbers again"
+
+
+def rollout_dtype(config: Any, device: str) -> str:
+    """What a rollout worker on `device`, or on such devices, has its own parameters in: fp32 or bf16."""
+    usual = "fp32" if device == "cpu" else config.actor.precision
+    return str(config.rollout.dtype or usual)
 
 
 def roles_of(config: ReasoningConfig) -> list[str]:

@@ -127,6 +127,12 @@ class GenerationConfig(Section):
     drew it (and a correction weighs it by that); false: once the responses under way have ended."""
     num_threads: PositiveInt = 1
     """torch threads of a rollout worker."""
+    dtype: Literal["fp32", "bf16"] | None = None
+    """Type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its passes; null: on GPUs
+    `actor.precision`, else fp32."""
+    offload: bool = False
+    """Have parameters in the GPU's memory only while generating, so that an actor beside them has it while it
+    trains."""
 
 
 class TokenizerConfig(Section):

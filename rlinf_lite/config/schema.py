@@ -359,6 +359,10 @@ class RolloutConfig(Section):
     """T: decisions per environment and step; null: one whole episode."""
     num_threads: PositiveInt = 1
     """torch threads of a rollout worker, while it acts."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its passes."""
+    offload: bool = False
+    """Have parameters in the GPU's memory only while acting, so that an actor beside them has it while it trains."""
 
 
 class OptimConfig(Section):
@@ -400,6 +404,9 @@ class TrainConfig(Section):
     num_threads: PositiveInt | None = None
     """Threads that train and score; null: all cores, divided among a node's actors. On CPUs each computes a part of a
     small model's micro-batches; a large model has them as torch's threads."""
+    offload: bool = False
+    """Have parameters and the optimizer's state in the GPU's memory only from scoring and training until the weights
+    are sent, so that rollout workers beside have it while they act. A critic stays."""
     optim: OptimConfig = OptimConfig()
 
 
@@ -413,6 +420,9 @@ class ActorConfig(TrainConfig):
 
     micro_batch_size: PositiveInt = 1024
     """Largest number of samples per forward pass and rank."""
+    frozen_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of parameters that do not train, such as those under adapters, and of what checkpoints have of them; bf16
+    needs `precision: bf16`. Buffers keep theirs."""
     tokenizer: PolicyTokenizerConfig = PolicyTokenizerConfig()
 
 

@@ -130,6 +130,8 @@ def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
         yield f"{name:<13} {counts.parameters} parameters, {counts.trained} of them train ({types}{buffers})"
     for name, rank in found.ranks.items():
         places = {"GPU: ": rank.held | rank.working, "host: ": rank.host}
+        if rank.gives_back:
+            places = {"GPU: ": rank.held, "GPU, in turn: ": rank.working, "host: ": rank.host}
         if accelerator == "cpu":
             places = {"": rank.host | rank.held | rank.working}
         parts = [

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.cards import Observed
-from rlinf_lite.config.names import fused_roles, max_staleness, recomputed_logprobs, roles_of
+from rlinf_lite.config.names import fused_roles, max_staleness, recomputed_logprobs, roles_of, rollout_dtype
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory, start_dir
@@ -63,6 +63,9 @@ class RankMemory:
     """On its slot, at the peak of its work."""
     host: dict[str, int]
     """In host memory, wherever it computes."""
+    gives_back: bool = False
+    """What is `working` is on its slot then alone: other roles have the memory meanwhile (`actor.offload`,
+    `rollout.offload`). Else a process keeps what it had at its peak."""
 
     @property
     def device_bytes(self) -> int:
@@ -90,6 +93,8 @@ class Estimate:
     """Device memory of all processes that share a slot."""
     node_host_bytes: int = 0
     """Host memory of all processes, on the fullest node."""
+    segment_bytes: int = 0
+    """Of it the weights that rollout workers on GPUs take theirs from, once per node."""
     shared_bytes: int = 0
     """Of it in /dev/shm, at the most: weights, a step's batches and observations on their way."""
 
@@ -108,13 +113,20 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
     found = _reasoning(plan) if isinstance(plan, ReasoningPlan) else _embodied(plan)
     accelerator, per_node = slots(plan.config.cluster)
     on_slots: Counter[int] = Counter()
+    lent: dict[str, Counter[int]] = {}  # what roles have on slots in turn
     on_nodes: Counter[int] = Counter()
     for names, (device, host) in found.processes.items():
+        rank = found.ranks.get(names)  # of roles that share a process none, which has the memory in turn as it is
+        in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
         for process in plan.placements[names.partition("+")[0]]:
-            on_slots[process.slots[0]] += device  # a process that owns several uses the first
-            on_nodes[process.slots[0] // per_node] += host + device * (accelerator == "cpu")
+            slot = process.slots[0]  # a process that owns several uses the first
+            on_slots[slot] += device - in_turn
+            lent.setdefault(names, Counter())[slot] += in_turn
+            on_nodes[slot // per_node] += host + device * (accelerator == "cpu")
+    for slot in on_slots:
+        on_slots[slot] += max(of_role[slot] for of_role in lent.values())
     found.slot_bytes = dict(sorted(on_slots.items()))
-    found.node_host_bytes = max(on_nodes.values(), default=0)
+    found.node_host_bytes = max(on_nodes.values(), default=0) + found.segment_bytes
     return found
 
 
@@ -173,16 +185,14 @@ def _embodied(plan: Plan) -> Estimate:
     fused = fused_roles(config)
     if fused:
         hosts["actor"].pop("weight sync")
-    shared = bool(fused) and _shards(plan, "actor") == 1
-    weights = {} if shared else {"weights": counts.num_bytes + counts.buffer_bytes}
     found.ranks = {
         "env": RankMemory({}, {}, hosts["env"]),
-        "rollout": RankMemory(weights, {"acting": acting}, hosts["rollout"]),
+        "rollout": _acting(plan, counts, {"acting": acting}, hosts["rollout"]),
         "actor": _training(plan, "actor", counts, activations, hosts["actor"]),
     }
     _add_processes(found, fused)
     traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
-    found.shared_bytes = traffic + (slots(config.cluster)[0] == "cpu") * counts.num_bytes
+    _add_shared(found, traffic, _acting_bytes(config, counts), config)
     return found
 
 
@@ -193,6 +203,13 @@ def _add_processes(found: Estimate, fused: list[str]) -> None:
         device = sum(sum(rank.held.values()) for rank in ranks) + max(sum(rank.working.values()) for rank in ranks)
         own = sum(rank.host_bytes - rank.host["interpreter"] for rank in ranks)
         found.processes["+".join(group)] = (device, max(rank.host["interpreter"] for rank in ranks) + own)
+
+
+def _add_shared(found: Estimate, traffic: int, weights: int, config: Config | ReasoningConfig) -> None:
+    """What is on its way, and weights, which a CPU's rollout workers have as their own (and are counted with)."""
+    sent = 0 if {"actor", "rollout"} <= set(fused_roles(config)) else weights
+    found.shared_bytes = traffic + sent
+    found.segment_bytes = sent if slots(config.cluster)[0] == "cuda" else 0
 
 
 def _evaluated_at_once(plan: Plan) -> int:
@@ -212,7 +229,8 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     policy.eval().requires_grad_(False)
     obs = random_obs(spec, rows=rows)
-    with torch.no_grad(), autocast("cpu", precision, on_gpu):
+    acts_in = "bf16" if rollout_dtype(config, slots(config.cluster)[0]) == "bf16" else precision
+    with torch.no_grad(), autocast("cpu", acts_in, on_gpu):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
         passes = config.algorithm.update_epochs + recomputed_logprobs(config)[0]
         kept = policy.fixed_inputs(acted.forward_inputs) if passes > 1 else {}
@@ -225,6 +243,8 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
         parameter.requires_grad_()
     if _shards(plan, "actor") > 1 and precision == "bf16":
         cast_parameters(policy, torch.bfloat16)  # as gathered for computing, where autocast copies them no more
+    elif config.actor.frozen_dtype == "bf16":
+        cast_parameters(policy, torch.bfloat16, frozen_only=True)
     batch = min(config.actor.micro_batch_size, config.actor.global_batch_size // ranks)
 
     def loss() -> Tensor:
@@ -279,7 +299,8 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
     found.sample_bytes = 9 * columns + (6 * _FP32 + 1) * config.rollout.max_response_length
     found.ranks = {role: _role(plan, role, found, peaks) for role in roles}
     _add_processes(found, fused_roles(config))
-    found.shared_bytes = plan.num_samples * found.sample_bytes
+    traffic = plan.num_samples * found.sample_bytes
+    _add_shared(found, traffic, _acting_bytes(config, found.models["model"]), config)
     return found
 
 
@@ -396,10 +417,7 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
     if role == "reference":
         return RankMemory({"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}, host)
     if role == "rollout":
-        low = config.actor.precision == "bf16" and slots(config.cluster)[0] == "cuda"
-        shared = {"actor", "rollout"} <= set(fused) and _is_whole(plan, "actor")
-        weights = {} if shared else {"weights": counts.num_bytes // (2 if low else 1) + counts.buffer_bytes}
-        return RankMemory(weights, {name: peaks[name] for name in ("keys and values", "generating")}, host)
+        return _acting(plan, counts, {name: peaks[name] for name in ("keys and values", "generating")}, host)
     if "reward model" not in found.models:
         return RankMemory({}, {}, host)
     counts = found.models["reward model"]
@@ -426,6 +444,25 @@ def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) ->
     return number // _shards(plan, role)
 
 
+def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int], host: dict[str, int]) -> RankMemory:
+    """A rollout worker: parameters of its own, unless the actor of its process has all of them."""
+    config, device = plan.config, slots(plan.config.cluster)[0]
+    if {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, "actor"):
+        return RankMemory({}, working, host)
+    parameters = _acting_bytes(config, counts)
+    if device == "cpu" or not config.rollout.offload:
+        return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host)
+    # in host memory they are in the segment, which is counted for the node
+    held = {"buffers": counts.buffer_bytes}
+    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True)
+
+
+def _acting_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
+    """Of a rollout worker's parameters."""
+    low = rollout_dtype(config, slots(config.cluster)[0]) == "bf16"
+    return _BF16 * counts.parameters if low else counts.num_bytes
+
+
 def _training(
     plan: Plan | ReasoningPlan, role: str, counts: Counts, activations: int, host: dict[str, int]
 ) -> RankMemory:
@@ -441,14 +478,24 @@ def _training(
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
         gradients = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
         working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + gradients
+    weights = counts.num_bytes
+    if isinstance(config, Config) and config.actor.frozen_dtype == "bf16":
+        weights -= (_FP32 - _BF16) * (counts.parameters - counts.trained)
     held = {
-        "weights": _part(plan, role, counts, counts.num_bytes) + counts.buffer_bytes,
+        "weights": _part(plan, role, counts, weights) + counts.buffer_bytes,
         "AdamW": _part(plan, role, counts, 2 * _FP32 * counts.trained),
     }
-    return RankMemory(held, working, host)
+    if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
+        return RankMemory(held, working, host)
+    # rollout workers act with the actor's own, or it scores some responses while they make the next ones
+    stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
+    if isinstance(config, ReasoningConfig):
+        stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
+    away = {name: held.pop(name) for name in ("weights", "AdamW") if name == "AdamW" or not stays}
+    return RankMemory(held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True)
 
 
 def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:
-    """What an actor sends weights through: a segment that holds all of them, or buckets where GPUs take them."""
-    on_cpu = slots(config.cluster)[0] == "cpu"
-    return counts.num_bytes if on_cpu else min(counts.num_bytes, config.weight_sync.bucket_bytes)
+    """What an actor sends weights through: on a CPU the segment, from a GPU buckets on their way into it."""
+    sent = _acting_bytes(config, counts)
+    return sent if slots(config.cluster)[0] == "cpu" else min(sent, config.weight_sync.bucket_bytes)

@@ -19,7 +19,7 @@ import logging
 import math
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,7 @@ from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
 from rlinf_lite.training.lanes import Lanes, can_be_copied, lanes_for
 from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.offload import HOST, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
 
@@ -64,6 +65,8 @@ class Learner:
 
     `num_parameters`, `num_threads` and `lanes` are there from the beginning, `optimizer` from `start_training` on.
     While it trains, `num_threads` threads compute: one in each lane, or all of them torch's where there is one lane.
+    With `actor.offload` an actor's parameters and its optimizer's state are on the device from when something needs
+    them until its weights have been sent (`sending`); gradients are nowhere between updates.
     """
 
     model: Policy | LanguageModel
@@ -72,6 +75,8 @@ class Learner:
     _optim: OptimConfig
     _total_steps: int
     _bad_updates_in_a_row: int
+    _away: set[str]
+    """What is in host memory, of "model" and "optimizer"; or on its way, which may have been broken off."""
 
     def __init__(
         self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str, ranks_per_model: int = 1
@@ -95,6 +100,7 @@ class Learner:
         num_lanes = lanes_for(self.num_threads, self.num_parameters) if self._can_have_lanes() else 1
         self.lanes = Lanes(self.model, num_lanes)
         self._torch_threads = self.num_threads if self.lanes.number == 1 else 1
+        self._offloads, self._away = cfg.actor.offload and name == "actor", set()
 
     def _can_have_lanes(self) -> bool:
         """Lanes hold gradients of their own, and copies of modules that are as their class says."""
@@ -110,6 +116,31 @@ class Learner:
         """Make a new optimizer, whose learning rate follows its schedule over `total_steps`."""
         self.optimizer = sharding.build_optimizer(self.model, optim)
         self._optim, self._total_steps, self._bad_updates_in_a_row = optim, total_steps, 0
+
+    def to_device(self, with_optimizer: bool) -> None:
+        """Bring back what is in host memory."""
+        if "model" in self._away:
+            move_module(self.model, self.worker.device)
+            self._away.remove("model")
+        if with_optimizer and "optimizer" in self._away:
+            move_state(self.optimizer, self.worker.device)
+            self._away.remove("optimizer")
+
+    @contextmanager
+    def sending(self, keeps_parameters: bool) -> Iterator[None]:
+        """Around sending weights, behind which others use the device. The optimizer's state goes away before;
+        parameters, which shards are gathered from on the device, behind: not where others act with them
+        (`keeps_parameters`)."""
+        if self._offloads:
+            self._away.add("optimizer")
+            move_state(self.optimizer, HOST)
+            free_cache(self.worker.device)
+            self.to_device(with_optimizer=False)
+        yield
+        if self._offloads and not keeps_parameters:
+            self._away.add("model")
+            move_module(self.model, HOST)
+            free_cache(self.worker.device)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Around forward passes: `actor.precision`."""
@@ -136,6 +167,7 @@ class Learner:
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
         """`compute(model, part)` of each part of each micro-batch, in order, by all of `num_threads`: see
         `Lanes.passes`."""
+        self.to_device(with_optimizer=False)
         with torch_threads(self._torch_threads):
             for result in self.lanes.passes(kind, compute, micro_batches):
                 self.worker.report_progress()
@@ -163,6 +195,7 @@ class Learner:
             loss_fn(model, part, measured).backward()
             return measured
 
+        self.to_device(with_optimizer=True)
         self.optimizer.zero_grad(set_to_none=True)  # of an update that raised
         found = MetricSums()
         for measured in self.passes("update", compute, micro_batches):
@@ -213,12 +246,14 @@ class Learner:
 
     def save_model(self, directory: Path) -> None:
         """Write the model as a directory that `from_pretrained` reads; rank 0 writes."""
+        self.to_device(with_optimizer=False)
         state = sharding.full_policy_state(self.model)
         if self.worker.rank == 0:
             self.model.save_pretrained(directory, state)
 
     def save(self, model_dir: Path, training_dir: Path) -> None:
         """Write the model, and the optimizer's and this rank's random state."""
+        self.to_device(with_optimizer=True)
         # what all ranks do together comes first: writing may fail on one of them
         state = sharding.full_policy_state(self.model)
         moments = sharding.full_optimizer_state(self.model, self.optimizer)
@@ -230,6 +265,7 @@ class Learner:
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
         """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""
+        self.to_device(with_optimizer=True)
         sharding.load_policy_state(self.model, self.model.read_state(model_dir))
         sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
         rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"

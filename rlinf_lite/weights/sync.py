@@ -1,8 +1,9 @@
 """Versioned weight transfer.
 
-A receiver on the sender's node whose policy lives on the CPU maps one shared-memory segment, into which the sender
-writes each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get
-buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time.
+Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
+types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
+meanwhile) are views of it, and nothing is copied on their side; those on a GPU are copied from it. Receivers on other
+nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time.
 
 The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
 anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
@@ -16,7 +17,7 @@ import itertools
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,9 +70,17 @@ class Offer:
 class _Ready:
     """What a receiver answers when it waits for them."""
 
-    on_cpu: bool
     complete: bool  # it has had everything once: what may have changed is enough
-    segment: str | None  # what its parameters are views of
+    segment: str | None  # that it has mapped
+    dtypes: dict[str, torch.dtype]  # of its floating tensors that are not float32
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a sender says when a version is in the segment."""
+
+    names: tuple[str, ...]
+    new: tuple[str, list[_Entry]] | None  # where the segment is, for those that have to map it
 
 
 class _Segment:
@@ -165,7 +174,10 @@ class WeightSender:
                 ready[rank] = self._worker.recv(self._group, rank, self._timeout_s, tag)
         except SchedulerError as error:
             problem = error
-        sharing = [rank for rank, receiver in ready.items() if receiver.on_cpu and rank in self._on_this_node]
+        dtypes = next((receiver.dtypes for receiver in ready.values()), {})
+        if problem is None and any(receiver.dtypes != dtypes for receiver in ready.values()):
+            problem = SchedulerError(f"workers of {self._group} have parameters of different types")
+        sharing = [rank for rank in ready if rank in self._on_this_node]
         others = [rank for rank in ready if rank not in sharing]
         here = None if self._segment is None else self._segment.path
         first = any(here is None or ready[rank].segment != here for rank in sharing)
@@ -188,10 +200,10 @@ class WeightSender:
                     os.unlink(self._segment.path)
             self._segment = None
             try:
-                self._segment = self._new_segment(tensors)
+                self._segment = self._new_segment(tensors, dtypes)
             except SchedulerError as error:
                 problem = error
-        for bucket in self._buckets(tensors):
+        for bucket in self._buckets(tensors, dtypes):
             try:
                 if problem is None:
                     self._worker.report_progress()
@@ -209,8 +221,8 @@ class WeightSender:
             self._worker.send(({}, True), self._group, rank, tag)
         for rank in sharing:
             assert self._segment is not None
-            where = (self._segment.path, self._segment.entries) if first else None
-            self._worker.send((where, True), self._group, rank, tag)
+            new = (self._segment.path, self._segment.entries) if first else None
+            self._worker.send((_Written(tuple(dict(tensors)), new), True), self._group, rank, tag)
         if first and self._segment is not None:
             for rank in sharing:  # until they have mapped it
                 self._worker.recv(self._group, rank, self._timeout_s, tag)
@@ -228,17 +240,20 @@ class WeightSender:
         for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
             pass
 
-    def _new_segment(self, tensors: list[tuple[str, Tensor]]) -> _Segment:
+    def _new_segment(self, tensors: list[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> _Segment:
         entries, offset = [], 0
         for name, tensor in tensors:
-            entry = _Entry(name, tuple(tensor.shape), tensor.dtype, offset)
+            entry = _Entry(name, tuple(tensor.shape), _wanted(name, tensor, dtypes), offset)
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
         name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{next(_segment_numbers)}"
         return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True)
 
-    def _buckets(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-        """Whole tensors in host memory, at most `bucket_bytes` at a time (a larger tensor travels alone)."""
+    def _buckets(
+        self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]
+    ) -> Iterator[dict[str, Tensor]]:
+        """Whole tensors in host memory, in the types that receivers have, at most `bucket_bytes` at a time (a larger
+        tensor travels alone)."""
         bucket: dict[str, Tensor] = {}
         num_bytes = 0
         for name, tensor in tensors:
@@ -248,10 +263,19 @@ class WeightSender:
                 bucket, num_bytes = {}, 0
             full = _whole(tensor.detach())
             if self._receivers:
-                bucket[name] = full.cpu()
+                bucket[name] = full.to(_wanted(name, full, dtypes)).cpu()
                 num_bytes += size
         if bucket:
             yield bucket
+
+
+def _wanted(name: str, tensor: Tensor, dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
+    """The type that receivers have, who say those of theirs that are not float32."""
+    return dtypes.get(name, torch.float32) if tensor.is_floating_point() else tensor.dtype
+
+
+def _in_host_memory(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _tag(number: int) -> str:
@@ -269,9 +293,11 @@ class WeightReceiver:
         self._worker, self._group, self._sender = worker, group, sender_rank
         self._module, self._timeout_s = module, timeout_s
         self._tensors = dict(synced_tensors(module, trainable_only=False))
-        self._on_cpu = all(tensor.device.type == "cpu" for tensor in self._tensors.values())
+        floating = {name: tensor.dtype for name, tensor in self._tensors.items() if tensor.is_floating_point()}
+        self._dtypes = {name: dtype for name, dtype in floating.items() if dtype != torch.float32}
         self._complete = False
         self._segment: str | None = None
+        self._copied: dict[str, Tensor] = {}  # of the segment, what this one's tensors are no views of
         self.version, self._number = -1, 0
 
     def receive(self, version: int | None = None, number: int = 0) -> int:
@@ -301,23 +327,34 @@ class WeightReceiver:
     def take(self, offer: Offer) -> None:
         """Put what is offered into the module."""
         tag = _tag(offer.number)
-        self._worker.send(_Ready(self._on_cpu, self._complete, self._segment), self._group, self._sender, tag)
+        self._worker.send(_Ready(self._complete, self._segment, self._dtypes), self._group, self._sender, tag)
         last = False
         while not last:
             content, last = self._worker.recv(self._group, self._sender, self._timeout_s, tag)
-            if isinstance(content, tuple):
-                path, entries = content
-                self._segment = path
-                for name, tensor in _Segment(path, entries, create=False).tensors.items():
-                    self._tensors[name].data = tensor  # the view keeps the mapping alive
-                self._worker.send("mapped", self._group, self._sender, tag)
-            elif isinstance(content, dict):
-                with torch.no_grad():
-                    for name, tensor in content.items():
-                        self._tensors[name].copy_(tensor)
+            if isinstance(content, _Written):
+                if content.new is not None:
+                    self._map(*content.new)
+                    self._worker.send("mapped", self._group, self._sender, tag)
+                self._copy({name: self._copied[name] for name in content.names if name in self._copied})
+            else:
+                self._copy(content)
                 if not last:
                     self._worker.send("copied", self._group, self._sender, tag)
         self._complete, self.version, self._number = True, offer.version, offer.number
+
+    def _map(self, path: str, entries: list[_Entry]) -> None:
+        """Make what is in host memory views of the segment, which keep the mapping alive."""
+        self._segment, self._copied = path, {}
+        for name, tensor in _Segment(path, entries, create=False).tensors.items():
+            if _in_host_memory(self._tensors[name]):
+                self._tensors[name].data = tensor
+            else:
+                self._copied[name] = tensor
+
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self._tensors[name].copy_(tensor)
 
 
 def is_whole(model: nn.Module) -> bool:

@@ -46,6 +46,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
+from rlinf_lite.training.precision import cast_parameters
 from rlinf_lite.weights import WeightSender, copy_weights
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
@@ -97,6 +98,8 @@ class EmbodiedFSDPActor(Worker):
         self.trajectories, self.batch = None, None
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
+        if cfg.actor.frozen_dtype == "bf16":
+            cast_parameters(self.policy, torch.bfloat16, frozen_only=True)
         self.learner = Learner(self, self.policy, cfg, "actor")
         self.learner.start_training(cfg.actor.optim, total_steps)
         if "rollout" not in self.fused:
@@ -108,11 +111,12 @@ class EmbodiedFSDPActor(Worker):
     def sync_model_to_rollout(self, number: int = 0) -> None:
         """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
         only if it has weights of its own."""
-        with self.timer("sync weights"):
-            rollout: Any = self.fused.get("rollout")
+        rollout: Any = self.fused.get("rollout")
+        shares = rollout is not None and rollout.policy is self.policy
+        with self.timer("sync weights"), self.learner.sending(keeps_parameters=shares):
             if rollout is None:
                 self.sender.send(self.version, self.policy, number)
-            elif rollout.policy is not self.policy:
+            elif not shares:
                 copy_weights(self.policy, rollout.policy)
 
     def recv_rollout_batch(self, step: int | None = None) -> None:

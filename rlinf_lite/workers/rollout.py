@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlinf_lite.algorithms import needs_values
 from rlinf_lite.config import Config
+from rlinf_lite.config.names import rollout_dtype
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
@@ -25,7 +26,8 @@ from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_polic
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
-from rlinf_lite.training.precision import autocast
+from rlinf_lite.training.offload import ActingWeights
+from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.weights import WeightReceiver, WeightVersionError, is_whole
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
@@ -44,6 +46,8 @@ class MultiStepRolloutWorker(Worker):
     cfg: Config
     layout: Layout
     policy: Policy
+    precision: str
+    """That passes compute in."""
     num_chunks: int
 
     def __init__(self, cfg: Config) -> None:
@@ -56,10 +60,16 @@ class MultiStepRolloutWorker(Worker):
         self.layout, self.version = layout, -1
         self.actor = actor = cast(Any, self.fused.get("actor"))
         self.shares = actor is not None and is_whole(actor.policy)
+        self.precision = self.cfg.actor.precision
         if self.shares:
             self.policy = actor.policy
         else:
-            self.policy = build_policy(self.cfg, spec).to(self.device).eval().requires_grad_(False)
+            self.policy = build_policy(self.cfg, spec).eval().requires_grad_(False)
+            if rollout_dtype(self.cfg, self.device) == "bf16":
+                cast_parameters(self.policy, torch.bfloat16)
+                self.precision = "bf16"
+            self.policy.to(self.device)
+        self.weights = ActingWeights(self.policy, self.device, self.cfg.rollout.offload)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         if self.actor is None:
             sender, timeout_s = layout.weight_routes.sender(self.rank), self.cfg.runner.phase_timeout_s
@@ -86,18 +96,19 @@ class MultiStepRolloutWorker(Worker):
             key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
         }
         unfinished = set(builders)
-        while unfinished:
-            sender, rank, message = self.recv_first({"actor": None, "env": tag}, self.cfg.runner.phase_timeout_s)
-            if sender == "actor":
-                with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
-                    self.receiver.take(message)
-                    self.version = self.receiver.version
-                continue
-            key = (rank, message.stage, message.start)
-            with self.timer(f"act env {rank} stage {message.stage}"):
-                self._serve(rank, builders[key], message)
-            if message.last:
-                unfinished.remove(key)
+        with self.weights.loaded():
+            while unfinished:
+                sender, rank, message = self.recv_first({"actor": None, "env": tag}, self.cfg.runner.phase_timeout_s)
+                if sender == "actor":
+                    with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
+                        self.receiver.take(message)
+                        self.version = self.receiver.version
+                    continue
+                key = (rank, message.stage, message.start)
+                with self.timer(f"act env {rank} stage {message.stage}"):
+                    self._serve(rank, builders[key], message)
+                if message.last:
+                    unfinished.remove(key)
         return {"spans": self.pop_spans()}
 
     def evaluate(self) -> dict[str, Any]:
@@ -105,12 +116,13 @@ class MultiStepRolloutWorker(Worker):
         the config leaves to it (null), such as a checkpoint's number of denoising steps."""
         cfg = self.cfg.env.eval
         unfinished = set(self._pieces(self.layout.of_evaluation(cfg.num_envs)))
-        while unfinished:
-            env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
-            if message.last:
-                unfinished.remove((env_rank, message.stage, message.start))
-            else:
-                self._answer(env_rank, message, cfg.seed, cfg.mode)
+        with self.weights.loaded():
+            while unfinished:
+                env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
+                if message.last:
+                    unfinished.remove((env_rank, message.stage, message.start))
+                else:
+                    self._answer(env_rank, message, cfg.seed, cfg.mode)
         self.pop_spans()
         left_open = [name for name, value in dict(self.cfg.model.options).items() if value is None]
         has = self.policy.config_dict()
@@ -175,12 +187,12 @@ class MultiStepRolloutWorker(Worker):
     def _acting(self) -> Iterator[None]:
         threads = torch_threads(self.cfg.rollout.num_threads)
         if not self.shares:
-            with threads, torch.inference_mode(), autocast(self.device, self.cfg.actor.precision):
+            with threads, torch.inference_mode(), autocast(self.device, self.precision):
                 yield
             return
         self.policy.eval()  # what it keeps from here on may be of use to training: no inference mode
         try:
-            with threads, torch.no_grad(), autocast(self.device, self.cfg.actor.precision):
+            with threads, torch.no_grad(), autocast(self.device, self.precision):
                 yield
         finally:
             self.policy.train()

@@ -232,6 +232,41 @@ def test_ranks_share_what_is_sharded_and_slots_add_up() -> None:
     assert on_four.slot_bytes == {0: actor + rollout, 1: actor, 2: actor, 3: actor}
 
 
+def test_memory_that_is_given_back_counts_in_turn() -> None:
+    gpu = [*VLA, "cluster.num_gpus_per_node=2", "cluster.accelerator=cuda", "actor.precision=bf16"]
+    apart = [*gpu, "cluster.component_placement={env: 0, rollout: 0-1, actor: 0-1}"]
+    both = ["actor.offload=true", "rollout.offload=true"]
+    plain, in_turn = estimate_of(*apart), estimate_of(*apart, *both)
+    needs = {role: plain.ranks[role].device_bytes for role in ("actor", "rollout")}
+    assert needs == {role: in_turn.ranks[role].device_bytes for role in needs}
+    buffers = plain.models["policy"].buffer_bytes
+    assert set(plain.slot_bytes.values()) == {sum(needs.values())}
+    assert set(in_turn.slot_bytes.values()) == {max(needs["actor"], needs["rollout"] - buffers) + buffers}
+    away = in_turn.ranks["actor"].host["offloaded"]
+    assert away == sum(plain.ranks["actor"].held.values())
+    assert in_turn.node_host_bytes - plain.node_host_bytes == 2 * away
+
+    together = [*gpu, "cluster.component_placement={env: 0, rollout: 0, actor: 0}", "cluster.fuse='actor,rollout'"]
+    fused, without_moments = estimate_of(*together), estimate_of(*together, "actor.offload=true")
+    actor, moments = without_moments.ranks["actor"], fused.ranks["actor"].held["AdamW"]
+    assert set(actor.held) == {"weights"} and actor.working["AdamW"] == moments
+    acting, training = fused.ranks["rollout"].device_bytes, sum(actor.working.values())
+    assert without_moments.slot_bytes[0] == actor.held["weights"] + max(acting, training)
+    on_cpu = [setting for setting in apart if "accelerator" not in setting]
+    assert estimate_of(*on_cpu) == estimate_of(*on_cpu, *both)
+
+
+def test_bf16_halves_what_acts_and_what_is_frozen() -> None:
+    gpu = [*LORA, "cluster.num_gpus_per_node=1", "cluster.accelerator=cuda", "actor.precision=bf16"]
+    plain, low = estimate_of(*gpu), estimate_of(*gpu, "rollout.dtype=bf16", "actor.frozen_dtype=bf16")
+    counts = plain.models["policy"]
+    assert low.ranks["rollout"].held["weights"] == 2 * counts.parameters + counts.buffer_bytes
+    frozen = counts.parameters - counts.trained
+    assert low.ranks["actor"].held["weights"] == 4 * counts.trained + 2 * frozen + counts.buffer_bytes
+    assert low.ranks["actor"].held["AdamW"] == plain.ranks["actor"].held["AdamW"] == 8 * counts.trained
+    assert plain.shared_bytes - low.shared_bytes == 2 * counts.parameters == plain.segment_bytes - low.segment_bytes
+
+
 def test_lora_checkpointing_and_a_smaller_micro_batch_save_what_they_should() -> None:
     small = [*VLA, "model.options.size=small"]
     full, lora = estimate_of(*small), estimate_of(*small, "model.options.lora.rank=8")

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from rlinf_lite.scheduler import SchedulerError, Worker, WorkerError, wait_all
-from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
+from rlinf_lite.training.precision import cast_parameters
+from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender, sync
 from rlinf_lite.weights.sync import _Entry, _Segment
 
-ROUTES = WeightRoutes(rollout_nodes=(0, 0), actor_nodes=(0,))
+NODES = {"buckets": (1, 1)}  # of the receivers; the sender is on node 0
+FIXED_AT_FIRST = "0.weight"  # it does not train
 
 
 def make_module():
@@ -21,9 +23,10 @@ def make_module():
 
 
 class Sending(Worker):
-    def init(self, bucket_bytes):
+    def init(self, bucket_bytes, kind):
         self.module = make_module()
-        self.sender = WeightSender(self, "rollout", ROUTES, bucket_bytes, timeout_s=20, num_threads=2)
+        routes = WeightRoutes(rollout_nodes=NODES.get(kind, (0, 0)), actor_nodes=(0,))
+        self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s=20, num_threads=2)
 
     def change_and_send(self, version):
         with torch.no_grad():
@@ -33,19 +36,21 @@ class Sending(Worker):
             self.module[1].num_batches_tracked.add_(1)
             self.module[1].running_var = self.module[1].running_var * 2  # another tensor, as many modules do it
         self.sender.send(version, self.module)
-        return {name: tensor.numpy() for name, tensor in self.module.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
 
 
 class Receiving(Worker):
-    def init(self, by_bucket):
+    def init(self, kind):
         self.module = make_module().requires_grad_(False)
+        if "bf16" in kind or (kind == "two types" and self.rank):
+            cast_parameters(self.module, torch.bfloat16)
         self.receiver = WeightReceiver(self, "actor", 0, self.module, timeout_s=20)
-        if by_bucket:  # as for a policy on another device
-            self.receiver._on_cpu = False
+        if "copied" in kind:  # as for a policy on another device
+            sync._in_host_memory = lambda tensor: False
 
     def receive(self, version):
         self.receiver.receive(version)
-        return {name: tensor.clone().numpy() for name, tensor in self.module.state_dict().items()}
+        return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
 
     def mapped_file(self):
         """The file that the first weight's memory is mapped from."""
@@ -61,39 +66,55 @@ class Receiving(Worker):
 def groups(cluster, request):
     actor = Sending.create_group().launch(cluster, "0", name="actor")
     rollout = Receiving.create_group().launch(cluster, "0:0-1", name="rollout")
-    wait_all(actor.init(1000), rollout.init(request.param), timeout_s=60)
+    wait_all(actor.init(1000, request.param), rollout.init(request.param), timeout_s=60)
     yield actor, rollout
     actor.shutdown()
     rollout.shutdown()
 
 
-@pytest.mark.parametrize("groups", [False, True], indirect=True, ids=["shared memory", "buckets"])
-def test_everything_first_then_what_trains_and_statistics(groups):
+KINDS = ["views", "copied", "buckets", "bf16 views", "bf16 copied"]
+
+
+@pytest.mark.parametrize("groups", KINDS, indirect=True, ids=KINDS)
+def test_everything_first_then_what_trains_and_statistics(groups, request):
     actor, rollout = groups
-    frozen = make_module().state_dict()["0.weight"].numpy()
+    low = "bf16" in request.node.callspec.id
+    frozen = make_module().state_dict()[FIXED_AT_FIRST] + 1  # as of version 0
     for version in (0, 1, 2):
         received, sent = wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
+        is_parameter = dict(make_module().named_parameters())
         for weights in received:
-            for name, expected in sent[0].items():
-                if name == "0.weight":
-                    assert (weights[name] == frozen + 1).all()  # as of version 0: it does not train
-                else:
-                    assert (weights[name] == expected).all(), name
+            assert weights.keys() == sent[0].keys()
+            for name, tensor in sent[0].items():
+                expected = frozen if name == FIXED_AT_FIRST else tensor
+                if low and name in is_parameter:  # statistics keep their type
+                    expected = expected.bfloat16()
+                assert weights[name].dtype == expected.dtype and torch.equal(weights[name], expected), name
 
 
-@pytest.mark.parametrize("groups", [False], indirect=True)
-def test_receivers_on_the_node_share_one_copy(groups):
+@pytest.mark.parametrize("groups", ["views", "copied"], indirect=True)
+def test_receivers_on_the_node_map_one_copy(groups, request):
     actor, rollout = groups
     wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
     first, second = rollout.mapped_file().wait()
-    assert first == second and "weights-actor-0" in first and first.endswith("(deleted)")
+    if "copied" in request.node.callspec.id:
+        assert "weights-actor-0" not in first + second
+    else:
+        assert first == second and "weights-actor-0" in first and first.endswith("(deleted)")
 
 
-@pytest.mark.parametrize("groups", [False], indirect=True)
+@pytest.mark.parametrize("groups", ["views"], indirect=True)
 def test_another_version_is_refused(groups):
     actor, rollout = groups
     with pytest.raises(WorkerError, match="expects weights 7, actor sent 3"):
         wait_all(rollout.receive(7), actor.change_and_send(3), timeout_s=60)
+
+
+@pytest.mark.parametrize("groups", ["two types"], indirect=True)
+def test_receivers_of_two_types_are_refused(groups):
+    actor, rollout = groups
+    with pytest.raises(WorkerError, match="workers of rollout have parameters of different types"):
+        wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
 
 
 def test_shared_memory_that_is_full_is_named(tmp_path, monkeypatch):

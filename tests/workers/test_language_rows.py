@@ -45,7 +45,7 @@ def make_rollouts(cfg, number):
     first = LanguageRollout(cfg)
     first.init(None, WeightRoutes([0], [0]))
     workers = [first, *(LanguageRollout(cfg) for _ in range(number - 1))]
-    shared = ("model", "engine", "stops", "version")
+    shared = ("model", "engine", "stops", "version", "weights", "precision")
     for worker in workers:
         worker.check_abort = lambda doing: None
         vars(worker).update({name: x for name, x in vars(first).items() if name in shared})

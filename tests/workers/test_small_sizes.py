@@ -19,6 +19,7 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler.dispatch import route
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.minibatches import micro_batches, minibatches
+from rlinf_lite.training.offload import ActingWeights
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
 from tests.envs.test_chunked import SlowRow
@@ -146,7 +147,8 @@ class Crew:
         self.specs = [worker.init(self.layout) for worker in self.envs]
         for worker in self.rollouts:
             worker.layout, worker.policy, worker.num_chunks = self.layout, StubPolicy(sizes.chunk), sizes.num_chunks
-            worker.version, worker.shares = 0, False
+            worker.version, worker.shares, worker.precision = 0, False, "fp32"
+            worker.weights = ActingWeights(torch.nn.Module(), "cpu", enabled=False)
         for worker in self.actors:
             worker.layout = self.layout
 

@@ -39,11 +39,12 @@ class LanguageActor(LanguageModelWorker):
     def sync_model_to_rollout(self, number: int = 0) -> None:
         """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
         only if it has weights of its own."""
-        with self.timer("sync weights"):
-            rollout: Any = self.fused.get("rollout")
+        rollout: Any = self.fused.get("rollout")
+        shares = rollout is not None and rollout.model is self.learner.model
+        with self.timer("sync weights"), self.learner.sending(keeps_parameters=shares):
             if rollout is None:
                 self.sender.send(self.version, self.learner.model, number)
-            elif rollout.model is not self.learner.model:
+            elif not shares:
                 copy_weights(self.learner.model, rollout.model)
 
     @register(dispatch_mode=nd_compute(MESH))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlinf_lite.config.names import rollout_dtype
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.proto import split_rows
@@ -18,6 +19,7 @@ from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
+from rlinf_lite.training.offload import ActingWeights, free_cache
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError, is_whole
 from rlinf_lite.workers.reasoning.base import build_model, max_length
@@ -31,6 +33,7 @@ class LanguageRollout(Worker):
 
     cfg: ReasoningConfig
     model: CausalLM
+    precision: str
     version: int
 
     def __init__(self, cfg: ReasoningConfig) -> None:
@@ -50,9 +53,12 @@ class LanguageRollout(Worker):
             self.engine: GenerationEngine = ENGINES.get(cfg.rollout.engine)(
                 self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
             )
-        if not shares and cfg.actor.precision == "bf16" and self.device != "cpu":
+        self.precision = cfg.actor.precision
+        if not shares and rollout_dtype(cfg, self.device) == "bf16":
             cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
-            torch.cuda.empty_cache()  # of what was as large as two such models
+            free_cache(self.device)  # of what was as large as two such models
+            self.precision = "bf16"
+        self.weights = ActingWeights(self.model, self.device, cfg.rollout.offload)
         if actor is None:
             sender, timeout_s = routes.sender(self.rank), cfg.runner.phase_timeout_s
             self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
@@ -64,6 +70,7 @@ class LanguageRollout(Worker):
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
         """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
         came while generating."""
+        self.weights.unload()  # of a generation that was broken off
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
             if actor is None:
@@ -141,13 +148,14 @@ class LanguageRollout(Worker):
         tokens = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
         keys = sequence_keys(prompts.meta_info["seed"], prompts.batch["group"].numpy(), params.n)
         stream = self.engine.stream(tokens, params, keys)
-        while True:
-            # not while a caller has the response
-            with torch_threads(self.cfg.rollout.num_threads), autocast(self.device, self.cfg.actor.precision):
-                done = next(stream, None)
-            if done is None:
-                return
-            yield done
+        with self.weights.loaded():
+            while True:
+                # not while a caller has the response
+                with torch_threads(self.cfg.rollout.num_threads), autocast(self.device, self.precision):
+                    done = next(stream, None)
+                if done is None:
+                    return
+                yield done
 
     def _gather(self, prompts: DataProto, generations: list[Generation]) -> DataProto:
         generations = sorted(generations, key=lambda done: (done.index, done.sample))

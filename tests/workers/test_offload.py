@@ -1,0 +1,246 @@
+"""Memory that is given back between phases changes no number: parameters, shards, ties, optimizer states, segments.
+
+On a CPU nothing moves. What a move does is seen here where `moved` copies, and destroys what was there before; and
+where the other side is the meta device, which has no memory.
+"""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.data.problems import open_problems
+from rlinf_lite.training import learner, offload
+from rlinf_lite.training.offload import ActingWeights
+from rlinf_lite.training.sharding import full_optimizer_state, full_policy_state
+from rlinf_lite.workers import EmbodiedFSDPActor, MultiStepRolloutWorker
+from rlinf_lite.workers.layout import Layout
+from tests.workers.test_language_rows import make_cfg, make_rollouts
+from tests.workers.test_strategies import CONFIGS, NUM_ENVS, OPTIM, trajectories
+
+
+def moved_and_destroyed(tensor, device):
+    """To memory of its own, as on another device; who still reads the old one computes NaN."""
+    with torch.no_grad():
+        copy = tensor.detach().clone()
+        if tensor.is_floating_point():
+            tensor.detach().fill_(float("nan"))
+    moved_and_destroyed.count += 1
+    return copy
+
+
+moved_and_destroyed.count = 0
+
+
+class Nobody:
+    """Takes weights, and sees which."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, version, module, number):
+        state = full_policy_state(module)
+        self.sent.append({name: tensor.clone() for name, tensor in state.items()})
+
+
+def make_actor(offloads, rank=0, world_size=1, port=0):
+    config, overrides, spec = CONFIGS["ppo"]
+    more = [f"actor.offload={offloads}", "actor.strategy=fsdp", "actor.num_threads=1", OPTIM]
+    cfg = load_config(f"embodiment/{config}", [*overrides, *more])
+    actor = EmbodiedFSDPActor(cfg)
+    actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, world_size, world_size, port
+    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * world_size), spec, total_steps=5)
+    actor.sender = Nobody()
+    share = NUM_ENVS // world_size
+    actor.rows = trajectories(cfg, spec).rows(slice(rank * share, (rank + 1) * share))
+    return actor
+
+
+def step(actor, number):
+    actor.sync_model_to_rollout()
+    actor.trajectories = actor.rows
+    metrics = actor.compute_advantages_and_returns() | actor.run_training(number)["metrics"]
+    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+
+
+def history(actor, directory):
+    """Three steps, with a checkpoint that is loaded before the third, after a transfer and before any."""
+    metrics = [step(actor, 0)]
+    actor.sync_model_to_rollout()
+    actor.save_checkpoint(str(directory))
+    metrics.append(step(actor, 1))
+    actor.load_checkpoint(str(directory), 1)
+    actor.sync_model_to_rollout()
+    metrics.append(step(actor, 1))
+    assert metrics[1] == metrics[2]
+    state = full_policy_state(actor.policy), full_optimizer_state(actor.policy, actor.learner.optimizer)
+    return metrics, actor.sender.sent, *state
+
+
+def check_equal(found, expected):
+    assert found[0] == expected[0]  # metrics
+    for ours, theirs in zip([*found[1], *found[2:]], [*expected[1], *expected[2:]], strict=True):
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert all(tensor.isfinite().all() for tensor in ours.values())
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
+    expected = history(make_actor(False), tmp_path / "without")
+    monkeypatch.setattr(offload, "moved", moved_and_destroyed)
+    moved_and_destroyed.count = 0
+    actor = make_actor(True)
+    parameters = list(actor.policy.parameters())
+    check_equal(history(actor, tmp_path / "with"), expected)
+    assert moved_and_destroyed.count > 4 * len(parameters)
+    assert all(x is y for x, y in zip(actor.policy.parameters(), parameters, strict=True))
+
+
+def rank_main(rank, port, directory):
+    torch.set_num_threads(1)
+    expected = history(make_actor(False, rank, 2, port), directory / "without")
+    check_equal(history(make_actor(True, rank, 2, port), directory / "on a CPU"), expected)  # nothing moves
+    offload.moved = moved_and_destroyed
+    check_equal(history(make_actor(True, rank, 2, port), directory / "with"), expected)
+    assert moved_and_destroyed.count > 0
+    dist.destroy_process_group()
+
+
+def test_so_it_is_in_shards(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    mp.spawn(rank_main, (port, tmp_path), nprocs=2)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_nothing_stays_behind(monkeypatch, shares):
+    """Where rollout workers act with the actor's own parameters, those do."""
+    actor = make_actor(True)
+    step(actor, 0)
+    monkeypatch.setattr(learner, "HOST", "meta")
+    if shares:
+        rollout = MultiStepRolloutWorker(actor.cfg)
+        rollout.policy = actor.policy
+        actor.fused = {"actor": actor, "rollout": rollout}
+    actor.sync_model_to_rollout()
+    moments = [x for state in actor.learner.optimizer.state.values() for x in state.values()]
+    assert moments and all(tensor.is_meta for tensor in moments)
+    assert all(tensor.is_meta != shares and tensor.grad is None for tensor in actor.policy.parameters())
+
+
+def test_an_actor_that_was_broken_off_in_a_move_is_brought_back(tmp_path, monkeypatch):
+    actor = make_actor(True)
+    step(actor, 0)
+    actor.save_checkpoint(str(tmp_path))
+    expected = step(actor, 1)
+    actor.load_checkpoint(str(tmp_path), 1)
+    left = 5
+
+    def fails(tensor, device):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise MemoryError
+        return tensor.to(device, copy=True)
+
+    monkeypatch.setattr(offload, "moved", fails)
+    with pytest.raises(MemoryError):
+        actor.sync_model_to_rollout()
+    actor.load_checkpoint(str(tmp_path), 1)
+    assert step(actor, 1) == expected
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.ones(2))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_acting_weights_come_and_go(monkeypatch, fails):
+    monkeypatch.setattr(offload, "moved", lambda tensor, device: tensor.to(device, copy=True))
+    module = Tied().requires_grad_(False)
+    before, buffer = {name: tensor.clone() for name, tensor in module.state_dict().items()}, module.seen.data_ptr()
+    weights = ActingWeights(module, "cpu", enabled=True)
+    host = [parameter.data_ptr() for parameter in module.parameters()]
+    for _ in range(2):
+        try:
+            with weights.loaded():
+                assert not {parameter.data_ptr() for parameter in module.parameters()} & {*host}
+                assert module.second.weight is module.first.weight and module.seen.data_ptr() == buffer
+                assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+                module.first.weight.zero_()  # the device's: the host's is what remains
+                if fails:
+                    raise KeyError
+        except KeyError:
+            assert fails
+        assert [parameter.data_ptr() for parameter in module.parameters()] == host  # nothing was copied
+        assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    room = [torch.zeros(3, 3)]  # for one of them
+    with monkeypatch.context() as patched:
+        patched.setattr(offload, "moved", lambda tensor, device: room.pop())
+        with pytest.raises(IndexError), weights.loaded():
+            raise AssertionError
+    assert [parameter.data_ptr() for parameter in module.parameters()] == host
+    module.first.weight.data = torch.zeros(3, 3)  # as new weights come, in another segment
+    with weights.loaded():
+        pass
+    assert (module.second.weight == 0).all()
+
+
+def test_what_is_not_asked_for_does_not_move(monkeypatch):
+    monkeypatch.setattr(offload, "moved", None)
+    with ActingWeights(Tied(), "cpu", enabled=False).loaded():
+        pass
+    step(make_actor(False), 0)
+    monkeypatch.undo()
+    with ActingWeights(torch.nn.Module(), "cpu", enabled=True).loaded():  # without parameters
+        pass
+
+
+def test_generation_is_the_same_also_after_one_that_was_broken_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(offload, "moved", lambda tensor, device: tensor.to(device, copy=True))
+    found = []
+    for offloads in ("false", "true"):
+        stages = ["cluster.fuse=null", "rollout.pipeline_stage_num=2", f"rollout.offload={offloads}"]
+        cfg = make_cfg(tmp_path, *stages)
+        (worker,) = make_rollouts(cfg, 1)
+        worker.receiver = SimpleNamespace(receive=lambda version, number: version)
+        prompts = open_problems(cfg).train.batch(np.arange(3))
+        prompts.batch["group"], prompts.meta_info = torch.arange(3), {"seed": 5}
+        weight = next(worker.model.parameters())
+        host = weight.data_ptr()
+        worker.start_generation(prompts)
+        worker.next_sequences()
+        assert (weight.data_ptr() != host) == (offloads == "true")
+        worker.sync_model_from_actor(1)
+        assert weight.data_ptr() == host
+        found.append(worker.generate_sequences(prompts).batch)
+        assert weight.data_ptr() == host
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(column, found[1][name]) for name, column in found[0].items())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["actor.offload=true", "runner.mode=async"], "actor.offload: is true, and with runner.mode: async"),
+        (["rollout.offload=true", "runner.mode=async"], "rollout.offload: is true, and with runner.mode: async"),
+        (["rollout.offload=true", "cluster.fuse='actor,rollout'"], "rollout.offload: is true, and with cluster.fuse"),
+        (["rollout.dtype=bf16", "cluster.fuse='actor,rollout'"], "rollout.dtype: is bf16, and with cluster.fuse"),
+        (["actor.frozen_dtype=bf16"], "actor.frozen_dtype: is bf16, and actor.precision: fp32"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides, problem):
+    together = "cluster.component_placement={actor: '0', rollout: '0', env: '0'}"
+    with pytest.raises(ConfigError, match=problem):
+        load_config("tabletop_ppo_vla", [together, "algorithm.correction.kind=decoupled", *overrides])
