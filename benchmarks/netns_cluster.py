@@ -3,8 +3,8 @@
     sudo .venv/bin/python benchmarks/netns_cluster.py --nodes 2 -- \\
         .venv/bin/rlinf-lite train gym_pendulum_ppo_mlp cluster.num_nodes=2
 
-A node is a network, mount, process and host name space: its own address, /dev/shm, /tmp and process ids, so that what takes
-a path that machines do not share fails here, too. Each has one interface, a TUN device, of which a thread of this
+A node is a network, mount, process and host name space: its own address, /dev/shm, /tmp and process ids, so that what
+takes a path that machines do not share fails here, too. Each has one interface, a TUN device, of which a thread of this
 process holds the other end: it passes packets on at a rate and with a delay (the kernel's netem is not everywhere).
 The command runs on the first node, under Ray's address; the directory `shared` is the same on all nodes.
 
@@ -41,13 +41,17 @@ REPO = Path(__file__).resolve().parents[1]
 _NETWORK = "10.77.0"
 _MTU = 32_000  # few large packets: they pass through Python
 _PORT = 6379
-_START_S = 60.0
+_START_S = 90.0
+_STARTS = 2
+_STORE_BYTES = 256 * 2**20
+_RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PR_SET_PDEATHSIG = 1
 # ended children of anybody are nobody's zombies; the first process of a process name space would have to wait for them
 _FIRST_PROCESS = """
 mount -t tmpfs -o mode=1777,size={shm} tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp &&
-mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready && trap '' CHLD && exec sleep infinity
+mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready &&
+trap '' CHLD && exec sleep infinity
 """
 
 
@@ -116,7 +120,17 @@ class Network:
         self, node: int, command: Sequence[str], env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[str]:
         """Start a command on a node, where it ends with the node at the latest; `env`: besides this process's."""
-        enter = ["nsenter", "--target", str(self._first[node]), "--net", "--mount", "--pid", "--uts", f"--wdns={os.getcwd()}", "--"]
+        enter = [
+            "nsenter",
+            "--target",
+            str(self._first[node]),
+            "--net",
+            "--mount",
+            "--pid",
+            "--uts",
+            f"--wdns={os.getcwd()}",
+            "--",
+        ]
         variables = {**os.environ, **(env or {})}
         return subprocess.Popen([*enter, *command], env=variables, preexec_fn=_die_with_parent, text=True, **popen)
 
@@ -230,31 +244,37 @@ class NetnsCluster(Network):
             "PYTHONUNBUFFERED": "1",
         }
         try:
-            self.join(*range(num_nodes if num_joined is None else num_joined))
+            self.join(0)
+            self.join(*range(1, num_nodes if num_joined is None else num_joined))
         except BaseException:
             self._undo.close()
             raise
 
     def join(self, *nodes: int) -> None:
-        """Start Ray on some, side by side."""
-        begun = []
-        for node in nodes:
+        """Start Ray on some, side by side. It gives itself limits that a busy machine breaks: then once more."""
+        for attempt in range(_STARTS):
+            begun = [(node, self._start_ray(node)) for node in nodes]
+            deadline = time.monotonic() + _START_S
+            nodes = tuple(node for node, process in begun if not _succeeded(process, deadline))
+            if not nodes:
+                return
+            for node in nodes if attempt + 1 < _STARTS else ():
+                self.run(node, [*_RAY, "stop", "--force"], _START_S)
+        said = "\n".join(self._log(node).read_text() for node in nodes)
+        raise NetnsError(f"Ray did not start on nodes {nodes}, {_STARTS} times within {_START_S:g} s: {said}")
+
+    def _start_ray(self, node: int) -> subprocess.Popen[str]:
+        where = [f"--address={self.environment['RAY_ADDRESS']}"]
+        if node == 0:
             where = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
-            if node:
-                where = [f"--address={self.addresses[0]}:{_PORT}"]
-            command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where]
-            command += [f"--node-ip-address={self.addresses[node]}", "--num-cpus=1", "--num-gpus=0"]
-            command += [f"--object-store-memory={256 * 2**20}", "--disable-usage-stats"]
-            environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
-            output = self.shared / f"ray-{node}.log"
-            begun.append((node, output, self.start(node, command, environment, stdout=output.open("w"), stderr=-2)))
-        for node, output, process in begun:
-            try:
-                code = process.wait(_START_S)
-            except subprocess.TimeoutExpired as error:
-                raise NetnsError(f"Ray did not start on node {node} within {_START_S:g} s") from error
-            if code:
-                raise NetnsError(f"Ray did not start on node {node}: {output.read_text()}")
+        options = [f"--node-ip-address={self.addresses[node]}", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats"]
+        options += [f"--object-store-memory={_STORE_BYTES}"]
+        environment = {name: value for name, value in self.environment.items() if name != "RAY_ADDRESS"}
+        with self._log(node).open("w") as log:
+            return self.start(node, [*_RAY, "start", *where, *options], environment, stdout=log, stderr=log)
+
+    def _log(self, node: int) -> Path:
+        return self.shared / f"ray-{node}.log"
 
     def drive(self, command: Sequence[str], timeout_s: float, **env: str) -> tuple[int, str]:
         """As `run`, on the first node and with Ray's address."""
@@ -263,6 +283,13 @@ class NetnsCluster(Network):
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _succeeded(process: subprocess.Popen[str], deadline: float) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(max(0.0, deadline - time.monotonic())) == 0
+    _kill(process)
+    return False
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

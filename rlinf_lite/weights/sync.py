@@ -2,7 +2,8 @@
 
 A receiver on the sender's node whose policy lives on the CPU maps one shared-memory segment, into which the sender
 writes each version once: the receivers' parameters are views of it, and nothing is copied on their side. Others get
-buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time.
+buckets of at most `weight_sync.bucket_bytes` through host memory, one at a time and all receivers the same: to a node
+without an actor each crosses the network once, and lies in its shared memory once for every receiver there.
 
 The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
 anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
@@ -159,8 +160,7 @@ class WeightSender:
         tag = _tag(number)
         problem: SchedulerError | None = None
         try:
-            for rank in self._receivers:
-                self._worker.send(Offer(version, number), self._group, rank)
+            self._worker.send(Offer(version, number), self._group, self._receivers)
             for rank in self._receivers:
                 ready[rank] = self._worker.recv(self._group, rank, self._timeout_s, tag)
         except SchedulerError as error:
@@ -197,16 +197,15 @@ class WeightSender:
                     self._worker.report_progress()
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
+                    self._worker.send((bucket, False), self._group, others, tag)
                     for rank in others:
-                        self._worker.send((bucket, False), self._group, rank, tag)
                         self._worker.recv(self._group, rank, self._timeout_s, tag)
             except SchedulerError as error:
                 problem = error
         if problem is not None:
             raise problem
 
-        for rank in others:
-            self._worker.send(({}, True), self._group, rank, tag)
+        self._worker.send(({}, True), self._group, others, tag)
         for rank in sharing:
             assert self._segment is not None
             where = (self._segment.path, self._segment.entries) if first else None
