@@ -151,9 +151,10 @@ def measure_messages(cluster: Cluster) -> dict[str, Any]:
     return rows
 
 
-def inside(out: Path, mib: int, repeats: int) -> None:
+def inside(out: Path, mib: int, repeats: int, only_weights: bool) -> None:
     with Cluster(num_nodes=3, num_gpus_per_node=1, accelerator="cpu") as cluster:
-        found = {"messages": measure_messages(cluster), "weights": measure_sync(cluster, mib, repeats)}
+        found = {} if only_weights else {"messages": measure_messages(cluster)}
+        found["weights"] = measure_sync(cluster, mib, repeats)
     out.write_text(json.dumps(found))
 
 
@@ -161,16 +162,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=32, help="of weights")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only-weights", action="store_true")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        inside(args.inside, args.mib, args.repeats)
+        inside(args.inside, args.mib, args.repeats, args.only_weights)
         return 0
     report = Report("nodes", vars(args) | {"rate_bits_per_s": RATE_BITS_PER_S, "delay_s": DELAY_S})
     with NetnsCluster(3) as cluster:
         out = cluster.shared / "measured.json"
         command = [sys.executable, __file__, "--inside", str(out), "--mib", str(args.mib)]
-        with cluster.start(0, [*command, "--repeats", str(args.repeats)], cluster.environment) as process:
+        command += ["--repeats", str(args.repeats), *["--only-weights"] * args.only_weights]
+        with cluster.start(0, command, cluster.environment) as process:
             if process.wait(600):
                 return 1
         report.settings["measured"] = json.loads(out.read_text())

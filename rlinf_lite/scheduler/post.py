@@ -139,7 +139,7 @@ def _post_abroad(by_node: Mapping[str, list[str]], header: Any, head: bytes, buf
             ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0) if _deliveries else ([], [])
         )
     for delivery in done:
-        # as on this node, what is sent to who has died is lost: the driver sees that a node is gone, and whose turn it is
+        # as on this node, what is sent to who has died is lost; the driver sees that a node is gone
         with suppress(ray.exceptions.ActorDiedError):
             ray.get(delivery)  # raises what an earlier delivery has raised
 
