@@ -47,11 +47,11 @@ _STORE_BYTES = 256 * 2**20
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PR_SET_PDEATHSIG = 1
-# ended children of anybody are nobody's zombies; the first process of a process name space would have to wait for them
+# the first process of a process name space inherits whose parents have ended: the shell's `wait` reaps them
 _FIRST_PROCESS = """
 mount -t tmpfs -o mode=1777,size={shm} tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp &&
-mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready &&
-trap '' CHLD && exec sleep infinity
+mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready || exit
+sleep infinity & wait
 """
 
 

@@ -44,11 +44,11 @@ class Traffic:
         """Of every kind."""
         return sum(found[link] for found in self.links.values())
 
-    def busiest(self) -> int:
-        """The most that a node sends or receives."""
+    def busiest(self, *kinds: str) -> int:
+        """The most that a node sends or receives, of some kinds or of all."""
         ends: Counter[tuple[str, int]] = Counter()
-        for found in self.links.values():
-            for (source, target), count in found.items():
+        for kind, found in self.links.items():
+            for (source, target), count in found.items() if not kinds or kind in kinds else ():
                 ends["sends", source] += count
                 ends["receives", target] += count
         return max(ends.values(), default=0)
