@@ -24,13 +24,15 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 from torch import nn
 
 from rlinf_lite.scheduler import Cluster, Worker, WorkerGroup, wait_all
+from rlinf_lite.scheduler.group import GroupView
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender
 
 MIB = 2**20
 LAYERS = 8
 BUCKET_BYTES = 16 * MIB
 TIMEOUT_S = 60.0
-RECEIVERS = {"1 on another node": (1,), "2 there": (1, 1), "4 there": (1,) * 4, "2 on each of two": (1, 1, 2, 2)}
+NODES = (1, 1, 1, 1, 2, 2)  # of the rollout workers; the actor is on node 0, each node has a slot
+RECEIVERS = {"1 on another node": 1, "2 there": 2, "4 there": 4, "4 there, 2 on a third": 6}
 NUM_MESSAGES = 50
 
 
@@ -41,9 +43,12 @@ class Model(nn.Module):
 
 
 class Sending(Worker):
-    def init(self, mib: int, nodes: tuple[int, ...]) -> None:
+    def init(self, mib: int) -> None:
         self.model = Model(mib)
-        routes = WeightRoutes(rollout_nodes=nodes, actor_nodes=(0,))
+
+    def serve(self, count: int) -> None:
+        """Send to the first rollout workers from now on."""
+        routes = WeightRoutes(rollout_nodes=NODES[:count], actor_nodes=(0,))
         self.sender = WeightSender(self, "rollout", routes, BUCKET_BYTES, TIMEOUT_S)
 
     def send_weights(self, version: int) -> None:
@@ -91,17 +96,7 @@ def counted(function: Callable[..., Any], *args: Any) -> tuple[Any, float, int, 
     return result, took_s, sent_now - sent, received_now - received
 
 
-def launched(cluster: Cluster, nodes: tuple[int, ...], mib: int) -> tuple[WorkerGroup, WorkerGroup]:
-    """An actor on node 0, rollout workers on these nodes in order; one slot per node."""
-    ranks = {node: [str(rank) for rank, of in enumerate(nodes) if of == node] for node in sorted(set(nodes))}
-    line = ",".join(f"{node}:{own[0]}-{own[-1]}" for node, own in ranks.items())
-    actor = Sending.create_group().launch(cluster, "0", name="actor")
-    rollout = Receiving.create_group().launch(cluster, line, name="rollout")
-    wait_all(actor.init(mib, nodes), rollout.init(mib), timeout_s=TIMEOUT_S)
-    return actor, rollout
-
-
-def stored_bytes(limit_s: float = 20.0) -> int:
+def stored_bytes(limit_s: float = 10.0) -> int:
     """What lies in the object stores of all nodes; references that are given up are freed a moment later, for which
     `limit_s` is waited."""
     deadline = time.monotonic() + limit_s
@@ -112,49 +107,49 @@ def stored_bytes(limit_s: float = 20.0) -> int:
         time.sleep(0.2)
 
 
-def measure_sync(cluster: Cluster, mib: int, repeats: int) -> dict[str, Any]:
+def measure_sync(actor: WorkerGroup, rollout: WorkerGroup, mib: int, repeats: int) -> dict[str, Any]:
+    wait_all(actor.init(mib), rollout.init(mib), timeout_s=TIMEOUT_S)
     rows = {}
-    for name, nodes in RECEIVERS.items():
-        actor, rollout = launched(cluster, nodes, mib)
+    for name, count in RECEIVERS.items():
+        actor.serve(count).wait()
+        receivers = rollout.execute_on(*range(count))
 
-        def sync(version: int, actor: WorkerGroup = actor, rollout: WorkerGroup = rollout) -> Any:
-            return wait_all(rollout.receive(version), actor.send_weights(version), timeout_s=TIMEOUT_S)[0]
+        def sync(version: int, receivers: GroupView = receivers) -> Any:
+            return wait_all(receivers.receive(version), actor.send_weights(version), timeout_s=TIMEOUT_S)[0]
 
         found = []
         for version in range(repeats + 1):
             got, *costs = counted(sync, version)
-            assert got == [[float(version)] * LAYERS] * len(nodes), got
+            assert got == [[float(version)] * LAYERS] * count, got
             found.append(costs)
         took_s, sent, received = (sorted(column)[repeats // 2] for column in zip(*found[1:], strict=True))
         rows[name] = {"s": took_s, "sent_mib": sent / MIB, "received_mib": received / MIB, "left": stored_bytes()}
-        say(f"{mib} MiB to {name}: {took_s:.2f} s, {sent / MIB:.1f} MiB sent, {received / MIB:.2f} received")
-        actor.shutdown()
-        rollout.shutdown()
+        say(f"{mib} MiB to {name}: {rows[name]}")
     return rows
 
 
-def measure_messages(cluster: Cluster) -> dict[str, Any]:
-    actor, rollout = launched(cluster, (1,), 1)
+def measure_messages(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any]:
     rows = {}
     for name, num_bytes in {"small": 0, "10 kB": 10_000, "1 MB": 1_000_000, "8 MB": 8_000_000}.items():
         count = NUM_MESSAGES if num_bytes < 1e6 else 10
         for _ in range(2):  # the second time counts
-            handles = actor.ask(count, num_bytes), rollout.answer(count)
+            handles = actor.ask(count, num_bytes), rollout.execute_on(0).answer(count)
             (seconds, _), _, sent, received = counted(wait_all, *handles)
         rows[name] = {"round_trip_ms": 1e3 * seconds[0], "sent_bytes": sent / count, "received_bytes": received / count}
         say(f"{name}: {rows[name]}")
     _, _, sent, received = counted(time.sleep, 5)
     rows["idle, per s"] = {"sent_bytes": sent / 5, "received_bytes": received / 5}
     say(f"idle: {rows['idle, per s']}")
-    actor.shutdown()
-    rollout.shutdown()
     return rows
 
 
 def inside(out: Path, mib: int, repeats: int, only_weights: bool) -> None:
     with Cluster(num_nodes=3, num_gpus_per_node=1, accelerator="cpu") as cluster:
-        found = {} if only_weights else {"messages": measure_messages(cluster)}
-        found["weights"] = measure_sync(cluster, mib, repeats)
+        with cluster.launching():
+            actor = Sending.create_group().launch(cluster, "0", name="actor")
+            rollout = Receiving.create_group().launch(cluster, "1:0-3,2:4-5", name="rollout")
+        found = {} if only_weights else {"messages": measure_messages(actor, rollout)}
+        found["weights"] = measure_sync(actor, rollout, mib, repeats)
     out.write_text(json.dumps(found))
 
 

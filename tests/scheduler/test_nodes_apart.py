@@ -48,14 +48,14 @@ def metrics(root):
 def test_weights_cross_once_per_node(machines):
     out = machines.shared / "measured.json"
     command = [sys.executable, str(BENCHMARKS / "nodes_bench.py"), "--inside", str(out), "--mib", "8"]
-    code, said = machines.drive([*command, "--repeats", "1", "--only-weights"], timeout_s=120)
+    code, said = machines.drive([*command, "--repeats", "1", "--only-weights"], timeout_s=240)
     assert code == 0, said
     weights = json.loads(out.read_text())["weights"]
     sent = {name: row["sent_mib"] for name, row in weights.items()}
     assert 8 <= sent["1 on another node"] <= 9
     assert sent["2 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
     assert sent["4 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
-    assert sent["2 on each of two"] == pytest.approx(2 * sent["1 on another node"], rel=0.05)
+    assert sent["4 there, 2 on a third"] == pytest.approx(2 * sent["1 on another node"], rel=0.05)
     assert not any(row["left"] for row in weights.values())  # in Ray's object stores
 
 
