@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from common import RESULTS, Comparison, Report, median, print_table, say, timed
@@ -67,7 +67,7 @@ class Load:
 
 
 def step_parts(
-    load: Load, costs: Costs, num_nodes: int, sent: Traffic, rate_bytes: float, delay_s: float
+    load: Load, costs: Costs, nodes_per_role: int, sent: Traffic, rate_bytes: float, delay_s: float
 ) -> dict[str, float]:
     """Seconds of a step by what they are spent on. `delay_s`: of the network, one way."""
     compute_s = load.env_s + load.policy_s if load.stages == 1 else max(load.env_s, load.policy_s)
@@ -82,7 +82,7 @@ def step_parts(
     return {
         "computing": load.decisions * compute_s + load.update_s,
         "messages": rollout_s - load.decisions * compute_s,
-        "driver": CALLS * load.workers * num_nodes * costs.call_s,
+        "driver": CALLS * load.workers * nodes_per_role * costs.call_s,
         "network": max(0.0, trip_s + of_decisions - slack_s)
         + sent.busiest("trajectories", "control") / rate_bytes
         + sent.busiest("weights") / rate_bytes
@@ -166,9 +166,12 @@ def simulate(load: Load, costs: Costs, method: str, gbit: float, delay_s: float)
 
     rows = []
     for layout in LAYOUTS:
-        for num_nodes in NUM_NODES[layout != next(iter(LAYOUTS)) :]:
+        share = 1 if layout == next(iter(LAYOUTS)) else 2  # a role has all nodes, or half of them and twice the work
+        times = {name: share * getattr(load, name) for name in ("env_s", "policy_s", "update_s")}
+        for num_nodes in NUM_NODES[share - 1 :]:
             found = sent(method, layout, num_nodes)
-            parts = step_parts(load, costs, num_nodes, found, gbit * 1e9 / 8, delay_s)
+            of_role = replace(load, **times)
+            parts = step_parts(of_role, costs, num_nodes // share, found, gbit * 1e9 / 8, delay_s)
             step_s, most = sum(parts.values()), max(parts, key=parts.__getitem__)
             rate = ENVS_PER_NODE * num_nodes * load.decisions / step_s
             cells = [f"{seconds:.2f}" for seconds in (*parts.values(), step_s)]
