@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 
 from rlinf_lite.config import load_config
-from rlinf_lite.config.plan import plan_of
+from rlinf_lite.config.plan import Plan, plan_of
 from rlinf_lite.preview.memory import Estimate, estimate
 from rlinf_lite.preview.traffic import Traffic, traffic
 
@@ -167,7 +167,9 @@ def sent(method: str, layout: str, num_nodes: int) -> Traffic:
         f"rollout.num_chunks={DECISIONS}",
         "rollout.pipeline_stage_num=1",
     ]
-    return traffic(plan_of(load_config(CONFIG, settings)), computed(method, 1))
+    plan = plan_of(load_config(CONFIG, settings))
+    assert isinstance(plan, Plan)
+    return traffic(plan, computed(method, 1))
 
 
 def _traffic_table() -> str:
