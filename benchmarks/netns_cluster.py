@@ -8,8 +8,9 @@ takes a path that machines do not share fails here, too. Each has one interface,
 process holds the other end: it passes packets on at a rate and with a delay (the kernel's netem is not everywhere).
 The command runs on the first node, under Ray's address; the directory `shared` is the same on all nodes.
 
-Nothing outlives this process, however it ends: the kernel kills what is in a process name space with its first process,
-that one with the process that made it, and takes the devices with the descriptors.
+No process and no device outlives this one, however it ends (the directory `shared` does where it is killed): the kernel
+kills what is in a process name space with its first process, that one with the process that made it, and takes the
+devices with the descriptors.
 """
 
 from __future__ import annotations
