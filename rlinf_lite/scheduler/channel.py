@@ -123,7 +123,7 @@ class Channel:
         with _lock:
             inbox = _idle.pop() if _idle else Inbox("asks")  # which nobody else reads meanwhile
         try:
-            post(self._keeper, Request(inbox.address, number, what, key, weight, timeout_s), item)
+            post([self._keeper], Request(inbox.address, number, what, key, weight, timeout_s), item)
             while True:
                 while not inbox.wait(_PATROL_S):
                     if not _lives(self._keeper):

@@ -25,7 +25,7 @@ import zmq
 from rlinf_lite.scheduler.context import Address, find, get_context, known_names, start_on
 from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
 from rlinf_lite.scheduler.heartbeat import Activity
-from rlinf_lite.scheduler.segments import Buffer, Parcel, discard, encode, open_buffers, store, unpack
+from rlinf_lite.scheduler.segments import BULK_BYTES, Buffer, Parcel, discard, encode, open_buffers, store, unpack
 from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox, forget_writers
 
 _LAUNCH_GRACE_S = 2.0  # how long a send waits for a group that is being launched
@@ -67,13 +67,15 @@ class Inbox:
         self._socket.close(linger=0)
 
 
-def post(address: Address, header: Any, obj: Any = None) -> None:
-    """Send a picklable header and any object."""
+def post(addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
+    """Send a picklable header and any object; what goes to several inboxes of another node crosses the network once."""
     head, buffers = encode(obj)
-    if address.node_id == get_context().node_id:
-        push(address.socket, header, store(head, buffers, get_context().shm_dir, address.socket))
-    else:
-        _post_abroad(address, header, head, buffers)
+    by_node: dict[str, list[str]] = {}
+    for address in addresses:
+        by_node.setdefault(address.node_id, []).append(address.socket)
+    _deliver(by_node.pop(get_context().node_id, []), header, head, buffers)
+    if by_node:
+        _post_abroad(by_node, header, head, buffers)
 
 
 def forward(address: Address, header: Any, parcel: Parcel) -> None:
@@ -81,7 +83,7 @@ def forward(address: Address, header: Any, parcel: Parcel) -> None:
     if address.node_id == get_context().node_id:
         push(address.socket, header, parcel)
     else:
-        _post_abroad(address, header, parcel.head, open_buffers(parcel))
+        _post_abroad({address.node_id: [address.socket]}, header, parcel.head, open_buffers(parcel))
 
 
 def push(path: str, header: Any, parcel: Parcel = _NOTHING) -> None:
@@ -125,16 +127,28 @@ def is_read(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
-def _post_abroad(address: Address, header: Any, head: bytes, buffers: Sequence[Buffer]) -> None:
-    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+def _post_abroad(by_node: Mapping[str, list[str]], header: Any, head: bytes, buffers: Sequence[Buffer]) -> None:
+    """To inboxes of other nodes, by the node."""
+    arrays: Any = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    if len(by_node) > 1 and sum(array.nbytes for array in arrays) >= BULK_BYTES:
+        arrays = ray.put(arrays)  # once for all nodes; each call would put its own
     with _lock:
-        _deliveries.append(start_on(address.node_id, _deliver, address.socket, header, head, arrays))
-        done, _deliveries[:] = ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0)
-    ray.get(done)  # raises what an earlier delivery has raised
+        for node_id, paths in by_node.items():
+            _deliveries.append(start_on(node_id, _deliver, paths, header, head, arrays))
+        done, _deliveries[:] = (
+            ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0) if _deliveries else ([], [])
+        )
+    for delivery in done:
+        # as on this node, what is sent to who has died is lost; the driver sees that a node is gone
+        with suppress(ray.exceptions.ActorDiedError):
+            ray.get(delivery)  # raises what an earlier delivery has raised
 
 
-def _deliver(path: str, header: Any, head: bytes, arrays: Sequence[Any]) -> None:
-    push(path, header, store(head, [memoryview(array) for array in arrays], get_context().shm_dir, path))
+def _deliver(paths: Sequence[str], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
+    """To inboxes of this node."""
+    views = [memoryview(buffer) for buffer in buffers]
+    for path in paths:
+        push(path, header, store(head, views, get_context().shm_dir, path))
 
 
 class Message(NamedTuple):
@@ -164,8 +178,10 @@ class Mailbox:
         self._aborted: str | None = None
         self._oldest_epochs: dict[str, int] = {}
 
-    def send(self, obj: Any, group: str, rank: int, tag: object) -> None:
-        post(self._address(group, rank), Message(self.group, self.rank, self.epoch, tag), obj)
+    def send(self, obj: Any, group: str, ranks: Sequence[int], tag: object) -> None:
+        if not ranks:
+            return
+        post([self._address(group, rank) for rank in ranks], Message(self.group, self.rank, self.epoch, tag), obj)
         self.activity.sent_to.add(group)
         self.activity.made_progress()
 

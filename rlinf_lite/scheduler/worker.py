@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -85,13 +85,14 @@ class Worker:
 
         return WorkerGroup(cls, args, kwargs)
 
-    def send(self, obj: Any, group: str, rank: int, tag: object = None) -> None:
-        """Send any picklable object to a worker. Returns at once; never waits for the receiver. Raises PeerError.
+    def send(self, obj: Any, group: str, rank: int | Sequence[int], tag: object = None) -> None:
+        """Send any picklable object to a worker, or to several, of which those on one other node have it cross the
+        network once. Returns at once; never waits for the receiver. Raises PeerError.
 
         Who receives names a tag too, and gets messages of an equal one only (`...`: of any), so that what belongs to
         one step is not taken for what belongs to another.
         """
-        self._connected().send(obj, group, rank, tag)
+        self._connected().send(obj, group, [rank] if isinstance(rank, int) else rank, tag)
 
     def recv(self, group: str, rank: int, timeout_s: float | None = None, tag: object = None) -> Any:
         """The next message of one worker, in the order it sent them. Raises RecvTimeoutError and AbortedError."""

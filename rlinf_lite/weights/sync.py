@@ -3,7 +3,8 @@
 Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
 types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
 meanwhile) are views of it, and nothing is copied on their side; those on a GPU are copied from it. Receivers on other
-nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time.
+nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to a node without an
+actor each crosses the network once, and lies in its shared memory once for every receiver there.
 
 The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
 anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
@@ -168,8 +169,7 @@ class WeightSender:
         tag = _tag(number)
         problem: SchedulerError | None = None
         try:
-            for rank in self._receivers:
-                self._worker.send(Offer(version, number), self._group, rank)
+            self._worker.send(Offer(version, number), self._group, self._receivers)
             for rank in self._receivers:
                 ready[rank] = self._worker.recv(self._group, rank, self._timeout_s, tag)
         except SchedulerError as error:
@@ -209,16 +209,15 @@ class WeightSender:
                     self._worker.report_progress()
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
+                    self._worker.send((bucket, False), self._group, others, tag)
                     for rank in others:
-                        self._worker.send((bucket, False), self._group, rank, tag)
                         self._worker.recv(self._group, rank, self._timeout_s, tag)
             except SchedulerError as error:
                 problem = error
         if problem is not None:
             raise problem
 
-        for rank in others:
-            self._worker.send(({}, True), self._group, rank, tag)
+        self._worker.send(({}, True), self._group, others, tag)
         for rank in sharing:
             assert self._segment is not None
             new = (self._segment.path, self._segment.entries) if first else None

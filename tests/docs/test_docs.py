@@ -217,6 +217,9 @@ def test_config_reference_is_up_to_date() -> None:
 def test_memory_tables_are_up_to_date() -> None:
     maker = import_file(REPO / "docs" / "make_memory_tables.py")
     assert (REPO / "docs" / "memory.md").read_text() == maker.page(), "run: python docs/make_memory_tables.py"
+    assert (REPO / "docs" / "placement.md").read_text() == maker.traffic_page(), (
+        "run: python docs/make_memory_tables.py"
+    )
 
 
 def test_messages_of_the_faq_are_those_of_the_code() -> None:

@@ -26,6 +26,7 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
             spare = machines.add_node(num_cpus=1) if with_spare else None
             kept = group.members[0].pid
             machines.remove_node(doomed)
+            group.execute_on(0).greet("talker", 1).wait()  # what is sent there is lost, and no failure of the sender
             with pytest.raises(WorkerDiedError, match=r"talker\[1\]"):
                 group.known().wait(60)
             group.restart(1)
@@ -36,6 +37,10 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
             heard = group.execute_on(0).hear("talker", 1)
             group.execute_on(1).greet("talker", 0).wait()
             assert heard.wait(10) == ["from talker[1]"]
+            group.clear_abort()  # as after every failure that is dealt with: who was where is forgotten
+            for _ in range(2):
+                group.execute_on(0).greet("talker", 1).wait()
+                assert group.execute_on(1).hear("talker", 0).wait(10) == ["from talker[0]"]
     finally:
         ray.shutdown()
         machines.shutdown()

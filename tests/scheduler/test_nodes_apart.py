@@ -1,0 +1,89 @@
+"""Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
+its own (benchmarks/netns_cluster.py)."""
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rlinf_lite.config import load_config
+from rlinf_lite.config.plan import plan_of
+from tests.runners.conftest import read_metrics
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from netns_cluster import NetnsCluster, missing  # noqa: E402
+
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.usefixtures("own_ray")]
+
+APART = ["cluster.num_nodes=3", "cluster.component_placement={env: '0', rollout: '1', actor: '2'}"]
+TABLETOP = [
+    "env.train.num_envs=32",
+    "env.train.ignore_terminations=true",
+    "runner.max_steps=5",
+    "runner.val_check_interval=0",
+    "runner.save_interval=0",
+    "cluster.num_gpus_per_node=1",
+    "algorithm.critic_warmup_steps=0",
+]
+LOSSES = ("train/actor/policy_loss", "train/critic/value_loss", "rollout/returns_mean")
+
+
+@pytest.fixture(scope="module")
+def machines():
+    with NetnsCluster(3) as machines:
+        yield machines
+
+
+def metrics(root):
+    """Of the run below `root`, what is written by now."""
+    found = list(root.glob("*/metrics.jsonl"))
+    return [line for line in read_metrics(found[0].parent) if "time/step" in line] if found else []
+
+
+def test_weights_cross_once_per_node(machines):
+    out = machines.shared / "measured.json"
+    command = [sys.executable, str(BENCHMARKS / "nodes_bench.py"), "--inside", str(out), "--mib", "8"]
+    code, said = machines.drive([*command, "--repeats", "1", "--only-weights"], timeout_s=240)
+    assert code == 0, said
+    weights = json.loads(out.read_text())["weights"]
+    sent = {name: row["sent_mib"] for name, row in weights.items()}
+    assert 8 <= sent["1 on another node"] <= 9
+    assert sent["2 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
+    assert sent["4 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
+    assert sent["4 there, 2 on a third"] == pytest.approx(2 * sent["1 on another node"], rel=0.05)
+    assert not any(row["left"] for row in weights.values())  # in Ray's object stores
+
+
+def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(machines, command_line):
+    from rlinf_lite.preview.memory import estimate
+    from rlinf_lite.preview.traffic import traffic
+
+    root = machines.shared / "apart"
+    paths = [f"runner.logger.log_path={root}", f"actor.checkpoint_save_path={root}"]
+    train = [sys.executable, "-m", "rlinf_lite.cli", "train", "tabletop_ppo_vla"]
+    with machines.start(0, [*train, *TABLETOP, *APART, *paths], machines.environment) as process:
+        counts = {}
+        while process.poll() is None:
+            if (step := len(metrics(root))) not in counts:
+                counts[step] = Counter({(i, j): machines.sent_bytes[i][j] for i in range(3) for j in range(3)})
+            time.sleep(0.02)
+    assert process.returncode == 0
+
+    here = machines.shared / "here"
+    paths = [f"runner.logger.log_path={here}", f"actor.checkpoint_save_path={here}"]
+    together = "cluster.component_placement={env: '0', rollout: '0', actor: '0'}"
+    assert command_line(["train", "tabletop_ppo_vla", *TABLETOP, together, *paths]) == 0
+    for own, reference in zip(metrics(root), metrics(here), strict=True):
+        assert [own[name] for name in LOSSES] == [reference[name] for name in LOSSES]
+
+    plan = plan_of(load_config("embodiment/tabletop_ppo_vla", [*TABLETOP, *APART]))
+    predicted = traffic(plan, estimate(plan))
+    for link in ((0, 1), (1, 2), (2, 1)):  # observations; trajectories; weights
+        per_step = (counts[4][link] - counts[1][link]) / 3
+        assert per_step == pytest.approx(predicted.of_link(link), rel=0.1), (link, predicted)
+    assert (counts[4][1, 0] - counts[1][1, 0]) / 3 < 3 * predicted.of_link((1, 0))  # actions: mostly Ray's own
