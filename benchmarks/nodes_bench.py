@@ -143,13 +143,12 @@ def measure_messages(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any]
     return rows
 
 
-def inside(out: Path, mib: int, repeats: int, only_weights: bool) -> None:
+def inside(out: Path, mib: int, repeats: int) -> None:
     with Cluster(num_nodes=3, num_gpus_per_node=1, accelerator="cpu") as cluster:
         with cluster.launching():
             actor = Sending.create_group().launch(cluster, "0", name="actor")
             rollout = Receiving.create_group().launch(cluster, "1:0-3,2:4-5", name="rollout")
-        found = {} if only_weights else {"messages": measure_messages(actor, rollout)}
-        found["weights"] = measure_sync(actor, rollout, mib, repeats)
+        found = {"messages": measure_messages(actor, rollout), "weights": measure_sync(actor, rollout, mib, repeats)}
     out.write_text(json.dumps(found))
 
 
@@ -157,17 +156,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=32, help="of weights")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only-weights", action="store_true")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        inside(args.inside, args.mib, args.repeats, args.only_weights)
+        inside(args.inside, args.mib, args.repeats)
         return 0
     report = Report("nodes", vars(args) | {"rate_bits_per_s": RATE_BITS_PER_S, "delay_s": DELAY_S})
     with NetnsCluster(3) as cluster:
         out = cluster.shared / "measured.json"
         command = [sys.executable, __file__, "--inside", str(out), "--mib", str(args.mib)]
-        command += ["--repeats", str(args.repeats), *["--only-weights"] * args.only_weights]
+        command += ["--repeats", str(args.repeats)]
         with cluster.start(0, command, cluster.environment) as process:
             if process.wait(600):
                 return 1

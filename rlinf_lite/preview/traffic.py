@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlinf_lite.config.names import fused_roles
+from rlinf_lite.config.names import fused_roles, rollout_dtype
 from rlinf_lite.config.plan import Plan, episode_steps, observed, slots
 from rlinf_lite.preview.memory import Estimate
 from rlinf_lite.workers.layout import Layout
@@ -102,7 +102,8 @@ def traffic(plan: Plan, found: Estimate) -> Traffic:
             step.add("trajectories", rollout, actor_nodes[rank], played)
 
     counts = found.models["policy"]
-    synced = 4 * counts.trained + counts.buffer_bytes
+    element = 2 if rollout_dtype(config, slots(config.cluster)[0]) == "bf16" else 4
+    synced = element * counts.trained + counts.buffer_bytes
     if not fused_roles(config):
         senders = [actor_nodes[layout.weight_routes.sender(rank)] for rank in range(len(rollout_nodes))]
         for source, target in set(zip(senders, rollout_nodes, strict=True)):  # a node gets them once

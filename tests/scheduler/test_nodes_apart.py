@@ -1,7 +1,6 @@
 """Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
 its own (benchmarks/netns_cluster.py)."""
 
-import json
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from netns_cluster import NetnsCluster, missing  # noqa: E402
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.usefixtures("own_ray")]
 
-APART = ["cluster.num_nodes=3", "cluster.component_placement={env: '0', rollout: '1', actor: '2'}"]
+APART = ["cluster.num_nodes=3", "cluster.component_placement={env: '0', rollout: '1:0-1', actor: '2'}"]
 TABLETOP = [
     "env.train.num_envs=32",
     "env.train.ignore_terminations=true",
@@ -43,20 +42,6 @@ def metrics(root):
     """Of the run below `root`, what is written by now."""
     found = list(root.glob("*/metrics.jsonl"))
     return [line for line in read_metrics(found[0].parent) if "time/step" in line] if found else []
-
-
-def test_weights_cross_once_per_node(machines):
-    out = machines.shared / "measured.json"
-    command = [sys.executable, str(BENCHMARKS / "nodes_bench.py"), "--inside", str(out), "--mib", "8"]
-    code, said = machines.drive([*command, "--repeats", "1", "--only-weights"], timeout_s=240)
-    assert code == 0, said
-    weights = json.loads(out.read_text())["weights"]
-    sent = {name: row["sent_mib"] for name, row in weights.items()}
-    assert 8 <= sent["1 on another node"] <= 9
-    assert sent["2 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
-    assert sent["4 there"] == pytest.approx(sent["1 on another node"], rel=0.05)
-    assert sent["4 there, 2 on a third"] == pytest.approx(2 * sent["1 on another node"], rel=0.05)
-    assert not any(row["left"] for row in weights.values())  # in Ray's object stores
 
 
 def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(machines, command_line):
@@ -83,7 +68,7 @@ def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(mach
 
     plan = plan_of(load_config("embodiment/tabletop_ppo_vla", [*TABLETOP, *APART]))
     predicted = traffic(plan, estimate(plan))
-    for link in ((0, 1), (1, 2), (2, 1)):  # observations; trajectories; weights
+    for link in ((0, 1), (1, 2), (2, 1)):  # observations; trajectories; weights, once for both workers
         per_step = (counts[4][link] - counts[1][link]) / 3
         assert per_step == pytest.approx(predicted.of_link(link), rel=0.1), (link, predicted)
     assert (counts[4][1, 0] - counts[1][1, 0]) / 3 < 3 * predicted.of_link((1, 0))  # actions: mostly Ray's own
