@@ -34,7 +34,7 @@ PHASES = {
 }
 """Shown in the series' colours, in this order: rollouts in that of env, training in that of actor."""
 UTILIZATION = {
-    "perf/overlap_frac": "overlap_frac",
+    "perf/overlap_frac": "overlap",
     "perf/env_idle_frac": "env idle",
     "perf/rollout_idle_frac": "rollout idle",
     "perf/actor_idle_frac": "actor idle",

@@ -135,9 +135,7 @@ def _post_abroad(by_node: Mapping[str, list[str]], header: Any, head: bytes, buf
     with _lock:
         for node_id, paths in by_node.items():
             _deliveries.append(start_on(node_id, _deliver, paths, header, head, arrays))
-        done, _deliveries[:] = (
-            ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0) if _deliveries else ([], [])
-        )
+        done, _deliveries[:] = ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0)
     for delivery in done:
         # as on this node, what is sent to who has died is lost; the driver sees that a node is gone
         with suppress(ray.exceptions.ActorDiedError):

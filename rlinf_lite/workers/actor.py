@@ -144,7 +144,8 @@ class EmbodiedFSDPActor(Worker):
             advantages, returns = outputs.advantages, outputs.returns
             mask = inputs.mask.bool()
             metrics = {"rollout/rewards": float(inputs.rewards[mask].mean())}
-            metrics |= advantage_metrics(advantages, returns, mask, inputs.values)
+            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else nobody trains them
+            metrics |= advantage_metrics(advantages, returns, mask, values)
             if self.cfg.runner.mode == "async":
                 staleness = self.version - self._all_gather(own.versions)[self._all_gather(own.mask).any(-1)]
                 metrics["async/staleness_mean"] = float(staleness.double().mean())

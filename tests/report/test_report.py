@@ -174,7 +174,7 @@ def test_timeline_of_a_step(tmp_path):
     text = page(run)
     lanes = re.findall(r'class="end lane">(.*?)<', text)
     assert lanes == ["driver", "env 0", "rollout 0", "actor 0"] * 2  # the whole step, and a part of it
-    assert "Step 3" in text and "overlap_frac <b>90.0%</b>, env idle <b>25.0%</b>" in text
+    assert "Step 3" in text and "overlap <b>90.0%</b>, env idle <b>25.0%</b>" in text
     assert "env 0: step stage 1\n15.0 ms" in text
 
 
