@@ -21,6 +21,7 @@ import fcntl
 import heapq
 import os
 import select
+import shlex
 import shutil
 import signal
 import struct
@@ -50,7 +51,7 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PR_SET_PDEATHSIG = 1
 # the first process of a process name space inherits whose parents have ended: the shell's `wait` reaps them
 _FIRST_PROCESS = """
-mount -t tmpfs -o mode=1777,size={shm} tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp &&
+{keep} mount -t tmpfs -o mode=1777,size={shm} tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp && {put_back}
 mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready || exit
 sleep infinity & wait
 """
@@ -163,7 +164,16 @@ class Network:
         os.kill(self._first[node], signal.SIGKILL)
 
     def _make(self, node: int, shm_bytes: int) -> None:
-        script = _FIRST_PROCESS.format(shm=shm_bytes, name=f"node{node}", hosts=self.shared / "hosts")
+        # what runs there is seen there, also where it lies below /tmp
+        seen = {str(path): self.shared / f"seen-{i}" for i, path in enumerate({REPO, Path(sys.prefix), Path.cwd()})}
+        moves = [(shlex.quote(path), keep) for path, keep in sorted(seen.items()) if path.startswith("/tmp/")]
+        script = _FIRST_PROCESS.format(
+            keep="".join(f"mkdir -p {keep} && mount --bind {path} {keep} && " for path, keep in moves),
+            put_back="".join(f"mkdir -p {path} && mount --bind {keep} {path} && " for path, keep in moves),
+            shm=shm_bytes,
+            name=f"node{node}",
+            hosts=self.shared / "hosts",
+        )
         spaces = ["--net", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
         maker = subprocess.Popen(
             ["unshare", *spaces, "sh", "-c", script],

@@ -148,10 +148,15 @@ def find_substitute(lost: Node, nodes: Sequence[Node], slots: int, kind: str, li
 
 
 def free_port() -> int:
-    """A port that nothing on this node uses."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing on this node uses, and that for a minute only who asks for it by number is given.
+
+    It has had a connection: until the kernel forgets that (TIME_WAIT), it gives the port to nobody who wants any.
+    """
+    with socket.create_server(("", 0)) as server:
+        port = int(server.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            server.accept()[0].close()  # who closes first keeps it
+    return port
 
 
 def tail_logs(paths: list[str], num_lines: int = 30, num_bytes: int = 16384) -> str:

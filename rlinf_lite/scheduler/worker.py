@@ -51,7 +51,7 @@ class Worker:
     master_addr: str = "127.0.0.1"
     """Address of rank 0's node, for process groups."""
     master_port: int = 0
-    """A port that was free there at launch."""
+    """A port that is free there, and kept so for a minute from the launch on."""
 
     fused: Mapping[str, Worker] = MappingProxyType({})
     """The workers of this process by role, itself included; several where groups were fused."""
