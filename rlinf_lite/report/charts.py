@@ -107,11 +107,10 @@ class Series:
         points = [(fmean(x for x, _ in run), fmean(y for _, y in run)) for run in runs]
         if len(points) < SMOOTH_FROM or not self.is_noisy:
             return [("", points)]
-        # over a tenth of the points, centred; the window shrinks at the ends
-        half, smooth = max(1, len(points) // 20), list[Point]()
-        for i, (x, _) in enumerate(points):
-            reach = min(half, i, len(points) - 1 - i)
-            smooth.append((x, fmean(y for _, y in points[i - reach : i + reach + 1])))
+        # over a tenth of the points, centred; at the ends over what there is of them, at least half as many
+        half = max(1, len(points) // 20)
+        windows = [points[max(i - half, 0) : i + half + 1] for i in range(len(points))]
+        smooth = [(x, fmean(y for _, y in window)) for (x, _), window in zip(points, windows, strict=True)]
         return [("faint", points), ("", smooth)]
 
 
