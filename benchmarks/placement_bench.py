@@ -39,13 +39,14 @@ ROBOTS = {
     "a process each, in turn": placed("{env: 0, rollout: 0, actor: 0}", "rollout.pipeline_stage_num=1"),
     "a process each, 2 stages": placed("{env: 0, rollout: 0, actor: 0}", "rollout.pipeline_stage_num=2"),
     "2 env, in turn": placed("{env: '0:0-1', rollout: 0, actor: 0}", "rollout.pipeline_stage_num=1"),
-    "2 env, 2 rollout, in turn": placed("{env,rollout: '0:0-1', actor: 0}", "rollout.pipeline_stage_num=1"),
+    "2 env, 2 rollout, in turn": placed("{env: '0:0-1', rollout: '0:0-1', actor: 0}", "rollout.pipeline_stage_num=1"),
 }
+TOGETHER = "{actor: 0, rollout: 0, reference: 0, critic: 0, reward: 0}"
 LANGUAGE = {
     "as shipped": [],
-    "a process for all": placed("{actor,rollout,reference,critic: 0, reward: 0}"),
-    "a process each": placed("{actor,rollout,reference,critic: 0, reward: 0}", "cluster.fuse=null"),
-    "2 rollout": placed("{rollout: '0:0-1', actor,reference,critic: 0, reward: 0}", "cluster.fuse=null"),
+    "a process for all": placed(TOGETHER),
+    "a process each": placed(TOGETHER, "cluster.fuse=null"),
+    "2 rollout": placed("{actor: 0, rollout: '0:0-1', reference: 0, critic: 0, reward: 0}", "cluster.fuse=null"),
 }
 
 
@@ -60,6 +61,9 @@ def main() -> None:
         usual = [*undisturbed(scratch), *ALL_STEPS_ALIKE]
         is_language = load_config(args.config).runner.task_type == "reasoning"
         contestants = {CHOSEN: search(args.config, usual, Path(scratch))}
+        if is_language:  # all from where the search ended, and not each from supervised training of its own
+            start = max(Path(scratch).glob("*/checkpoints/step_*"))
+            usual += ["sft.num_steps=0", f"actor.checkpoint_load_path={start}"]
         contestants |= LANGUAGE if is_language else ROBOTS
         report.settings["chosen"] = contestants[CHOSEN]
         configs = {name: load_config(args.config, [*usual, *more]) for name, more in contestants.items()}
@@ -82,7 +86,8 @@ def main() -> None:
 def search(config: str, usual: list[str], scratch: Path) -> list[str]:
     """Overrides with the placement that a run chooses."""
     settings = [*usual, f"runner.max_steps={SEARCH_STEPS}", "runner.run_name=search"]
-    command = [sys.executable, "-m", "rlinf_lite.cli", "train", config.rpartition("/")[2], *settings]
+    kind, _, name = config.partition("/")
+    command = [sys.executable, "-m", "rlinf_lite.cli", "math" if kind == "math" else "train", name, *settings]
     subprocess.run([*command, "cluster.component_placement=auto"], check=True)
     tried = json.loads(next(scratch.rglob(CHOICE)).read_text())
     best = min((one for one in tried if one["measured_s"] is not None), key=lambda one: one["measured_s"])

@@ -146,7 +146,8 @@ def _to_try(
 
 def _entry(placed: Config | ReasoningConfig, predicted_s: float | None) -> Tried:
     lines = placed.cluster.model_dump(mode="json")["component_placement"]
-    return Tried(yaml_text(lines), placed.rollout.pipeline_stage_num, predicted_s)
+    by_role = {name: line for names, line in lines.items() for name in names.split(",")}  # for a command line, too
+    return Tried(yaml_text(by_role), placed.rollout.pipeline_stage_num, predicted_s)
 
 
 def _steps_since(run_dir: Path, step: int) -> list[dict[str, float]]:
