@@ -206,10 +206,10 @@ class Network:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         leaving, reaching = [0.0] * self.num_nodes, [0.0] * self.num_nodes  # when each wire is free
         under_way: list[tuple[float, int, int, bytes]] = []
-        count = 0
+        count, alive = 0, [*self._tuns]
         while True:
             wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
-            ready = select.select([*self._tuns, self._stop], [], [], wait_s)[0]
+            ready = select.select([*alive, self._stop], [], [], wait_s)[0]
             if self._stop in ready:
                 return
             for tun in ready:
@@ -217,7 +217,10 @@ class Network:
                 for _ in range(64):
                     try:
                         packet = os.read(tun, 65_536)
-                    except OSError:  # there is no more; or the node has ended
+                    except BlockingIOError:  # there is no more
+                        break
+                    except OSError:  # the node has ended
+                        alive.remove(tun)
                         break
                     target = packet[19] - 1 if packet[0] >> 4 == 4 else -1  # the last byte of an IPv4 target
                     if not 0 <= target < self.num_nodes:

@@ -78,7 +78,8 @@ def step_parts(
     crosses = sum(sent.messages.values()) > 0 and sent.total("actions") > 0
     of_decisions = (sent.busiest("observations", "actions")) / rate_bytes
     trip_s = 2 * delay_s * load.decisions * crosses
-    slack_s = load.decisions * min(load.env_s, load.policy_s) * (load.stages > 1)
+    # several stages: messages of one travel while others are computed, as far as these take longer than its own turns
+    slack_s = load.decisions * (compute_s - (load.env_s + load.policy_s) / load.stages)
     return {
         "computing": load.decisions * compute_s + load.update_s,
         "messages": rollout_s - load.decisions * compute_s,

@@ -118,7 +118,7 @@ def _together(roles: Sequence[str], num_slots: int, cores_per_slot: int) -> Iter
     for first, second in product(numbers, numbers):
         several = {"env": first, "rollout": second}
         if "reward" in roles:  # of a language model, whose policies generate and train in turn
-            several = {role: first for role in roles if role != "reward"}
+            several = {role: second if role == "rollout" else first for role in roles if role != "reward"}
         yield {role: lines[several.get(role, 1)] for role in roles}
 
 

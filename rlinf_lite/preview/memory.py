@@ -387,8 +387,7 @@ def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int
         states = model.language_model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state
-        last = states[:, -1].expand(rows, -1) if len(states) < rows else states[:, -1]
-        sample(model.logits(last), params, torch.zeros(rows), None)
+        sample(model.logits(states[torch.zeros(rows, dtype=torch.int64), -1]), params, torch.zeros(rows), None)
 
     before = meter.live
     cache.start_prefill(0, torch.zeros(rows, dtype=torch.int64))

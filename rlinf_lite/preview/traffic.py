@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlinf_lite.config.names import fused_roles, rollout_dtype
+from rlinf_lite.config.names import fused_roles, recomputed_logprobs, rollout_dtype
 from rlinf_lite.config.plan import Plan, episode_steps, observed, slots
 from rlinf_lite.preview.memory import Estimate
 from rlinf_lite.workers.layout import Layout
@@ -104,7 +104,8 @@ def traffic(plan: Plan, found: Estimate) -> Traffic:
     counts = found.models["policy"]
     element = 2 if rollout_dtype(config, slots(config.cluster)[0]) == "bf16" else 4
     synced = element * counts.trained + counts.buffer_bytes
-    if not fused_roles(config):
+    is_fused = {"actor", "rollout"} <= set(fused_roles(config))
+    if not is_fused:
         senders = [actor_nodes[layout.weight_routes.sender(rank)] for rank in range(len(rollout_nodes))]
         for source, target in set(zip(senders, rollout_nodes, strict=True)):  # a node gets them once
             step.add("weights", source, target, synced, -(-synced // config.weight_sync.bucket_bytes))
@@ -112,14 +113,19 @@ def traffic(plan: Plan, found: Estimate) -> Traffic:
     # collectives go around the ranks; what crosses is on the edges between nodes
     ranks, batch = len(actor_nodes), config.actor.global_batch_size
     updates = config.algorithm.update_epochs * -(-num_envs * num_decisions // batch)
-    around = 2 * 4 * counts.trained  # all-reduce
-    if config.actor.strategy == "fsdp":  # parameters for both passes, and gradients in fp32, of every micro-batch
+    around = updates * 2 * 4 * counts.trained  # all-reduce
+    if config.actor.strategy == "fsdp":
         element = 2 if config.actor.precision == "bf16" else 4
         passes = -(-batch // ranks // config.actor.micro_batch_size)
-        around = passes * (2 * element * counts.parameters + 4 * counts.trained)
+        # of every micro-batch parameters for both passes (those of the root stay between them), and gradients in fp32
+        around = updates * passes * (element * (2 * counts.parameters - counts.root) + 4 * counts.trained)
+        if recomputed_logprobs(config)[0]:
+            scored = -(-num_envs * num_decisions // ranks // config.actor.micro_batch_size)
+            around += scored * element * counts.parameters
+        around += 4 * (counts.parameters if is_fused else counts.trained)  # whole tensors, for rollout workers
     for rank in range(ranks if ranks > 1 else 0):
         source, target = actor_nodes[rank], actor_nodes[(rank + 1) % ranks]
-        step.add("gradients", source, target, updates * around * (ranks - 1) / ranks)
+        step.add("gradients", source, target, around * (ranks - 1) / ranks)
 
     # what workers answer to the driver: what took how long, and where environments are, to go back there
     spans = layout.num_stages * num_decisions * _SPAN_BYTES

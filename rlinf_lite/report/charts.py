@@ -183,7 +183,7 @@ class Axis:
     @classmethod
     def all(cls, run: RunFiles) -> list[Self]:
         """Env steps, and steps; steps alone, where training takes no env steps."""
-        played = not run.steps or "env/num_steps" in run.steps[-1]
+        played = "env/num_steps" in run.steps[-1] if run.steps else all("env_steps" in e for e in run.evals)
         steps = cls("step", "step", "steps")
         return [cls("env/num_steps", "env_steps", "env steps"), steps] if played else [steps]
 

@@ -280,7 +280,7 @@ def _commands(run: RunFiles) -> dict[str, str]:
 
 def measure_overrides(checkpoint: Path) -> str:
     """What makes a reasoning run evaluate a checkpoint and end."""
-    return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 sft.num_steps=0"
+    return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 runner.save_interval=-1 sft.num_steps=0"
 
 
 def _data_uri(kind: str, content: bytes) -> str:

@@ -313,7 +313,7 @@ class Runner(ABC):
 
     def _warn_of_drift(self, drift: float) -> None:
         """Say once where training gives what was done another probability than acting did, with the same weights."""
-        precision = self.cfg.actor.precision
+        precision = "bf16" if self.cfg.rollout.dtype == "bf16" else self.cfg.actor.precision
         if drift > DRIFT_LIMITS[precision] and not self._warned_of_drift:
             self._warned_of_drift = True
             log.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -103,8 +104,8 @@ def run_placed(
         _drop(start, claim.resume_from, wanted, cfg.runner.save_interval)
     best, entry = min(tried, key=lambda one: one[1].measured_s or float("inf"))
     lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for _, one in tried)]
-    kept = f"cluster.component_placement: {entry.placement}   rollout.pipeline_stage_num: {entry.stages}"
-    print("\n".join([*lines, f"  kept: {kept}"]), flush=True)
+    kept = shlex.quote(f"cluster.component_placement={entry.placement}")
+    print("\n".join([*lines, f"  kept: {kept} rollout.pipeline_stage_num={entry.stages}"]), flush=True)
     write_whole(claim.log_dir / CHOICE, json.dumps([asdict(one) for _, one in tried], indent=1))
     result = run(best, None)
     return replace(result, evals=[*evals, *result.evals])
@@ -137,9 +138,14 @@ def _to_try(
     done = 0 if claim.resume_from is None else step_number(claim.resume_from)
     lines = _steps_since(claim.log_dir, done - NUM_MEASURED)
     costs = measured(lines, plan_of(first))
-    priced = sorted(((step_s(costs, plan_of(placed)), number) for number, placed in enumerate(candidates)))
-    for seconds, number in priced:
-        placed = candidates[number]
+    prices = [step_s(costs, plan_of(placed)) for placed in candidates]
+
+    def nearly(number: int) -> tuple[float, int]:
+        return float(f"{prices[number]:.2g}"), candidates[number].rollout.pipeline_stage_num
+
+    # of those that cost nearly the same, first those with fewer stages, which send fewer messages
+    order = sorted(range(len(prices)), key=nearly)
+    for seconds, placed in ((prices[i], candidates[i]) for i in order):
         if len(tried) < NUM_TRIED and placed != first and fits(plan_of(placed), room):
             yield placed, _entry(placed, seconds)
 

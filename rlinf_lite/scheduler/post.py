@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 import zmq
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from rlinf_lite.scheduler.context import Address, find, get_context, known_names, start_on
 from rlinf_lite.scheduler.errors import AbortedError, PeerError, RecvTimeoutError
@@ -29,12 +30,21 @@ from rlinf_lite.scheduler.segments import BULK_BYTES, Buffer, Parcel, discard, e
 from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox, forget_writers
 
 _LAUNCH_GRACE_S = 2.0  # how long a send waits for a group that is being launched
+_VERDICT_S = 120.0  # Ray takes up to a minute to find that a node is gone
 
 _NOTHING = Parcel(b"", [], None, [])
 _counter = itertools.count()
 _sockets: dict[str, zmq.Socket[bytes]] = {}
 _lock = threading.Lock()
-_deliveries: list[Any] = []
+_deliveries: list[_Delivery] = []
+
+
+class _Delivery(NamedTuple):
+    """To another node, by its agent."""
+
+    done: Any
+    node_id: str
+    began: float
 
 
 class Inbox:
@@ -134,12 +144,21 @@ def _post_abroad(by_node: Mapping[str, list[str]], header: Any, head: bytes, buf
         arrays = ray.put(arrays)  # once for all nodes; each call would put its own
     with _lock:
         for node_id, paths in by_node.items():
-            _deliveries.append(start_on(node_id, _deliver, paths, header, head, arrays))
-        done, _deliveries[:] = ray.wait(_deliveries, num_returns=len(_deliveries), timeout=0)
-    for delivery in done:
-        # as on this node, what is sent to who has died is lost; the driver sees that a node is gone
-        with suppress(ray.exceptions.ActorDiedError):
-            ray.get(delivery)  # raises what an earlier delivery has raised
+            done = start_on(node_id, _deliver, paths, header, head, arrays)
+            _deliveries.append(_Delivery(done, node_id, time.monotonic()))
+        ready = set(ray.wait([one.done for one in _deliveries], num_returns=len(_deliveries), timeout=0)[0])
+        ended = [one for one in _deliveries if one.done in ready]
+        _deliveries[:] = [one for one in _deliveries if one.done not in ready]
+    for delivery in ended:
+        try:
+            ray.get(delivery.done)  # raises what an earlier delivery has raised
+        except RayActorError as error:
+            if not any(node["NodeID"] == delivery.node_id and node["Alive"] for node in ray.nodes()):
+                continue  # as on this node, what is sent to who has died is lost; the driver sees that a node is gone
+            if time.monotonic() - delivery.began > _VERDICT_S or not isinstance(error, ActorUnavailableError):
+                raise
+            with _lock:
+                _deliveries.append(delivery)  # Ray does not know yet which it is
 
 
 def _deliver(paths: Sequence[str], header: Any, head: bytes, buffers: Sequence[Any]) -> None:

@@ -92,7 +92,7 @@ class Worker:
         Who receives names a tag too, and gets messages of an equal one only (`...`: of any), so that what belongs to
         one step is not taken for what belongs to another.
         """
-        self._connected().send(obj, group, [rank] if isinstance(rank, int) else rank, tag)
+        self._connected().send(obj, group, rank if isinstance(rank, Sequence) else [rank], tag)
 
     def recv(self, group: str, rank: int, timeout_s: float | None = None, tag: object = None) -> Any:
         """The next message of one worker, in the order it sent them. Raises RecvTimeoutError and AbortedError."""

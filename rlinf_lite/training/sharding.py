@@ -66,7 +66,8 @@ def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Pa
     for name, value in load_file(file).items():
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
-    if not state:
+    if not state:  # it was written before the first update
+        optimizer.state.clear()
         return
     whole: dict[str, Any] = {**get_optimizer_state_dict(policy, optimizer), "state": state}
     set_optimizer_state_dict(policy, optimizer, whole, options=replace(_FULL, strict=False))

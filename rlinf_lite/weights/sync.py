@@ -2,9 +2,9 @@
 
 Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
 types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
-meanwhile) are views of it, and nothing is copied on their side; those on a GPU are copied from it. Receivers on other
-nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to a node without an
-actor each crosses the network once, and lies in its shared memory once for every receiver there.
+meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it.
+Receivers on other nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to
+a node without an actor each crosses the network once, and lies in its shared memory once for every receiver there.
 
 The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
 anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
@@ -291,8 +291,9 @@ class WeightReceiver:
     def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
         self._worker, self._group, self._sender = worker, group, sender_rank
         self._module, self._timeout_s = module, timeout_s
-        self._tensors = dict(synced_tensors(module, trainable_only=False))
-        floating = {name: tensor.dtype for name, tensor in self._tensors.items() if tensor.is_floating_point()}
+        self._parameters = dict(module.named_parameters())
+        tensors = synced_tensors(module, trainable_only=False)
+        floating = {name: tensor.dtype for name, tensor in tensors if tensor.is_floating_point()}
         self._dtypes = {name: dtype for name, dtype in floating.items() if dtype != torch.float32}
         self._complete = False
         self._segment: str | None = None
@@ -342,18 +343,22 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
-        """Make what is in host memory views of the segment, which keep the mapping alive."""
+        """Make parameters in host memory views of the segment, which keep the mapping alive. Buffers are copied: what
+        a pass changes is the module's own."""
         self._segment, self._copied = path, {}
         for name, tensor in _Segment(path, entries, create=False).tensors.items():
-            if _in_host_memory(self._tensors[name]):
-                self._tensors[name].data = tensor
+            parameter = self._parameters.get(name)
+            if parameter is not None and _in_host_memory(parameter):
+                parameter.data = tensor
             else:
                 self._copied[name] = tensor
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in tensors.items():
-                self._tensors[name].copy_(tensor)
+                parameter = self._parameters.get(name)
+                into = self._module.get_buffer(name) if parameter is None else parameter  # a pass may make a new one
+                into.copy_(tensor)
 
 
 def is_whole(model: nn.Module) -> bool:

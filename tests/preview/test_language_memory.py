@@ -44,8 +44,10 @@ def directory_of(path: Path, config: dict[str, Any]) -> str:
 
 
 def test_a_directory_is_counted_by_its_config_alone(tmp_path: Path) -> None:
-    found = estimate_of(TINY, f"rollout.model_dir={directory_of(tmp_path, QWEN_0_5B)}")
+    several_passes = "rollout.max_prefill_tokens=240"  # of ten prompts each
+    found = estimate_of(TINY, f"rollout.model_dir={directory_of(tmp_path, QWEN_0_5B)}", several_passes)
     assert found.unknown == []
+    assert found.ranks["actor"].working["activations"] > 2**30
     assert found.models["model"].parameters == 494_032_768  # as published
     assert found.models["model"].parameter_bytes == {"float32": 4 * 494_032_768}  # though the file is in bf16
     assert found.models["critic"].parameters == 494_032_768 + 896 + 1

@@ -16,7 +16,7 @@ FOUND.sample_bytes = SAMPLE_BYTES
 NUM_ENVS, DECISIONS, STATE_DIM, ACTION_DIM, LIMIT = 24, 16, 3, 1, 200  # of Pendulum
 
 
-def sent(env, rollout, actor, strategy="fsdp", nodes=3):
+def sent(env, rollout, actor, strategy="fsdp", nodes=3, *more):
     """On nodes of two slots each."""
     settings = [
         f"cluster.num_nodes={nodes}",
@@ -28,6 +28,7 @@ def sent(env, rollout, actor, strategy="fsdp", nodes=3):
         "actor.global_batch_size=96",
         "actor.micro_batch_size=24",
         f"actor.strategy={strategy}",
+        *more,
     ]
     return traffic(plan_of(load_config("embodiment/gym_pendulum_ppo_mlp", settings)), FOUND)
 
@@ -77,10 +78,13 @@ def test_gradients_go_around_the_actors():
     assert two == pytest.approx({(0, 1): one_way / 2, (1, 0): one_way / 2})
     four = sent("0", "0", "0-3", "replicated").links["gradients"]  # two of four edges are between nodes
     assert four == pytest.approx({(0, 1): one_way * 3 / 4, (1, 0): one_way * 3 / 4})
-    # of each of two micro-batches: parameters twice, gradients once
-    assert sent("0", "0", "0,2", "fsdp").links["gradients"] == pytest.approx(
-        {(0, 1): updates * 2 * 3 * 4 * TRAINED / 2, (1, 0): updates * 2 * 3 * 4 * TRAINED / 2}
-    )
+    # of each of two micro-batches parameters twice, gradients once; and what is sent to the rollout worker, gathered
+    times = updates * 2 * 3 + 1
+    sharded = sent("0", "0", "0,2", "fsdp").links["gradients"]
+    assert sharded == pytest.approx({(0, 1): times * 4 * TRAINED / 2, (1, 0): times * 4 * TRAINED / 2})
+    times += NUM_ENVS * DECISIONS // 2 // 24  # scored again, in micro-batches
+    sharded = sent("0", "0", "0,2", "fsdp", 3, "algorithm.recompute_logprobs=true").links["gradients"]
+    assert sharded == pytest.approx({(0, 1): times * 4 * TRAINED / 2, (1, 0): times * 4 * TRAINED / 2})
 
 
 def test_one_node_sends_nothing():

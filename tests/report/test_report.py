@@ -159,6 +159,18 @@ def test_curves_over_steps_where_training_takes_no_env_steps(tmp_path):
     assert "Imitation loss" in text and "2 steps\nimitation loss 0.5" in text and "3 steps\nevaluation" in text
 
 
+def test_evaluations_alone_have_an_axis(tmp_path):
+    """Of a language model that was measured, or stopped in its first step: its evaluations count no env steps."""
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").write_text(json.dumps(write_eval(run, 0, 35)) + "\n")
+    assert "0 env steps" in page(run)
+    file = run / "eval" / "step_000000.json"
+    content = json.loads(file.read_text())
+    del content["env_steps"]
+    file.write_text(json.dumps(content))
+    assert "env steps" not in page(run)
+
+
 def test_long_runs_are_thinned(tmp_path):
     short, long = (page(write_run(tmp_path / f"run{n}", num_steps=n)) for n in (400, 8000))
     assert len(long) < 1.2 * len(short)

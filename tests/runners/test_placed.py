@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import time
 from html import unescape
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.report import write_report
@@ -133,7 +135,9 @@ def test_steps_of_the_search_are_steps_of_the_run(train, capsys):
     assert len({(one["placement"], one["stages"]) for one in tried}) == 3
     fastest = min(tried, key=lambda one: one["measured_s"])
     shown = capsys.readouterr().out
-    assert f"kept: cluster.component_placement: {fastest['placement']}" in shown
+    overrides = shlex.split(next(line for line in shown.splitlines() if "  kept: " in line))[1:]
+    again = load_config("embodiment/gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *overrides])  # as one would type them
+    assert yaml_text(again.cluster.component_placement) == fastest["placement"]
     kept = load_config(searched.run_dir / "config.yaml")
     assert (
         "auto" not in kept.cluster.component_placement.values() and kept.rollout.pipeline_stage_num == fastest["stages"]
@@ -192,7 +196,7 @@ def test_asynchronous_runs_search_too(train):
 
 def test_language_models_search_too(cluster, tmp_path):
     """With a supervised stage before, and a critic that goes first."""
-    ours = ["cluster.component_placement=auto", "runner.max_steps=10", "algorithm.adv_type=gae", "sft.num_steps=2"]
+    ours = ["cluster.component_placement=auto", "runner.max_steps=12", "algorithm.adv_type=gae", "sft.num_steps=2"]
     ours += ["algorithm.kl={place: loss, coef: 0.1}", "algorithm.critic_warmup_steps=1", "cluster.fuse=null"]
     paths = [f"runner.logger.log_path={tmp_path}"]
     cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *ours])

@@ -1,11 +1,16 @@
 """A machine goes away: its workers start again on another."""
 
+import os
+import signal
+import time
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from rlinf_lite.scheduler import Cluster, WorkerDiedError
+from rlinf_lite.scheduler import Cluster, WorkerDiedError, WorkerError
 from rlinf_lite.scheduler import cluster as cluster_module
+from rlinf_lite.scheduler.context import run_on
 from tests.scheduler.talkers import Talker
 
 pytestmark = pytest.mark.usefixtures("own_ray")
@@ -41,6 +46,12 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
             for _ in range(2):
                 group.execute_on(0).greet("talker", 1).wait()
                 assert group.execute_on(1).hear("talker", 0).wait(10) == ["from talker[0]"]
+            if spare is not None:  # whose workers live, and get nothing any more: that is somebody's failure
+                os.kill(run_on(spare.node_id, os.getpid), signal.SIGKILL)
+                with pytest.raises(WorkerError, match=r"talker\[0\]"):
+                    for _ in range(20):
+                        group.execute_on(0).greet("talker", 1).wait()
+                        time.sleep(0.5)
     finally:
         ray.shutdown()
         machines.shutdown()

@@ -52,6 +52,13 @@ class Receiving(Worker):
         self.receiver.receive(version)
         return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
 
+    def use(self):
+        """As a pass may change statistics: in place, and by another tensor. Returns them."""
+        norm = self.module[1]
+        norm.running_mean += 100 * (self.rank + 1)
+        norm.running_var = norm.running_var + 1
+        return norm.running_mean, norm.running_var
+
     def mapped_file(self):
         """The file that the first weight's memory is mapped from."""
         address = self.module[2].weight.data_ptr()
@@ -90,6 +97,9 @@ def test_everything_first_then_what_trains_and_statistics(groups, request):
                 if low and name in is_parameter:  # statistics keep their type
                     expected = expected.bfloat16()
                 assert weights[name].dtype == expected.dtype and torch.equal(weights[name], expected), name
+        for rank, (mean, variance) in enumerate(rollout.use().wait()):  # nobody else's, until the next weights come
+            assert torch.equal(mean, sent[0]["1.running_mean"] + 100 * (rank + 1))
+            assert torch.equal(variance, sent[0]["1.running_var"] + 1)
 
 
 @pytest.mark.parametrize("groups", ["views", "copied"], indirect=True)

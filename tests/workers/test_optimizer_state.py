@@ -40,6 +40,15 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path):
         assert all(torch.equal(x, y) for x, y in zip(policy.parameters(), other.parameters(), strict=True))
 
 
+def test_a_state_from_before_the_first_update_leaves_none(tmp_path):
+    policy, optimizer = make()
+    save_file(sharding.full_optimizer_state(policy, optimizer), tmp_path / "optimizer.safetensors")
+    imitate(policy, optimizer, 0)
+    assert optimizer.state
+    sharding.load_optimizer(policy, optimizer, tmp_path / "optimizer.safetensors")
+    assert not optimizer.state
+
+
 def test_imitation_counts_executed_actions_in_normalised_units():
     policy, _ = make()
     state = torch.randn(3, 4)
