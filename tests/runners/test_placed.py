@@ -214,7 +214,7 @@ def test_language_models_search_too(cluster, tmp_path):
         finally:
             for processes in list(cluster.processes):
                 cluster.end(processes)
-    assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 11))
+    assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 13))
     assert len(json.loads((result.run_dir / "placement.json").read_text())) >= 2
 
 
