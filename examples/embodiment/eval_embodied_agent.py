@@ -109,7 +109,7 @@ def check_measurable(cfg: Config, name: str) -> None:
 
 
 def evaluate(cfg: Config, films: Path | None = None) -> EvalSummary:
-    check_measurable(cfg, "NAME")
+    check_measurable(cfg, cfg.runner.run_name or "NAME")
     from rlinf_lite.runners import EmbodiedRunner
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
