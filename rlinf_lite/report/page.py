@@ -281,8 +281,8 @@ def _commands(run: RunFiles) -> dict[str, str]:
 
 
 def measure_overrides(checkpoint: Path) -> str:
-    """What makes a reasoning run evaluate a checkpoint and end."""
-    return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 sft.num_steps=0"
+    """What makes a reasoning run evaluate a checkpoint and end, also where it trained without evaluations."""
+    return f"actor.checkpoint_load_path={checkpoint} runner.max_steps=0 sft.num_steps=0 runner.val_check_interval=1"
 
 
 def _data_uri(kind: str, content: bytes) -> str:

@@ -190,7 +190,10 @@ def test_a_language_model_is_sent_to_the_command_that_measures_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     elsewhere = f"actor.checkpoint_save_path={tmp_path / 'disk'}"
-    cfg = load_config("math_arithmetic_grpo", [elsewhere, "runner.run_name=mine", "data.arithmetic.num_val=7"])
+    cfg = load_config(
+        "math_arithmetic_grpo",
+        [elsewhere, "runner.run_name=mine", "data.arithmetic.num_val=7", "runner.val_check_interval=-1"],
+    )
     run, store = tmp_path / "results" / "run", CheckpointStore(tmp_path / "disk" / "run", keep=1)
     checkpoint = store.write(2, lambda directory: write_language_checkpoint(directory, cfg))
     run.mkdir(parents=True)
@@ -203,7 +206,7 @@ def test_a_language_model_is_sent_to_the_command_that_measures_it(
     measuring = load_config(name, words)
     assert isinstance(measuring, ReasoningConfig) and measuring.data.arithmetic.num_val == 7
     assert (measuring.runner.max_steps, measuring.sft.num_steps, measuring.runner.resume) == (0, 0, "never")
-    assert measuring.actor.checkpoint_load_path == str(checkpoint)
+    assert measuring.actor.checkpoint_load_path == str(checkpoint) and measuring.runner.val_check_interval == 1
     with pytest.raises(ConfigError, match="a language model plays no episodes"):
         rlinf_lite.evaluate(measuring)
 
