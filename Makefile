@@ -9,7 +9,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# what says that .venv is there: of whatever extras, unless some are named
+ANY_STAMP := $(VENV)/.installed
+STAMP := $(ANY_STAMP)$(if $(filter file,$(origin EXTRAS)),,-$(EXTRAS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # uv installs in a tenth of pip's time. It does not read pip's settings, so the sources that pip is told of are passed on;
 # where uv finds no way to install something, pip tries.
@@ -91,7 +93,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "set-up: installing rlinf_lite[$(EXTRAS)]; the first time takes a minute or two"
 	@$(UV) -e '.[$(EXTRAS)]' || $(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@$(LOADS) 2>/dev/null || $(MAKE) --no-print-directory system-libraries
-	@touch $@
+	@touch $(sort $@ $(ANY_STAMP))
 
 # SAPIEN, ManiSkill's engine, and OpenCV, which it imports, load libraries that a bare Debian does not have.
 system-libraries:

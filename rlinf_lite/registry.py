@@ -80,11 +80,14 @@ def nearest(name: str, known: Iterable[str], count: int = 2, cutoff: float = 0.6
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`Did you mean x?`, or the known names where none is near."""
+    """`Did you mean x?`, or the known names where none is near: those that contain the word, or else all."""
     known = sorted(known)
-    near = nearest(name, known)
+    containing = [one for one in known if len(name) > 2 and name.lower() in one.lower()]
+    near = nearest(name, known) or (containing if len(containing) <= 2 else [])
     if near:
         return f"Did you mean {' or '.join(near)}?"
+    if containing:
+        return f"Known with {name}: {', '.join(containing[:_LISTED])}."
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"Known: {', '.join(known[:_LISTED])}{more}."
 

@@ -56,9 +56,7 @@ def main() -> int:
         if arguments.suite:
             of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
         cfg = load_config(config, [*overrides, *of_suite, *changes])
-        if start_dir(cfg) is None:
-            text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
-            raise ConfigError(config, [f"rollout.model_dir: {text}"])
+        check_measurable(cfg, config)
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
         if of_suite:
@@ -95,7 +93,23 @@ def main() -> int:
     return 0
 
 
+def check_measurable(cfg: Config, name: str) -> None:
+    """Raise ConfigError where there is no policy that plays episodes; `name`: what the config is called."""
+    start = start_dir(cfg)
+    if cfg.runner.task_type == "reasoning":
+        from rlinf_lite.report.page import measure_overrides
+
+        how = measure_overrides(Path(cfg.actor.checkpoint_load_path or start or "DIR"))
+        command = f"rlinf-lite math {name} {how} runner.resume=never"
+        text = f"is reasoning, and a language model plays no episodes. What measures it on its problems: {command}"
+        raise ConfigError(name, [f"runner.task_type: {text}"])
+    if start is None:
+        text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
+        raise ConfigError(name, [f"rollout.model_dir: {text}"])
+
+
 def evaluate(cfg: Config, films: Path | None = None) -> EvalSummary:
+    check_measurable(cfg, cfg.runner.run_name or "NAME")
     from rlinf_lite.runners import EmbodiedRunner
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker

@@ -6,8 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cli.parse import COMMAND_OF, EXAMPLES
-from rlinf_lite.config import Config, ConfigError
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config import Config
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.shipped import shipped
 
@@ -35,10 +34,6 @@ def train(cfg: BaseConfig) -> RunResult:
 
 def evaluate(cfg: Config) -> EvalSummary:
     """Measure the policy at `actor.checkpoint_load_path`, or `rollout.model_dir`, on the evaluation episodes, as
-    `rlinf-lite eval` does. Raises ConfigError where neither is set."""
-    if start_dir(cfg) is None:
-        raise ConfigError(
-            cfg.runner.run_name or "config", ["actor.checkpoint_load_path: names no policy. Set it to one"]
-        )
+    `rlinf-lite eval` does. Raises ConfigError where neither is set, and for a language model."""
     summary: EvalSummary = load_example("eval").evaluate(cfg)
     return summary

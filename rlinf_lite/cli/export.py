@@ -128,9 +128,10 @@ def find_source(path: Path) -> Source:
         checkpoint = find_checkpoint(path.parent if path.name == "policy" else path)
     except CheckpointError as error:
         directory = policy_directory(path)
-        if not (directory / "config.json").is_file():
-            raise ExportError(f"{error}, and no policy's directory, which has a config.json") from error
-        return Source(directory)
+        if (directory / "config.json").is_file():
+            return Source(directory)
+        other = "" if not directory.exists() else ". Nor is it a policy's directory, which has a config.json"
+        raise ExportError(f"{error}{other}") from error
     verify(checkpoint)
     config = read_config(checkpoint / "training_state" / CONFIG) or {}
     source = Source(checkpoint / "policy", checkpoint, config, int(read_state(checkpoint)["completed_steps"]))
@@ -146,11 +147,11 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     """Adapters are merged: readers of the published layout would not see them. Without any, files are as they were."""
     from rlinf_lite.models import load_policy
     from rlinf_lite.models.base import read_policy_config
-    from rlinf_lite.models.text.causal_lm import ADAPTER, CausalLM
+    from rlinf_lite.models.lora import ADAPTER
+    from rlinf_lite.models.registry import is_language_model
+    from rlinf_lite.models.text.causal_lm import CausalLM
 
-    said = read_policy_config(source.policy)
-    is_language_model = "policy_id" not in said and "CausalLM" in str(said.get("architectures"))
-    policy = None if is_language_model else load_policy(source.policy)
+    policy = None if is_language_model(read_policy_config(source.policy)) else load_policy(source.policy)
     model: Any = CausalLM.from_pretrained(source.policy) if (source.policy / ADAPTER).is_dir() else policy
     if hasattr(model, "merge_adapters") and any(".lora_" in name for name, _ in model.named_parameters()):
         model.merge_adapters()
@@ -197,10 +198,10 @@ def model_card(
     sections = [
         f"---\n{data.to_yaml()}\n---\n\n# {name}",
         _about(source, policy, algorithm),
-        "## How well it does\n\n" + _success(evaluations),
+        "## How well it does\n\n" + _success(evaluations, policy, directory),
         *([_interface(policy)] if policy is not None else []),
         "## Load it\n\n" + _usage(policy, name, {content["mode"] for _, content in evaluations}),
-        "## Files\n\n" + _files(directory),
+        "## Files\n\n" + _files(directory, policy),
         f"## Licence\n\n`{license_id}`. Weights that training started from have terms of their own.",
     ]
     return "\n\n".join(sections) + "\n"
@@ -239,13 +240,19 @@ def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
     return " ".join(lines) + (f" {count:,} parameters." if count else "")
 
 
-def _success(evaluations: Iterable[tuple[Path, dict[str, Any]]]) -> str:
+def _success(evaluations: Iterable[tuple[Path, dict[str, Any]]], policy: Policy | None, directory: Path) -> str:
     rows = []
     for file, content in evaluations:
         protocol = content.get("protocol") or {}
         what = " ".join(str(protocol[key]) for key in ("env", "task", "suite") if protocol.get(key)) or "-"
         seed = "-" if protocol.get("seed") is None else str(protocol["seed"])
         rows.append(f"| {what} | {content['headline']} | {seed} | [{file.name}]({EVALUATIONS}/{file.name}) |")
+    if not rows and policy is None:
+        from rlinf_lite.report.page import measure_overrides
+
+        config = RUN_CONFIG if (directory / RUN_CONFIG).is_file() else "NAME"
+        how = f"rlinf-lite math {config} {measure_overrides(Path('DIR'))} runner.resume=never"
+        return f"These weights have not been evaluated: `{how}` does that, where DIR is this directory."
     if not rows:
         return "These weights have not been evaluated: `rlinf-lite eval RUN` does that, and another export says it."
     text = "Of these weights; brackets are 95% intervals, and how often in how many episodes follows."
@@ -302,9 +309,10 @@ actions = policy.act({{{", ".join(entries)}}}{mode})  # [{policy.num_action_chun
 `rlinf-lite serve DIR` serves it to openpi's clients; `actor.checkpoint_load_path=DIR` trains on from it."""
 
 
-def _files(directory: Path) -> str:
+def _files(directory: Path, policy: Policy | None) -> str:
+    of_kind = {"config.json": "the model's config"} if policy is None else {}
     rows = []
     for path in sorted(directory.iterdir()):
-        what = next(text for pattern, text in _WHAT.items() if fnmatch(path.name, pattern))
+        what = next(text for pattern, text in (_WHAT | of_kind).items() if fnmatch(path.name, pattern))
         rows.append(f"| `{path.name}{'/' * path.is_dir()}` | {what} |")
     return "\n".join(["| | |", "|---|---|", *rows])

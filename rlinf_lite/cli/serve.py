@@ -43,7 +43,8 @@ def serve(arguments: Sequence[str]) -> int:
             policy = load_policy(given.policy).to(device)
             _act_once(policy)
         except (ValueError, OSError, RuntimeError) as error:
-            print(f"{given.policy}: {error}", file=sys.stderr)
+            named = str(error).startswith(given.policy)
+            print(error if named else f"{given.policy}: {error}", file=sys.stderr)
             return 2
         with PolicyServer(policy, bound, secret, given.mode, given.seed) as server:
             host = f"[{server.host}]" if ":" in server.host else server.host

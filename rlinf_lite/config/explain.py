@@ -147,14 +147,20 @@ def _wrong_value(found: list[ErrorDetails]) -> str:
     if details["type"] == "missing":
         return f"a key is missing ({details['loc'][-1]}). Add it"
     if len(found) > 1:  # no member of a union fits
-        wanted = " or ".join(dict.fromkeys(_EXPECTED.get(item["type"], item["msg"]) for item in found))
+        wanted = ", or ".join(dict.fromkeys(_expected(item) or item["msg"] for item in found))
         return f"{value}. It must be {wanted}"
-    if details["type"] in _EXPECTED:
-        return f"{value}. It must be {_EXPECTED[details['type']]}"
-    if details["type"] == "literal_error":
-        return f"{value}. It must be one of {details['ctx']['expected'].replace(' or ', ', ')}"
+    if (expected := _expected(details)) is not None:
+        return f"{value}. It must be {expected}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input should ")
     return f"{value}. It {message if message.startswith('must') else f'must {message}'}"
+
+
+def _expected(details: ErrorDetails) -> str | None:
+    """What the value must be, where its type or a list of choices says it."""
+    if details["type"] != "literal_error":
+        return _EXPECTED.get(details["type"])
+    choices = details["ctx"]["expected"]
+    return choices if " or " not in choices else f"one of {choices.replace(' or ', ', ')}"
 
 
 def _in_other_runs(key: str, known: list[str]) -> tuple[str, str] | None:

@@ -144,7 +144,7 @@ def _find(name: str) -> tuple[Path, str]:
     short = [known for known in config_names() if known.rsplit("/", 1)[-1] == name]
     if len(short) == 1:
         return config_dir(), short[0]
-    names = [*config_names(), *(known.rsplit("/", 1)[-1] for known in config_names())]
+    names = config_names() if "/" in name else [known.rsplit("/", 1)[-1] for known in config_names()]
     raise _NotFoundError(f"no config has this name in {config_dir()}. {did_you_mean(name, names)}")
 
 
@@ -192,10 +192,10 @@ def _swept(item: Override, schemas: Sequence[type[BaseModel]]) -> Problem:
     key, values = item.key_or_group, _values(item)
     kinds = " ".join(str(field.annotation) for field in _fields(key, schemas))
     quoted = f"{key}='{values}'"
-    advice = f'A text is "{quoted}"' if "str" in kinds else "Give one"
+    meant = f'. A text is "{quoted}"' if "str" in kinds else ""
     if "list" in kinds or "tuple" in kinds:
-        advice = f"A list is '{key}=[{values}]'"
-    return Problem(key, f"sweeps over values ({values}) are not supported. {advice}")
+        meant = f". A list is '{key}=[{values}]'"
+    return Problem(key, f"a run has one value of it, here are several ({values}). `rlinf-lite sweep` runs each{meant}")
 
 
 def _values(item: Override) -> str:

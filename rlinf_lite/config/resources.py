@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlinf_lite.shipped import shipped
 
 OWN_CONFIG = "rlinf_lite.json"
@@ -21,8 +23,22 @@ def policy_directory(path: str | Path) -> Path:
     directory = Path(path)
     if directory.parts[:1] == ("assets",) and not directory.exists():
         directory = shipped("assets").joinpath(*directory.parts[1:])
-    within = (directory / "policy", directory / "last" / "policy", directory / "checkpoints" / "last" / "policy")
+    if (directory / "config.json").is_file():  # a policy's own, whatever else is beside it
+        return directory
+    checkpoints = (directory, directory / "last", *(root / "last" for root in checkpoint_roots(directory)))
+    within = (checkpoint / "policy" for checkpoint in checkpoints)
     return next((found for found in within if found.is_dir()), directory)
+
+
+def checkpoint_roots(run: Path) -> list[Path]:
+    """Where a run's checkpoints are: in its directory, or where its config.yaml says that they go."""
+    roots = [run / "checkpoints"]
+    try:
+        content = yaml.load((run / "config.yaml").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        roots.append(Path(content["actor"]["checkpoint_save_path"], run.absolute().name, "checkpoints"))
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        pass  # no run's directory, or it has them itself
+    return roots
 
 
 def policy_config(directory: Path) -> dict[str, Any]:

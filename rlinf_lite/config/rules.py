@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Set
@@ -282,6 +283,9 @@ def knows_wandb_key() -> bool:
         return False
 
 
+_HUB_NAME = re.compile(r"(?:hf://(?:models/)?)?([\w-][\w.-]*/[\w.-]+)")
+
+
 def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
     @rule(key, kinds=kinds)
     def directories_are_there(config: Any, plan: Any) -> Iterator[Problem]:
@@ -290,8 +294,11 @@ def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
             return
         where = policy_directory(path)
         if not where.is_dir():
-            text = f"no directory {path!r} (looked for {Path(path).absolute()}). Correct it, or set it to null"
-            yield Problem(key, text)
+            text = f"no directory {path!r} (looked for {Path(path).absolute()})"
+            advice = f"Correct it, or set it to null{': random weights' * (key == 'rollout.model_dir')}"
+            if (on_hub := _HUB_NAME.fullmatch(path)) and not Path(path).parent.exists():
+                advice = f"Models are not downloaded. First `hf download {on_hub[1]} --local-dir DIR`, then name DIR"
+            yield Problem(key, f"{text}. {advice}")
         elif is_policy and not (where / "config.json").is_file():
             text = f"{path!r} is no policy, nor a checkpoint or run that has one: {where} has no config.json"
             yield Problem(key, f"{text}. Correct it, or set it to null")

@@ -92,7 +92,12 @@ class ClusterConfig(Section):
     @field_validator("component_placement", mode="before")
     @classmethod
     def _every_role(cls, lines: Any) -> Any:
-        return dict.fromkeys(cls.model_fields["component_placement"].default, AUTO) if lines == AUTO else lines
+        usual = cls.model_fields["component_placement"].default
+        if lines == AUTO:
+            return dict.fromkeys(usual, AUTO)
+        if not isinstance(lines, dict):
+            raise ValueError(f"must be {AUTO}, or a section of lines such as {next(iter(usual))}: all")
+        return lines
 
 
 class LoggerConfig(Section):

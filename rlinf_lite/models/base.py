@@ -241,6 +241,8 @@ def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
 def read_policy_config(directory: Path) -> dict[str, Any]:
     """`policy_config` of a directory. Raises CheckpointFormatError where it has none, or one that is no JSON."""
     file = directory / "config.json"
+    if not directory.exists():
+        raise CheckpointFormatError(f"{directory}: no such directory (looked for {directory.absolute()})")
     if not file.is_file():
         raise CheckpointFormatError(f"{directory} is not a policy directory: it has no config.json")
     try:

@@ -19,6 +19,10 @@ USUAL_TARGETS = (
 )
 
 
+ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
+"""Within a language model's directory, what peft reads and writes."""
+
+
 class LoraOptions(Section):
     rank: NonNegativeInt = 0
     """Rank of the adapters; 0: train all weights."""

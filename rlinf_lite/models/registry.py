@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
+from rlinf_lite.models.lora import ADAPTER
 from rlinf_lite.registry import POLICIES, UnknownPolicyError, import_part, policy_card
 
 if TYPE_CHECKING:
@@ -76,11 +77,18 @@ def load_policy(
     `tokenizer`: a directory that has one, where that of the policy has none.
 
     Raises:
+        CheckpointFormatError: where there is none, or a language model, which transformers loads.
         ValueError: where the policy reads no tokenizer that is given.
     """
     directory = policy_directory(directory)
     config = read_policy_config(directory)
-    policy_id = config.get("policy_id") or _recognised(directory, config) or config.get("model_type")
+    policy_id = config.get("policy_id") or _recognised(directory, config)
+    if policy_id is None and is_language_model(config):
+        how = f"AutoModelForCausalLM.from_pretrained({str(directory)!r})"
+        if (adapters := directory / ADAPTER).is_dir():
+            how += f", and peft its adapters: PeftModel.from_pretrained(model, {str(adapters)!r})"
+        raise CheckpointFormatError(f"{directory} is a language model, which transformers loads: {how}")
+    policy_id = policy_id or config.get("model_type")
     if policy_id is None:
         raise CheckpointFormatError(
             f"{directory}: config.json has neither policy_id nor model_type, and no registered policy knows the tensors"
@@ -93,6 +101,13 @@ def load_policy(
             raise ValueError(f"actor.tokenizer.tokenizer_model: {policy_id} reads no tokenizer. Set it to null")
         options["tokenizer"] = policy_directory(tokenizer)
     return load(directory, model, **options)
+
+
+def is_language_model(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of what transformers' AutoModelForCausalLM loads, and of no policy."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    return "policy_id" not in config and any(name in KNOWN.values() for name in config.get("architectures") or ())
 
 
 def _recognised(directory: Path, config: dict[str, Any]) -> str | None:

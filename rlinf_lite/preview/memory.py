@@ -306,7 +306,8 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
 
 def _language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
     """As the run builds it, from `config.json` alone."""
-    from rlinf_lite.models.text.causal_lm import ADAPTER, CausalLM, saved_adapters
+    from rlinf_lite.models.lora import ADAPTER
+    from rlinf_lite.models.text.causal_lm import CausalLM, saved_adapters
 
     settings = preset(config.model.size)
     if directory is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rlinf_lite.config.resources import checkpoint_roots
 from rlinf_lite.metrics.evaluation import wilson_interval
 
 Line = dict[str, Any]
@@ -73,9 +74,7 @@ class RunFiles:
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint, where the config says they go."""
-        roots = [self.run_dir / "checkpoints"]
-        if save_path := self.section("actor").get("checkpoint_save_path"):
-            roots.append(Path(save_path) / self.run_dir.name / "checkpoints")
+        roots = checkpoint_roots(self.run_dir)
         found = [sorted(root.glob("step_*[0-9]"), key=lambda path: int(path.name[5:])) for root in roots]
         return next((paths[-1] for paths in found if paths), None)
 

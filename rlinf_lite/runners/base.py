@@ -18,6 +18,7 @@ from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
+from rlinf_lite.registry import of_main
 from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, verify
 from rlinf_lite.runners.run_config import write_config
@@ -232,7 +233,10 @@ class Runner(ABC):
         )
 
     def _how_to_measure(self, checkpoint: Path | None) -> str:
-        """A command that evaluates a checkpoint."""
+        """A command that evaluates a checkpoint; of what this program alone defines, a call in it."""
+        if any(of_main()):
+            given = f'[..., "actor.checkpoint_load_path={checkpoint}"]'
+            return f"in this program, rlinf_lite.evaluate(rlinf_lite.load_config(..., {given}))"
         return f"{own_command('rlinf-lite', 'rlinf_lite.cli')} eval {checkpoint}"
 
     # what a step is made of

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from rlinf_lite.config.resources import checkpoint_roots
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.segments import no_room
@@ -204,11 +205,12 @@ class Snapshots(CheckpointStore):
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that `path` means: itself, or the last one of a run directory or `checkpoints` directory. Where
-    `last` leads nowhere it is the newest whole one, and a warning says which."""
+    """The checkpoint that `path` means: itself, or the last one of a run directory, wherever that keeps them, or of a
+    `checkpoints` directory. Where `last` leads nowhere it is the newest whole one, and a warning says which."""
     if _is_whole(path):
         return path.resolve()
-    roots = [path, path / "checkpoints", *([path.parent] if path.name == "last" else [])]
+    of_run = checkpoint_roots(path)
+    roots = [path, *of_run, *([path.parent] if path.name == "last" else [])]
     for root in roots:
         found = newest_checkpoint(root)
         if found is not None:
@@ -217,9 +219,10 @@ def find_checkpoint(path: Path) -> Path:
             return found
     if not path.exists():
         raise CheckpointError(f"{path}: no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
+    elsewhere = "".join(f", nor does {root}, where its config.yaml has them go" for root in of_run[1:])
     raise CheckpointError(
-        f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them). A run writes "
-        "one every runner.save_interval steps, and after its last"
+        f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them){elsewhere}. A "
+        "run writes one every runner.save_interval steps, and after its last"
     )
 
 

@@ -123,7 +123,7 @@ class ReasoningRunner(Runner):
         with self._phase("generate_rollouts"):
             batch, metrics = self.collect(step)
         if batch is None:
-            log.warning("step %d: every group was filtered; nothing to train on", step)
+            log.warning("step %d: every group was filtered; nothing to train on", step + 1)
             trained = self._train(self.actor.complete_step(step + 1))
         else:
             with self._phase("advantages"):

@@ -31,6 +31,8 @@ _FREE = (
 """Of those, what may change all the same, besides what the cards of environment and policy name (`free_options`)."""
 _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
 """Of a language model's run, what cannot change: the order of prompts could not be continued."""
+_ADAPTERS = ("model.lora", "model.options.lora")
+"""What cannot change either: which weights there are, and which of them train."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
 """What the state of an unfinished episode belongs to."""
 _PLACES = ("cluster.component_placement", "rollout.pipeline_stage_num")
@@ -90,7 +92,7 @@ def changes_episodes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
 def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> None:
     """Raise CheckpointError where what makes the run has changed, and `runner.allow_changes` does not name it."""
     allowed = cfg.runner.allow_changes
-    final = _FINAL if cfg.runner.task_type == "reasoning" else ()
+    final = (*_ADAPTERS, *(_FINAL if cfg.runner.task_type == "reasoning" else ()))
     kinds = [change for change in changes if change.key == "runner.task_type"]
     refused = [change for change in changes if change.is_fixed and (change.within(final) or not change.within(allowed))]
     if kinds:
@@ -102,7 +104,12 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
         return
     lines = [f"{checkpoint} cannot be resumed: it is of a run with other settings", *(f"  - {one}" for one in refused)]
     advice = "Put them back, or start a new run with runner.resume=never"
-    if any(change.within(final) for change in refused):
+    if any(change.within(_ADAPTERS) for change in refused):
+        advice += (
+            ": adapters cannot change within a run. That one can start from these weights "
+            f"(actor.checkpoint_load_path), adapters merged by `rlinf-lite export {checkpoint} --to hf DIR ...`"
+        )
+    elif any(change.within(final) for change in refused):
         advice += "; the order of prompts could not be continued"
     else:
         keys = ",".join([*allowed, *(change.key for change in refused)])

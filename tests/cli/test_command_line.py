@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+import rlinf_lite
 from rlinf_lite import __version__
 from rlinf_lite.cli import EXAMPLES
 from rlinf_lite.cli.collect import requested
-from rlinf_lite.config import ConfigError
-from rlinf_lite.config.loading import config_names
+from rlinf_lite.config import ConfigError, ReasoningConfig
+from rlinf_lite.config.loading import config_names, load_config
+from rlinf_lite.models import CheckpointFormatError
 from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.run_config import write_config
 
 CommandLine = Callable[[list[str]], int]
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
@@ -179,6 +183,45 @@ def test_what_cannot_be_measured_is_said_in_one_message(
     written = capsys.readouterr()
     assert said in written.err and "Traceback" not in written.err and written.out == ""
     assert len(written.err.splitlines()) <= 2
+
+
+def test_a_language_model_is_sent_to_the_command_that_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = f"actor.checkpoint_save_path={tmp_path / 'disk'}"
+    cfg = load_config(
+        "math_arithmetic_grpo",
+        [elsewhere, "runner.run_name=mine", "data.arithmetic.num_val=7", "runner.val_check_interval=-1"],
+    )
+    run, store = tmp_path / "results" / "run", CheckpointStore(tmp_path / "disk" / "run", keep=1)
+    checkpoint = store.write(2, lambda directory: write_language_checkpoint(directory, cfg))
+    run.mkdir(parents=True)
+    write_config(cfg, run)
+
+    assert command_line(["eval", "results/run", "data.max_val_prompts=5"]) == 2
+    written = capsys.readouterr().err
+    assert "a language model plays no episodes" in written and written.count("\n") == 2
+    name, *words = shlex.split(written.partition("rlinf-lite math ")[2])
+    measuring = load_config(name, words)
+    assert isinstance(measuring, ReasoningConfig) and measuring.data.arithmetic.num_val == 7
+    assert (measuring.runner.max_steps, measuring.sft.num_steps, measuring.runner.resume) == (0, 0, "never")
+    assert measuring.actor.checkpoint_load_path == str(checkpoint) and measuring.runner.val_check_interval == 1
+    with pytest.raises(ConfigError, match="a language model plays no episodes"):
+        rlinf_lite.evaluate(measuring)
+
+    said = rf"{checkpoint.parent}/last/policy is a language model, .*AutoModelForCausalLM\.from_pretrained\('/"
+    with pytest.raises(CheckpointFormatError, match=said + r".*PeftModel\.from_pretrained\(model, '/.*/adapter'\)"):
+        rlinf_lite.load_policy(run)
+    assert command_line(["serve", "results/run", "--port", "0"]) == 2
+    assert "is a language model, which transformers loads" in capsys.readouterr().err
+
+
+def write_language_checkpoint(directory: Path, cfg: ReasoningConfig) -> None:
+    (directory / "policy" / "adapter").mkdir(parents=True)
+    said = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
+    (directory / "policy" / "config.json").write_text(json.dumps(said))
+    write_config(cfg, directory / "training_state")
 
 
 def test_every_command_takes_a_config_by_its_name_alone(

@@ -176,6 +176,13 @@ def test_language_models_are_transformers_own(checkpoint: Checkpoint, tmp_path: 
     assert (front["library_name"], front["pipeline_tag"]) == ("transformers", "text-generation")
     assert 'AutoModelForCausalLM.from_pretrained("<user>/out")' in page
     assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == 32
+    assert "| `config.json` | the model's config |" in page
+    for file in run.glob("eval/*"):
+        file.unlink()
+    assert main(["export", str(run), "--to", "hf", str(tmp_path / "again"), "--license", "mit"]) == 0
+    _, page = card(tmp_path / "again")
+    assert "rlinf-lite math train_config.yaml actor.checkpoint_load_path=DIR runner.max_steps=0" in page
+    assert "rlinf-lite eval" not in page
 
 
 def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +197,10 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     (full / "mine.txt").write_text("mine")
     assert "full is there already, and not empty. Name a directory that is new" in refused(run, full)
     assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
-    assert "nowhere: no such directory" in refused("nowhere", tmp_path / "out")
+    gone = refused("nowhere", tmp_path / "out")
+    assert "nowhere: no such directory" in gone and "config.json" not in gone
+    assert "full holds no complete checkpoint" in (nothing := refused(full, tmp_path / "out"))
+    assert nothing.endswith(". Nor is it a policy's directory, which has a config.json\n")
     for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):
         with pytest.raises(SystemExit):
             export([str(run), "--to", "hf", str(tmp_path / "out"), *words])

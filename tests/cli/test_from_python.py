@@ -34,5 +34,5 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
 
 def test_a_policy_has_to_be_named() -> None:
     cfg = rlinf_lite.load_config("gym_pendulum_ppo_mlp")
-    with pytest.raises(ConfigError, match=r"actor\.checkpoint_load_path: names no policy"):
+    with pytest.raises(ConfigError, match=r"ppo_mlp: 1 problem\n  - rollout\.model_dir: names no policy"):
         rlinf_lite.evaluate(cfg)

@@ -125,6 +125,13 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
     problem = only_problem("maniskill_pushcub_ppo_mlp")
     assert "maniskill_pushcub_ppo_mlp: no config has this name" in problem
     assert "Did you mean maniskill_pushcube_ppo_mlp" in problem
+    assert only_problem("pendulum").endswith(". Did you mean gym_pendulum_ppo_mlp?")
+    assert only_problem("pushcube").endswith(
+        "Known with pushcube: maniskill_pushcube_async_ppo_mlp, maniskill_pushcube_grpo_mlp, "
+        "maniskill_pushcube_ppo_mlp, maniskill_pushcube_ppo_mlp_hybrid8."
+    )
+    nothing_like_it = only_problem("xyz")
+    assert "Known: " in nothing_like_it and "embodiment/" not in nothing_like_it.partition("Known: ")[2]
 
 
 def test_a_missing_file_and_missing_defaults(tmp_path: Path) -> None:
@@ -198,7 +205,8 @@ def test_unknown_keys_get_the_nearest(override: str, advice: str) -> None:
         ("model.options.hidden_sizes=64", "model.options.hidden_sizes: is 64. It must be a list, such as [a, b]"),
         ("runner.run_name=5", "runner.run_name: is 5. It must be a text (in quotes)"),
         ("cluster.component_placement.env=0.5", "cluster.component_placement.env: is 0.5. It must be"),
-        ("cluster.component_placement=5", "cluster.component_placement: is 5. It must be a section of keys"),
+        ("cluster.component_placement=5", "cluster.component_placement: is 5. It must be auto, or a section of lines"),
+        ("cluster.component_placement=Auto", "cluster.component_placement: is 'Auto'. It must be auto, or a section"),
     ],
 )
 def test_wrong_values_are_named(override: str, expected: str) -> None:
@@ -209,7 +217,10 @@ def test_wrong_values_are_named(override: str, expected: str) -> None:
     ("override", "expected"),
     [
         ("runner.seed", "runner.seed: cannot be read as an override"),
-        ("runner.seed=1,2", "runner.seed: sweeps over values (1,2) are not supported"),
+        (
+            "runner.seed=1,2",
+            "runner.seed: a run has one value of it, here are several (1,2). `rlinf-lite sweep` runs each",
+        ),
         ("cluster.xyz=actor,rollout", "cluster.xyz: there is no such key. Known in cluster: num_nodes"),
         ("actor.optim.ler=1,2", "actor.optim.ler: there is no such key. Did you mean actor.optim.lr?"),
         ("runner.seed.more=1,2", "runner.seed: is {'more': '1,2'}. It must be a whole number"),

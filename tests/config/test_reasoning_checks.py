@@ -79,10 +79,10 @@ BROKEN = {
     "env: there is no such key": ["+env.id=tabletop"],
     "actor.micro_batch_size: there is no such key. In runs of this runner.task_type it is actor.max_tokens_per_micro_"
     "batch": ["actor.micro_batch_size=4"],
-    'cluster.fuse: sweeps over values (actor,rollout) are not supported. A text is "cluster.fuse=': [
-        "cluster.fuse=actor,rollout"
-    ],
-    "data.train_files: sweeps over values (a,b) are not supported. A list is 'data.train_files=[a,b]'": [
+    "cluster.fuse: a run has one value of it, here are several (actor,rollout). `rlinf-lite sweep` runs each. A text "
+    'is "cluster.fuse=': ["cluster.fuse=actor,rollout"],
+    "data.train_files: a run has one value of it, here are several (a,b). `rlinf-lite sweep` runs each. A list is "
+    "'data.train_files=[a,b]'": [
         "data.train_files=a,b",
         "runner.val_check_interval=-1",
     ],
@@ -100,6 +100,16 @@ def problems(*overrides: str) -> list[str]:
 def test_one_broken_rule_is_one_problem(said: str, overrides: list[str]) -> None:
     found = problems(*overrides)
     assert len(found) == 1 and found[0].startswith(said), found
+
+
+def test_names_on_the_hub_get_the_command_that_downloads_them() -> None:
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "hf://Qwen/Qwen2.5-0.5B-Instruct"):
+        for key in ("rollout.model_dir", "reward.model"):
+            (found,) = problems(f"{key}={name}")
+            assert found.startswith(f"{key}: no directory '{name}'") and "null" not in found
+            assert "Models are not downloaded. First `hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir" in found
+    for name in ("docs/nowhere", "./Qwen/nowhere", "/tmp/nowhere"):  # a path that is not quite right
+        assert problems(f"rollout.model_dir={name}")[0].endswith("Correct it, or set it to null: random weights")
 
 
 def test_a_text_with_commas_is_taken_as_it_is_recommended() -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -220,6 +221,25 @@ def test_memory_tables_are_up_to_date() -> None:
     assert (REPO / "docs" / "placement.md").read_text() == maker.traffic_page(), (
         "run: python docs/make_memory_tables.py"
     )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_make_installs_extras_that_are_named_and_nothing_twice(tmp_path: Path) -> None:
+    def planned(*extras: str) -> str:
+        done = subprocess.run(
+            ["make", "-n", "setup", f"VENV={tmp_path}", *extras], cwd=REPO, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert "'.[maniskill," in planned()
+    (tmp_path / ".installed").touch()
+    assert "'.[" not in planned()
+    assert "'.[dev,wandb]'" in planned("EXTRAS=dev,wandb")
+    (tmp_path / ".installed-dev,wandb").touch()
+    assert "'.[" not in planned("EXTRAS=dev,wandb") and "'.[dev]'" in planned("EXTRAS=dev")
 
 
 def test_messages_of_the_faq_are_those_of_the_code() -> None:

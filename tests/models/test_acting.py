@@ -36,7 +36,10 @@ def test_a_policy_is_found_by_its_run(where: str, mlp: MLPGaussianPolicy, tmp_pa
     places = [tmp_path / where, (tmp_path / where).parent, *([tmp_path] if "step" not in where else [])]
     for place in places:
         assert (rlinf_lite.load_policy(place).act(obs) == mlp.act(obs)).all(), place
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointFormatError, match=r"is not a policy directory: it has no config\.json"):
+        load_policy(tmp_path / "empty")
+    with pytest.raises(CheckpointFormatError, match=r"nowhere: no such directory"):
         load_policy(tmp_path / "nowhere")
 
 

@@ -199,3 +199,34 @@ def test_layers_that_ranks_share_have_none():
                 "cluster.fuse=null",
             ],
         )
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ("rank: 4", ["model.lora.rank: is 4, and the adapters in {} have 3. Say the same"]),
+        ("rank: 3", ["model.lora.alpha: is 3, and the adapters in {} have 6. Say the same"]),
+        ("rank: 3, alpha: 6", []),
+        ("rank: 3, alpha: 6, targets: [v_proj, q_proj, v_proj]", []),
+        ("rank: 3, alpha: 6, targets: [v_proj]", ["model.lora.targets: is ['v_proj'], and the adapters in {} have ["]),
+        ("rank: 0", []),
+    ],
+)
+def test_other_adapters_than_the_models_are_refused_before_anything_starts(tmp_path, lora, said):
+    trained(NO_CHANGE | {"targets": ["q_proj", "v_proj"]}).save_pretrained(tmp_path)
+    overrides = [f"model.lora={{{lora}}}", f"rollout.model_dir={tmp_path}"]
+    if not said:
+        load_config("math_arithmetic_grpo", overrides)
+        return
+    with pytest.raises(ConfigError) as error:
+        load_config("math_arithmetic_grpo", overrides)
+    assert len(error.value.problems) == len(said)
+    for problem, start in zip(error.value.problems, said, strict=True):
+        assert problem.startswith(start.format(tmp_path))
+
+
+def test_targets_that_are_no_list():
+    with pytest.raises(ConfigError) as error:
+        load_config("math_arithmetic_grpo", ["model.lora.targets=q_proj"])
+    said = "model.lora.targets: is 'q_proj'. It must be a list, such as [a, b], or 'all-linear'"
+    assert error.value.problems == [said]

@@ -59,6 +59,11 @@ def test_a_card_and_a_policy_of_a_cell(repo: Path, tmp_path: Path) -> None:
     (metrics,) = tmp_path.glob("results/*/metrics.jsonl")
     assert "train/critic/value_loss" in metrics.read_text()  # what the estimator needs is known in workers
     assert "steps 2 [" in found.stdout
+    (checkpoint,) = tmp_path.glob("results/*/checkpoints/step_000002")
+    how = 'rlinf_lite.evaluate(rlinf_lite.load_config(..., [..., "actor.checkpoint_load_path='
+    assert f"  measure: in this program, {how}{checkpoint.relative_to(tmp_path)}" in found.stdout
+    page = (checkpoint.parent.parent / "report.html").read_text()
+    assert "rlinf-lite eval" not in found.stdout + page and "rlinf_lite.evaluate, in the program" in page
 
 
 def test_rewards_are_named_in_files() -> None:

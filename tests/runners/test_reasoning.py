@@ -151,7 +151,7 @@ def cfg_layers(result):
     return json.loads((result.checkpoint / "policy" / "config.json").read_text())["num_hidden_layers"]
 
 
-def test_groups_without_a_signal_are_replaced_but_not_for_ever(start_reasoning, tmp_path):
+def test_groups_without_a_signal_are_replaced_but_not_for_ever(start_reasoning, tmp_path, caplog):
     filtering = ["algorithm.filter_groups=true", "algorithm.max_refills=2", "runner.max_steps=1"]
     some = start_reasoning(*filtering, "reward.fn=tests.runners.rewards:odd_prompts", root=tmp_path / "some").run()
     line = read_metrics(some.run_dir)[0]
@@ -160,6 +160,7 @@ def test_groups_without_a_signal_are_replaced_but_not_for_ever(start_reasoning, 
     none = start_reasoning(*filtering, "reward.fn=tests.runners.rewards:always_one", root=tmp_path / "none").run()
     assert none.completed_steps == 1
     assert read_metrics(none.run_dir)[0]["rollout/filtered_groups_frac"] == 1
+    assert "step 1: every group was filtered" in caplog.text
 
 
 def test_evaluation_is_greedy_and_reads_the_rule(start_reasoning):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.runners import run_paths
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, find_checkpoint
 from rlinf_lite.runners.run_config import write_config
@@ -251,6 +252,41 @@ def test_what_a_language_models_run_cannot_change_is_not_offered(tmp_path):
         assert "allow_changes=" not in str(error.value)
     with pytest.raises(CheckpointError, match=r"another kind of run.*actor\.checkpoint_load_path="):
         claim_run(config(tmp_path, f"runner.resume={run}"))
+
+
+@pytest.mark.parametrize("name", ["math/math_arithmetic_grpo", "embodiment/tabletop_ppo_vla"])
+def test_adapters_stay_what_they_are(tmp_path, name):
+    key = "model.lora.rank" if "math" in name else "model.options.lora.rank"
+    run = train(config(tmp_path, f"{key}=8", name=name), 3)
+    for rank in (0, 4):
+        with pytest.raises(CheckpointError, match=rf"{key}: 8 -> {rank}\n.*rlinf-lite export .*step_000003") as error:
+            claim_run(
+                config(tmp_path, f"{key}={rank}", f"runner.resume={run}", "runner.allow_changes=[model]", name=name)
+            )
+        assert "allow_changes=" not in str(error.value)
+
+
+def test_checkpoints_are_found_where_the_runs_config_has_them_go(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    cfg = config(tmp_path, f"actor.checkpoint_save_path={elsewhere}")
+    run = train(cfg, 3)
+    checkpoints = elsewhere / run.name / "checkpoints"
+    assert not (run / "checkpoints").exists()
+    assert find_checkpoint(run) == checkpoints / "step_000003"
+    with claim_run(cfg.model_copy(update={"runner": cfg.runner.model_copy(update={"resume": str(run)})})) as claim:
+        assert (claim.log_dir, claim.resume_from) == (run, checkpoints / "step_000003")
+    (checkpoints / "step_000003" / "policy").mkdir()
+    assert policy_directory(run) == checkpoints / "last" / "policy"
+    monkeypatch.chdir(run)
+    assert find_checkpoint(Path(".")) == checkpoints / "step_000003"
+
+    write_config(config(tmp_path, f"actor.checkpoint_save_path={tmp_path / 'gone'}"), run)
+    with pytest.raises(CheckpointError, match=rf"nor does {tmp_path}/gone/{run.name}/checkpoints, where its config"):
+        find_checkpoint(run)
+    for content in ("actor: null\n", "[", "actor: {checkpoint_save_path: 5}\n", ""):
+        (run / "config.yaml").write_text(content)
+        with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+            find_checkpoint(run)
 
 
 def test_a_checkpoint_of_another_version_is_compared_by_what_both_have(tmp_path, capsys):

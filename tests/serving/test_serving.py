@@ -258,7 +258,7 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
         assert "the token is empty" in refused("--host", "0.0.0.0", *words)
     assert "No such file" in refused("--token-file", str(tmp_path / "none"))
     assert "ports are 0 to 65535" in refused("--port", "70000")
-    assert refused("--port", "0").startswith("nowhere: nowhere is not a policy directory")
+    assert refused("--port", "0").startswith("nowhere: no such directory (looked for /")
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
     assert "the policy came without a tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):

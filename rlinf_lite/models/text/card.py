@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import Card, Problem, Section
-from rlinf_lite.models.lora import LanguageLoraOptions
+from rlinf_lite.models.lora import ADAPTER, ADAPTER_CONFIG, LanguageLoraOptions
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.registry import install_command, is_installed
 
@@ -73,8 +73,31 @@ class LanguageModel(Card):
                 "adapters are not split over the ranks that share a layer (actor.tensor_model_parallel_size). Use "
                 "actor.strategy: fsdp, or rank 0",
             )
+        yield from self._other_adapters(config)
         yield from attention_problems("model.attn_implementation", config.model.attn_implementation)
         yield from self._divides(config)
+
+    def _other_adapters(self, config: ReasoningConfig) -> Iterator[Problem]:
+        """Where the model brings adapters, and the config wants others."""
+        from rlinf_lite.config.resources import start_dir
+
+        lora, directory = config.model.lora, start_dir(config)
+        if directory is None or not lora.rank:  # 0: those that it brings
+            return
+        try:
+            said = json.loads((directory / ADAPTER / ADAPTER_CONFIG).read_text())
+            theirs = {"rank": said["r"], "alpha": said["lora_alpha"], "targets": sorted(said["target_modules"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it brings none, or loading them will say more
+        targets = theirs["targets"] if lora.targets == "all-linear" else sorted(set(lora.targets))
+        wanted = {"rank": lora.rank, "alpha": lora.alpha or lora.rank, "targets": targets}
+        for name, value in wanted.items():
+            if value != theirs[name] and (name != "alpha" or lora.alpha or lora.rank == theirs["rank"]):
+                yield Problem(
+                    f"model.lora.{name}",
+                    f"is {value}, and the adapters in {directory} have {theirs[name]}. Say the same, or start from "
+                    f"weights that they are merged into: rlinf-lite export {directory} --to hf DIR --license ...",
+                )
 
     def _divides(self, config: ReasoningConfig) -> Iterator[Problem]:
         """Whether every one of the ranks that share a layer gets as many heads, and as much of the MLP."""

@@ -36,7 +36,14 @@ from transformers import (
 
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config, recompute_in_backward
-from rlinf_lite.models.lora import add_adapters, is_linear, lacks_adapters, merge_adapters
+from rlinf_lite.models.lora import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    add_adapters,
+    is_linear,
+    lacks_adapters,
+    merge_adapters,
+)
 
 _CARRIED = (
     *("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
@@ -44,8 +51,7 @@ _CARRIED = (
 )
 _LORA_KEY = "model.lora"
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
-ADAPTER = "adapter"
-_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LORA_FIELDS = {
     *("r", "lora_alpha", "target_modules", "lora_dropout", "fan_in_fan_out"),
     *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
@@ -398,7 +404,7 @@ def saved_adapters(directory: Path) -> dict[str, Any]:
     others, OSError where there are none."""
     from peft import LoraConfig
 
-    said, usual = json.loads((directory / _ADAPTER_CONFIG).read_text()), LoraConfig().to_dict()
+    said, usual = json.loads((directory / ADAPTER_CONFIG).read_text()), LoraConfig().to_dict()
     if said.get("init_lora_weights") in (True, False, "gaussian"):  # others change the weights beneath
         said.pop("init_lora_weights")
     other = [name for name, x in said.items() if x and name not in _LORA_FIELDS and x != usual.get(name)]
