@@ -98,6 +98,11 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
     return False, "in fp32 the weights that acted give the same numbers again"
 
 
+def coarsest_precision(config: Any) -> str:
+    """bf16 where acting or training computes in it, else fp32."""
+    return "bf16" if "bf16" in (config.actor.precision, config.rollout.dtype) else "fp32"
+
+
 def rollout_dtype(config: Any, device: str) -> str:
     """What a rollout worker on `device`, or on such devices, has its own parameters in: fp32 or bf16."""
     usual = "fp32" if device == "cpu" else config.actor.precision

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rlinf_lite.config.names import recomputed_logprobs
+from rlinf_lite.config.names import coarsest_precision, recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
@@ -317,7 +317,7 @@ class Runner(ABC):
 
     def _warn_of_drift(self, drift: float) -> None:
         """Say once where training gives what was done another probability than acting did, with the same weights."""
-        precision = "bf16" if self.cfg.rollout.dtype == "bf16" else self.cfg.actor.precision
+        precision = coarsest_precision(self.cfg)
         if drift > DRIFT_LIMITS[precision] and not self._warned_of_drift:
             self._warned_of_drift = True
             log.warning(

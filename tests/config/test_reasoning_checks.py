@@ -8,6 +8,7 @@ import pytest
 
 from rlinf_lite.algorithms import whitens
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
+from rlinf_lite.config.names import coarsest_precision
 
 BASE = str(Path(__file__).parent / "yaml" / "reasoning.yaml")
 BROKEN = {
@@ -156,3 +157,10 @@ def test_tokens_are_not_discounted_and_whitened_where_a_critic_is_the_baseline()
         assert whitens(algorithm.model_copy(update={"normalize_advantages": not whitened})) != whitened
     ppo = load_config("math/math_arithmetic_ppo").algorithm
     assert whitens(ppo) and (ppo.gamma, ppo.gae_lambda) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("trains", "acts", "coarsest"), [("fp32", "null", "fp32"), ("fp32", "bf16", "bf16")])
+def test_drift_is_held_against_what_the_coarser_side_computes_in(trains: str, acts: str, coarsest: str) -> None:
+    overrides = [f"actor.precision={trains}", f"rollout.dtype={acts}", "cluster.fuse=null"]
+    config = load_config("math/math_arithmetic_grpo", overrides)
+    assert coarsest_precision(config) == coarsest
