@@ -117,7 +117,7 @@ def test_a_configs_needs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
         "env.train.num_envs=128",
     ]
     assert main([*words, "--json"]) == 0
-    assert seen[0].log_path == "/tmp/runs" and seen[0].num_processes == 4
+    assert seen[0].log_path == "/tmp/runs" and seen[0].num_processes == 5
     assert seen[0].host_bytes > seen[0].shared_bytes > 1_000_000
 
 

@@ -33,7 +33,7 @@ def test_a_run_ends_with_before_and_after_videos_and_a_report(start):
     page = result.report.read_text()
     assert page.count("data:image/gif") == 2 and "Step 2: every lane is a process" in page
     overlap = next(line for line in read_metrics(result.run_dir) if line["step"] == 2)["perf/overlap_frac"]
-    assert f"overlap_frac <b>{100 * overlap:.1f}%</b>" in page
+    assert f"overlap <b>{100 * overlap:.1f}%</b>" in page
     made_by = json.loads((result.run_dir / "versions.json").read_text())
     assert made_by["rlinf_lite"] and made_by["seed"] == "0" and "CPU cores" in made_by["machine"]
     assert all(html.escape(made_by[what]) in page for what in ("command", "commit", "machine"))
