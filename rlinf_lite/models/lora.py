@@ -4,10 +4,10 @@ merging them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlinf_lite.cards import NonNegativeInt, PositiveInt, Section
+from rlinf_lite.cards import NonNegativeInt, PositiveInt, Problem, Section
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +19,10 @@ USUAL_TARGETS = (
 )
 
 
+_OTHERS = (
+    "is {}, and the checkpoint has adapters of {}. Say the same, or merge them before ({}.merge_adapters, then "
+    "save_pretrained)"
+)
 ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
 """Within a language model's directory, what peft reads and writes."""
 
@@ -52,11 +56,14 @@ def lacks_adapters(
     Raises ValueError where it has others.
     """
     if own and wanted["rank"] and own != wanted:
-        raise ValueError(
-            f"{key}: is {dict(wanted)}, and the checkpoint has adapters of {dict(own)}. Say the same, or "
-            f"merge them before ({policy}.merge_adapters, then save_pretrained)"
-        )
+        raise ValueError(f"{key}: {_OTHERS.format(dict(wanted), dict(own), policy)}")
     return bool(wanted["rank"]) and not own
+
+
+def other_adapters(own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str) -> Iterator[Problem]:
+    """What `lacks_adapters` raises, as a problem of a config, before anything is built."""
+    if own and wanted["rank"] and own != wanted:
+        yield Problem("model.options.lora", _OTHERS.format(dict(wanted), dict(own), policy))
 
 
 def add_adapters(

@@ -1,11 +1,16 @@
 """LoRA: what trains, what is sent to rollout workers, and that adapters start as no change."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
+from rlinf_lite.models import load_policy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
+from rlinf_lite.shipped import shipped
 from rlinf_lite.weights.sync import synced_tensors
 from tests.models.settings import openvla
 
@@ -66,3 +71,20 @@ def test_unknown_names_are_refused():
         make_policy(lora={"rank": 2, "also_train": ["proprio_projector"]})
     with pytest.raises(ValueError, match=r"targets: no linear layer is called qproj. There are .*q_proj"):
         make_policy(lora={"rank": 2, "targets": ["qproj"]})
+
+
+@pytest.mark.parametrize(
+    ("task", "asset"), [("tabletop_ppo_vla", "tabletop_vla"), ("tabletop_ppo_flow", "tabletop_flow")]
+)
+def test_other_adapters_than_the_checkpoints_are_refused_before_anything_starts(
+    tmp_path: Path, task: str, asset: str
+) -> None:
+    lora = "model.options.lora={rank: 2, targets: [q_proj, v_proj]}"
+    load_policy(shipped("assets") / asset, load_config(task, [lora]).model).save_pretrained(tmp_path)
+    start = f"rollout.model_dir={tmp_path}"
+    load_config(task, [start, lora])
+    load_config(task, [start])  # rank 0: those that it has
+    with pytest.raises(ConfigError) as error:
+        load_config(task, [start, lora.replace("2", "3")])
+    [problem] = error.value.problems
+    assert problem.startswith("model.options.lora: is {'rank': 3, ") and "has adapters of {'rank': 2, " in problem

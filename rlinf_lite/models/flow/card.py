@@ -20,7 +20,7 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
-from rlinf_lite.models.lora import LoraOptions
+from rlinf_lite.models.lora import LoraOptions, other_adapters
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -126,6 +126,8 @@ class Flow(PolicyCard):
         except ProblemError as error:
             yield error.problem
             return
+        wanted = {**model.options.lora.model_dump(), "trainable": model.options.trainable}
+        yield from other_adapters(cfg.lora, wanted, "FlowPolicy")
         if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
 

@@ -15,7 +15,7 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
-from rlinf_lite.models.lora import LoraOptions
+from rlinf_lite.models.lora import LoraOptions, other_adapters
 from rlinf_lite.models.text.card import AttnImplementation, attention_problems
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class OpenVLA(PolicyCard):
             yield error.problem
             return
         cameras = cfg.cameras
+        wanted = config.model.options.lora.model_dump(exclude={"save_base"})
+        yield from other_adapters(cfg.lora, wanted, "OpenVLAPolicy")
         yield from misfits(config, cfg.proprio_dim, cfg.action_dim, seen)
         if cfg.proprio_dim and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
