@@ -35,7 +35,10 @@ def main() -> None:
             script = os.path.join(os.path.dirname(found.origin), "_private", "workers", "setup_worker.py")
             os.execv(sys.executable, [sys.executable, script, *arguments])
         arguments = [socket, *(item for item in arguments if not item.startswith((_CONTEXT, _LANGUAGE)))]
+    raylet = os.getppid()
     reason = ask_for_fork(arguments[0], arguments[1:])
+    if os.getppid() != raylet:
+        os._exit(0)  # Ray has ended, and the warm process with it: a worker would look for its node for 30 s
     os.environ[PLAIN] = reason
     os.execv(sys.executable, [sys.executable, *arguments[1:]])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -163,6 +164,32 @@ def test_who_has_given_up_waiting_is_not_forked_later(warm_process: WarmProcess,
     assert start(warm_process, script).stdout == "done\n"
     time.sleep(1.0)  # requests are answered one after the other: the one before would be running
     assert ran.read_text() == "xx"
+
+
+def test_no_plain_worker_is_started_for_a_node_that_has_ended(tmp_path: Path) -> None:
+    """It would look for its node for half a minute, and outlive the program by that."""
+    script, ran = tmp_path / "run.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'a').write('x')")
+    path, pid_file = str(tmp_path / "warm.sock"), tmp_path / "pid"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        node = "import subprocess, sys; started = subprocess.Popen(sys.argv[2:]); "
+        node += "open(sys.argv[1], 'w').write(str(started.pid)); started.wait()"
+        arguments = [sys.executable, "-IS", SETUP_SCRIPT, path, str(script)]
+        for node_ends in (False, True):
+            command = [sys.executable, "-c", node, str(pid_file), *arguments]
+            with subprocess.Popen(command) as process:
+                connection, _ = listener.accept()  # what is asked for is not answered
+                wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", "the start of a worker")
+                pid = int(pid_file.read_text())
+                if node_ends:
+                    process.kill()
+                    process.wait()
+                connection.close()  # and so does the warm process
+                wait_until(lambda pid=pid: not is_alive(pid), "the end of what was started")
+            pid_file.unlink()
+            assert ran.read_text() == "x"  # a node that lives gets a plain worker
 
 
 def test_arguments_that_are_not_understood_are_left_to_plain_python(warm_process: WarmProcess, tmp_path: Path) -> None:
