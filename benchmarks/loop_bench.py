@@ -12,12 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 
-from common import Comparison, Report, median, print_table, say
+from common import Comparison, Report, busy_processes, median, print_table, say
 from session import Session, logged_steps, undisturbed
 
 from rlinf_lite.config import load_config
@@ -36,17 +33,6 @@ SPLIT = {
     "perf/rollout_idle_frac": "rollout idle, of its phase",
     "perf/actor_idle_frac": "actor idle, of a step",
 }
-
-
-@contextlib.contextmanager
-def busy_processes(number: int) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def main() -> None:

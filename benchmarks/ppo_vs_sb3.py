@@ -1,6 +1,7 @@
 """PPO on PushCube-v1, end to end, against Stable-Baselines3's PPO with the same settings.
 
     python benchmarks/ppo_vs_sb3.py                                # env steps/s, both alive, in turn
+    python benchmarks/ppo_vs_sb3.py --busy 1                       # and each again, beside a process that never waits
     python benchmarks/ppo_vs_sb3.py --learning --seeds 1 2 3       # success against env steps: trains both, takes hours
     python benchmarks/ppo_vs_sb3.py --plot benchmarks/results/learning --out assets/pushcube_vs_sb3.png
     python benchmarks/ppo_vs_sb3.py --collect results/<run>        # a run that exists already, as such a JSON
@@ -20,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from common import Comparison, Report, available_bytes, interleaved, median, say
+from common import Comparison, Report, available_bytes, busy_processes, interleaved, median, say
 from learning_curves import collect_run, plot, train_both
 from sb3_settings import sb3_arguments
 from session import Session, logged_steps, undisturbed
@@ -31,7 +33,7 @@ from rlinf_lite.config import Config, load_config
 from rlinf_lite.runners import EmbodiedRunner
 from rlinf_lite.scheduler import Cluster
 
-TARGET = 1.7
+TARGET, BUSY_TARGET = 1.7, 1.5
 CONFIG = "embodiment/maniskill_pushcube_ppo_mlp"
 HERE = Path(__file__).parent
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
@@ -133,20 +135,35 @@ def measure_speed(args: argparse.Namespace) -> None:
             ):
                 rate = training_rate(session.new_runner())
                 rate(1)  # the first steps import, allocate and map
+
+                def beside(busy: int, measured: Callable[[int], float]) -> float:
+                    with busy_processes(busy):
+                        return measured(args.steps)
+
+                levels = sorted({0, args.busy})
                 found = interleaved(
-                    {"rlinf_lite": lambda: rate(args.steps), "sb3": lambda: opponent.rate(args.steps)},
+                    {
+                        f"{who}{_beside(busy)}": partial(beside, busy, measured)
+                        for busy in levels
+                        for who, measured in (("rlinf_lite", rate), ("sb3", opponent.rate))
+                    },
                     args.repeats,
                     warmup=0,
                     unit="env steps/s",
                 )
         finally:
             opponent.close()
-    ours, theirs = median(found["rlinf_lite"]), median(found["sb3"])
-    against = f"Stable-Baselines3, {name}"
-    what = "PPO on PushCube, end to end"
-    report.comparisons.append(Comparison(what, ours, against, theirs, "env steps/s", ours / theirs, TARGET, True))
+    for busy in levels:
+        ours, theirs = (median(found[f"{who}{_beside(busy)}"]) for who in ("rlinf_lite", "sb3"))
+        against, what = f"Stable-Baselines3, {name}", f"PPO on PushCube, end to end{_beside(busy)}"
+        target = BUSY_TARGET if busy else TARGET
+        report.comparisons.append(Comparison(what, ours, against, theirs, "env steps/s", ours / theirs, target, True))
     report.measurements |= {f"{who}, env steps/s": values for who, values in found.items()}
     report.write()
+
+
+def _beside(busy: int) -> str:
+    return f", beside {busy} busy" if busy else ""
 
 
 def _fits(variant: str, overrides: Sequence[str]) -> bool:
@@ -164,6 +181,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of our config; both sides follow")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="runner steps of each measurement")
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside every second measurement")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     learning = parser.add_argument_group("learning curves")
     learning.add_argument("--learning", action="store_true", help="train both, one after the other")

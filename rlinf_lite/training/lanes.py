@@ -2,8 +2,8 @@
 
 torch's own threads share each operation and wait for each other behind it, so that all of them wait for the one whose
 core something else uses: beside one busy process, two of them took four times as long over an update as idle. A lane
-computes a whole part of a micro-batch in a Python thread with one torch thread; lanes wait for each other once per
-micro-batch.
+computes a whole part of a micro-batch in a Python thread, with one torch thread unless the model is too large for a
+lane on every core; lanes wait for each other once per micro-batch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,27 +24,38 @@ B = TypeVar("B")  # a part of a micro-batch
 R = TypeVar("R")
 
 _MAX_BYTES = 2**29
-"""Of gradients that lanes hold besides the model's own: 134 million parameters on two cores."""
+"""Of gradients that lanes hold besides the model's own: 134 million parameters in two lanes."""
+_LEAST_WORK = 2**25
+"""Positions times parameters of a part, where there are more than two: the interpreter's share of a pass, a millisecond
+for a small network, is one lane's at a time, so that many lanes with little each wait for it and for each other."""
 _COPIED = ("_parameters", "_buffers", "_modules")
 
 
 def lanes_for(num_threads: int, num_parameters: int) -> int:
-    """How many of them train a model on a CPU: `num_threads`, or one (with all threads torch's) for a large model."""
-    return num_threads if (num_threads - 1) * num_parameters * 4 <= _MAX_BYTES else 1
+    """How many of them can train a model on a CPU, which have `num_threads` together."""
+    return min(num_threads, 1 + _MAX_BYTES // (4 * max(num_parameters, 1)))
 
 
 class Lanes:
-    """`number` threads that compute passes of `model`, a module on the CPU that is whole in this process.
+    """`number` threads that compute passes of `model`, a module on the CPU that is whole in this process, each with
+    `torch_threads` of torch's.
 
     Where a pass draws from torch's random numbers or changes buffers, parts are computed one after the other: who comes
     first would be chance. Other sources of chance in a model are its author's to avoid.
     """
 
-    def __init__(self, model: nn.Module, number: int) -> None:
+    def __init__(self, model: nn.Module, number: int, torch_threads: int = 1) -> None:
         self.model, self.number = model, number
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._at_once: dict[str, int] = {}  # of each kind of pass, once one was seen
         # threads begin with as many of torch's as the machine has cores
-        self._pool = ThreadPoolExecutor(max(number - 1, 1), "lane", torch.set_num_threads, (1,))
+        self._pool = ThreadPoolExecutor(max(number - 1, 1), "lane", torch.set_num_threads, (torch_threads,))
+
+    def cut(self, part: np.ndarray, positions: int = 1) -> list[np.ndarray]:
+        """A micro-batch's indices [b], of `positions` each that the model computes (tokens), for the lanes: as many as
+        there are, or fewer where there is little to compute; of fewer indices, one each."""
+        worth = max(2, len(part) * positions * self._num_parameters // _LEAST_WORK)
+        return np.array_split(part, max(min(self.number, worth, len(part)), 1))
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
         """`compute(model, part)` of each part of each micro-batch, in order; those of a micro-batch, of which there are

@@ -6,7 +6,7 @@ A step, whoever trains:
     learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, then one optimizer step; any number of
     learner.result(sums)                         # metrics over all ranks
 
-A small model on CPUs computes the parts of a micro-batch at the same time (`lanes.py`): `for_lanes` cuts it.
+A small model on CPUs computes the parts of a micro-batch at the same time (`lanes.py`): `lanes.cut` cuts it.
 
 What a role adds is how its batch becomes micro-batches, and their loss: `workers/actor.py` (samples of trajectories,
 chunks of demonstrations) and `workers/reasoning/` (rows of tokens; the micro-batches of language models are cut in its
@@ -23,7 +23,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -64,7 +63,7 @@ class Learner:
     Ranks of one `dp_rank`, of `dp_size`, train the same rows; all others have rows of their own.
 
     `num_parameters`, `num_threads` and `lanes` are there from the beginning, `optimizer` from `start_training` on.
-    While it trains, `num_threads` threads compute: one in each lane, or all of them torch's where there is one lane.
+    While it trains, `num_threads` threads compute, divided among the lanes.
     With `actor.offload` an actor's parameters and its optimizer's state are on the device from when something needs
     them until its weights have been sent (`sending`); gradients are nowhere between updates.
     """
@@ -98,8 +97,8 @@ class Learner:
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
         num_lanes = lanes_for(self.num_threads, self.num_parameters) if self._can_have_lanes() else 1
-        self.lanes = Lanes(self.model, num_lanes)
-        self._torch_threads = self.num_threads if self.lanes.number == 1 else 1
+        self._torch_threads = self.num_threads // num_lanes
+        self.lanes = Lanes(self.model, num_lanes, self._torch_threads)
         self._offloads, self._away = cfg.actor.offload and name == "actor", set()
 
     def _can_have_lanes(self) -> bool:
@@ -159,10 +158,6 @@ class Learner:
             factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-
-    def for_lanes(self, part: np.ndarray) -> list[np.ndarray]:
-        """A micro-batch's indices [b], cut into as many parts as there are lanes; of fewer, one each."""
-        return np.array_split(part, max(min(self.lanes.number, len(part)), 1))
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
         """`compute(model, part)` of each part of each micro-batch, in order, by all of `num_threads`: see

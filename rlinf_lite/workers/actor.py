@@ -213,7 +213,7 @@ class EmbodiedFSDPActor(Worker):
                 environments = partial(_listed, "environments", minibatch // num_decisions)
                 loss_fn = partial(self._loss, denominator)
                 stepped, own_sums = learner.update(
-                    map(learner.for_lanes, parts), loss_fn, sums, where, environments, only
+                    map(learner.lanes.cut, parts), loss_fn, sums, where, environments, only
                 )
                 self.unchanged = self.unchanged and not stepped
                 if target_kl is not None:
@@ -280,7 +280,7 @@ class EmbodiedFSDPActor(Worker):
             self.learner.set_learning_rate(step)
             parts = np.array_split(own, -(-len(own) // cfg.actor.micro_batch_size))
             episodes = partial(_listed, "episodes", demonstrations.episodes(batch))
-            inputs = ([read(lane) for lane in self.learner.for_lanes(part)] for part in parts)
+            inputs = ([read(lane) for lane in self.learner.lanes.cut(part)] for part in parts)
             self.learner.update(inputs, loss_fn, sums, f"step {step}", episodes)
         self.version += 1
         return self.learner.result(sums)
@@ -355,7 +355,7 @@ class EmbodiedFSDPActor(Worker):
         inputs, learner = self.batch.forward_inputs, self.learner
         num_samples = len(self.batch.mask)
         whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
-        micro_batches = [learner.for_lanes(part) for part in whole]
+        micro_batches = [learner.lanes.cut(part) for part in whole]
 
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
             with torch.no_grad(), learner.autocast():

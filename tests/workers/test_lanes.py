@@ -306,11 +306,16 @@ def test_who_has_lanes() -> None:
     recompute_in_backward(recomputed)
     assert learner(recomputed, 4).lanes.number == 1
     assert learner(nn.Linear(10_000, 1_000), 4).lanes.number == 4
-    assert learner(nn.Linear(10_000, 5_000), 4).lanes.number == 1  # three times 200 MB of gradients
+    assert learner(nn.Linear(10_000, 5_000), 4).lanes.number == 3  # a fourth would take the third 200 MB of gradients
+    shared = learner(nn.Linear(10_000, 10_000, device="meta").to_empty(device="cpu"), 5)  # 400 MB each
+    assert shared.lanes.number == 2 and shared._torch_threads == 2
     hooked = nn.Linear(2, 2)
     hooked.weight.register_hook(lambda gradient: gradient * 2)
     assert learner(hooked, 4).lanes.number == 1
-    parts = learner(nn.Linear(2, 2), 4).for_lanes
-    assert [len(part) for part in parts(np.arange(10))] == [3, 3, 2, 2]
-    assert [len(part) for part in parts(np.arange(2))] == [1, 1]
-    assert [len(part) for part in parts(np.arange(0))] == [0]
+    small = learner(nn.Linear(2, 2), 4).lanes  # the interpreter's time is what counts, and lanes share it
+    assert [len(part) for part in small.cut(np.arange(10))] == [5, 5]
+    assert [len(part) for part in small.cut(np.arange(1))] == [1]
+    assert [len(part) for part in small.cut(np.arange(0))] == [0]
+    large = learner(nn.Linear(10_000, 1_000), 4).lanes
+    assert [len(part) for part in large.cut(np.arange(11))] == [4, 4, 3]  # of 3.4 rows at the least
+    assert [len(part) for part in large.cut(np.arange(10), positions=20)] == [3, 3, 2, 2]

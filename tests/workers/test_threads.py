@@ -56,7 +56,7 @@ def actor(cfg):
 
 def large_actor(cfg):
     worker = Worker()
-    model = torch.nn.Linear(10_000, 10_000, device="meta").to_empty(device="cpu")  # too large for lanes
+    model = torch.nn.Linear(10_000, 14_000, device="meta").to_empty(device="cpu")  # too large for lanes
     learner = Learner(worker, model, cfg, "actor")
     learner.start_training(cfg.actor.optim, 1)
     learner.update([[0]], look, MetricSums(), "", str)

@@ -106,8 +106,9 @@ class LanguageModelWorker(Worker):
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
         own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
         num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
+        width = batch.batch["attention_mask"].shape[1] if len(batch) else 0
         for part in parts:
-            yield [(batch, take_rows(batch, rows, self.device), 1.0) for rows in self.learner.for_lanes(part)]
+            yield [(batch, take_rows(batch, rows, self.device), 1.0) for rows in self.learner.lanes.cut(part, width)]
         filling = batch if len(batch) else empty_row(batch)
         for _ in range(num_most - len(parts)):
             yield [(filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0)]
