@@ -21,6 +21,7 @@ from common import Comparison, Report, median, say
 from session import LanguageSession, Session, undisturbed
 
 from rlinf_lite.config import Config, ReasoningConfig, load_config
+from rlinf_lite.config.names import fused_roles
 from rlinf_lite.runners.placed import CHOICE
 from rlinf_lite.scheduler import Cluster
 
@@ -38,13 +39,14 @@ ROBOTS = {
     "as shipped": [],
     "a process each, in turn": placed("{env: 0, rollout: 0, actor: 0}", "rollout.pipeline_stage_num=1"),
     "a process each, 2 stages": placed("{env: 0, rollout: 0, actor: 0}", "rollout.pipeline_stage_num=2"),
+    "actor and policy in a process": placed("{env: 0, rollout: 0, actor: 0}", "cluster.fuse='actor,rollout'"),
     "2 env, in turn": placed("{env: '0:0-1', rollout: 0, actor: 0}", "rollout.pipeline_stage_num=1"),
     "2 env, 2 rollout, in turn": placed("{env: '0:0-1', rollout: '0:0-1', actor: 0}", "rollout.pipeline_stage_num=1"),
 }
 TOGETHER = "{actor: 0, rollout: 0, reference: 0, critic: 0, reward: 0}"
 LANGUAGE = {
     "as shipped": [],
-    "a process for all": placed(TOGETHER),
+    "a process for all": placed(TOGETHER, "cluster.fuse='actor,rollout,reference,critic'"),
     "a process each": placed(TOGETHER, "cluster.fuse=null"),
     "2 rollout": placed("{actor: 0, rollout: '0:0-1', reference: 0, critic: 0, reward: 0}", "cluster.fuse=null"),
 }
@@ -89,7 +91,7 @@ def main() -> None:
 def what(cfg: Config | ReasoningConfig) -> str:
     """All that placements differ in."""
     where = {role: str(slots) for role, slots in cfg.cluster.component_placement.items()}
-    return json.dumps([where, cfg.cluster.fuse, cfg.rollout.pipeline_stage_num], sort_keys=True)
+    return json.dumps([where, fused_roles(cfg), cfg.rollout.pipeline_stage_num], sort_keys=True)
 
 
 def search(config: str, usual: list[str], scratch: Path) -> list[str]:
@@ -98,9 +100,10 @@ def search(config: str, usual: list[str], scratch: Path) -> list[str]:
     kind, _, name = config.partition("/")
     command = [sys.executable, "-m", "rlinf_lite.cli", "math" if kind == "math" else "train", name, *settings]
     subprocess.run([*command, "cluster.component_placement=auto"], check=True)
-    tried = json.loads(next(scratch.rglob(CHOICE)).read_text())
-    best = min((one for one in tried if one["measured_s"] is not None), key=lambda one: one["measured_s"])
-    return placed(best["placement"], f"rollout.pipeline_stage_num={best['stages']}")
+    found = json.loads(next(scratch.rglob(CHOICE)).read_text())
+    best = next(one for one in found if one["outcome"] == "kept")
+    fuse = "null" if best["fuse"] is None else f"'{best['fuse']}'"
+    return placed(best["placement"], f"cluster.fuse={fuse}", f"rollout.pipeline_stage_num={best['stages']}")
 
 
 if __name__ == "__main__":

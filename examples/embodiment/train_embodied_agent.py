@@ -34,10 +34,12 @@ def main() -> int:
 
 def train(cfg: Config) -> RunResult:
     from rlinf_lite.control import supervise
+    from rlinf_lite.preview.placements import check_room
     from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, claim_run, run_placed
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
+    check_room(cfg)
     with (
         claim_run(cfg) as claim,
         Cluster.from_config(cfg.cluster) as cluster,

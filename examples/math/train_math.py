@@ -38,10 +38,12 @@ def main() -> int:
 def train(cfg: ReasoningConfig) -> RunResult:
     from rlinf_lite.control import supervise
     from rlinf_lite.data.problems import open_problems
+    from rlinf_lite.preview.placements import check_room
     from rlinf_lite.runners import AsyncReasoningRunner, ReasoningRunner, check_rewards, claim_run, run_placed
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers.reasoning import launch_roles
 
+    check_room(cfg)
     with claim_run(cfg) as claim:
         problems = open_problems(cfg)
         check_rewards(cfg, problems)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
-from rlinf_lite.config.names import ROLES, fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
+from rlinf_lite.config.names import fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     Plan,
@@ -19,7 +19,7 @@ from rlinf_lite.config.plan import (
     plan_and_problems,
     slots,
 )
-from rlinf_lite.config.proposals import is_auto, proposals
+from rlinf_lite.config.proposals import SHARING, is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory
 from rlinf_lite.config.rules import (
@@ -37,8 +37,6 @@ from rlinf_lite.hub import hub_problem, on_hub
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
-_SHARING = ("actor", "rollout")
-"""Of a run in a simulator: an environment's process has no torch."""
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _ENVS = "env.train.num_envs"
 _TP = "actor.tensor_model_parallel_size"
@@ -596,7 +594,7 @@ def _overlong_penalty(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[
 
 @rule("cluster.fuse", "runner.task_type", PLACEMENT, "algorithm.adv_type", "algorithm.kl.place")
 def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
-    roles, known = fused_roles(config), ROLES if config.runner.task_type == "reasoning" else _SHARING
+    roles, known = fused_roles(config), SHARING[config.runner.task_type]
     if config.runner.task_type == "sft" and roles:
         yield Problem("cluster.fuse", "is for reinforcement learning, where weights go to and fro. Leave it out")
         return

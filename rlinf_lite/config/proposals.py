@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any, TypeVar, cast
 
-from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of
+from rlinf_lite.config.names import COMPONENTS, ROLES, fused_roles, roles_of, rollout_dtype
 from rlinf_lite.config.plan import slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import AUTO, BaseConfig, ClusterConfig, Config
@@ -33,6 +33,8 @@ _DIVISIONS = {
     ),
 }
 """Roles that share slots, by the kind of run; those of different brackets have slots of their own."""
+SHARING = {"embodied": ("actor", "rollout"), "sft": (), "reasoning": ROLES}
+"""Roles that may share a process: an environment's has no torch."""
 
 
 def is_auto(cluster: ClusterConfig) -> bool:
@@ -45,7 +47,9 @@ def proposals(config: C) -> list[C]:
     which of them are possible. Lines that name slots stay, and roles with a node group stay within it. On slots that
     are a machine's cores, a slot may have several simulators and policies, each a process.
 
-    Of runs in simulators also one pipeline stage and two, besides what the config has.
+    Each with processes of their own and with one for all roles that have the actor's line, besides the config's own
+    `cluster.fuse`, where that changes no number; of runs in simulators also one pipeline stage and two, besides what
+    the config has.
     """
     is_reasoning = isinstance(config, ReasoningConfig)
     roles: Sequence[str] = roles_of(config) if isinstance(config, ReasoningConfig) else COMPONENTS
@@ -63,20 +67,38 @@ def proposals(config: C) -> list[C]:
     stages = [config.rollout.pipeline_stage_num]
     stages += [] if is_reasoning else [number for number in (1, 2) if number not in stages]
     found = []
-    for combined, number in product(product(*ways), stages):
+    for combined in product(*ways):
         placed = dict(fixed)
         for label, way in zip(chosen, combined, strict=True):
             for names, line in _joined(way).items():
                 placed[names] = line if label is None else {"placement": line, "node_group": label}
-        found.append(_with(config, placed, number))
+        found += [_with(config, placed, fuse, number) for fuse in _fuses(config, placed) for number in stages]
     return found
 
 
-def _with(config: C, placement: dict[str, Any], stages: int) -> C:
+def _with(config: C, placement: dict[str, Any], fuse: str | None, stages: int) -> C:
     content = config.model_dump()
-    content["cluster"]["component_placement"] = placement
+    content["cluster"] |= {"component_placement": placement, "fuse": fuse}
     content["rollout"]["pipeline_stage_num"] = stages
     return cast(C, type(config).model_validate(content))
+
+
+def _fuses(config: C, placement: Mapping[str, Any]) -> list[str | None]:
+    """Which roles may share processes where they have these lines; the config's own alone where that is wrong."""
+    own, known = fused_roles(config), SHARING[config.runner.task_type]
+    if set(own) - set(known) or len(set(own)) < len(own):  # which the checks will say
+        return [config.cluster.fuse]
+    try:
+        if rollout_dtype(config, slots(config.cluster)[0]) == "bf16":  # with the actor's parameters it acts in fp32
+            return [config.cluster.fuse]
+    except PlacementError:  # said where the lines are checked
+        return [config.cluster.fuse]
+    lines = {name.strip(): spec for names, spec in placement.items() for name in names.split(",")}
+    alike = [role for role in known if role in lines and lines[role] == lines.get("actor") and role != "reward"]
+    fuses: list[list[str]] = [[], *[alike] * (len(alike) > 1)]
+    if own and set(own) != set(alike) and all(lines.get(role) == lines.get(own[0]) for role in own):
+        fuses.append(own)
+    return [",".join(roles) or None for roles in fuses]
 
 
 def _ways(config: BaseConfig, label: str | None, roles: Sequence[str]) -> Ways:

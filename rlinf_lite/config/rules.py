@@ -242,6 +242,21 @@ def _the_policy_is_one(config: Any, plan: Any) -> Iterator[Problem]:
         yield Problem("model.id", text)
 
 
+@rule("rollout.engine", kinds=("reasoning",))
+def _the_engine_is_one(config: Any, plan: Any) -> Iterator[Problem]:
+    name = config.rollout.engine
+    if name == registry.ENGINES.default:  # which imports torch
+        return
+    try:
+        part = registry.ENGINES.get(name)
+    except registry.PartError:  # said by its own rule
+        return
+    methods = ("stream", "generate", "weights_changed")
+    if not isinstance(part, type) or not all(hasattr(part, method) for method in methods):
+        text = f"{name} is {part!r}, no class with {', '.join(methods)} (rlinf_lite.generation.protocol). Name one"
+        yield Problem("rollout.engine", text)
+
+
 def _written_rule(key: str) -> None:
     @rule(key)
     def directories_can_be_written(config: Any, plan: Any) -> Iterator[Problem]:

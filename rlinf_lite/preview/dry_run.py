@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from textwrap import indent
 
 import yaml
 
 from rlinf_lite.config.checks import find_problems, possible
-from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, plan_of, slots
+from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
-from rlinf_lite.preview.placements import fits, room_for
+from rlinf_lite.preview.placements import byte_text, described, needed_bytes, no_room, room_for
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 
@@ -32,21 +32,23 @@ def describe(config: Config | ReasoningConfig) -> str:
         "one step": "\n".join(arithmetic),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
-    if len(candidates) > 1:
-        sections["placements to choose from, the first of which is shown above"] = "\n".join(_candidates(candidates))
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
+    if is_auto(config.cluster):
+        room = room_for(slots(config.cluster)[0])
+        needed = {described(placed): needed_bytes(plan_of(placed)) if room else 0 for placed in candidates}
+        title = "placements to choose from, the first of which is shown above"
+        sections[title] = "\n".join(_candidates(needed, room))
+        if room is not None and min(needed.values()) > room:
+            lacking.append(f"{no_room(needed, room, candidates[0])}")
     if lacking:
         sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 
-def _candidates(candidates: Sequence[Config | ReasoningConfig]) -> Iterator[str]:
-    room = room_for(slots(candidates[0].cluster)[0])
-    for placed in candidates:
-        line = yaml_text(placed.cluster.model_dump(mode="json")["component_placement"])
-        number = placed.rollout.pipeline_stage_num
-        too_large = "" if fits(plan_of(placed), room) else f", out: takes more than {byte_text(room or 0)}"
-        yield f"{line}, {number} stage{'s' * (number > 1)}{too_large}"
+def _candidates(needed: Mapping[str, int], room: int | None) -> Iterator[str]:
+    for name, count in needed.items():
+        too_large = room is not None and count > room
+        yield f"{name}{f', out: takes {byte_text(count)} of {byte_text(room or 0)}' if too_large else ''}"
 
 
 def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
@@ -152,11 +154,3 @@ def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
         shared = f"of it up to {byte_text(found.shared_bytes)} in /dev/shm"
         yield f"host          {byte_text(found.node_host_bytes)} on the fullest node, {shared}"
     yield from (f"not known     {sentence}" for sentence in found.unknown)
-
-
-def byte_text(count: int) -> str:
-    """`1.5 GiB`."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -86,13 +86,14 @@ class RunFiles:
         return section
 
 
-def _placements(tried: list[Line]) -> list[Line]:
-    """What `runners.placed` has tried, the fastest first, with what predictions were off by; failed ones at the end."""
-    tried.sort(key=lambda one: one["measured_s"] or float("inf"))
-    for one in tried:
+def _placements(found: list[Line]) -> list[Line]:
+    """What `runners.placed` chose from, with what predictions were off by: those that were measured, the fastest first;
+    the others in the order of what they would take."""
+    found.sort(key=lambda one: (one["measured_s"] or float("inf"), one["outcome"] != "failed"))
+    for one in found:
         known = one["predicted_s"] and one["measured_s"]
         one["error"] = one["predicted_s"] / one["measured_s"] - 1 if known else None
-    return tried
+    return found
 
 
 def _json_lines(path: Path) -> list[Line]:

@@ -6,26 +6,37 @@ import json
 import logging
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from rlinf_lite.config.checks import possible
-from rlinf_lite.config.explain import yaml_text
+from rlinf_lite.config.names import fused_roles
 from rlinf_lite.config.plan import plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
-from rlinf_lite.preview.placements import fits, measured, room_for, step_s
+from rlinf_lite.preview.placements import (
+    Costs,
+    described,
+    fits,
+    measured,
+    needed_bytes,
+    no_room,
+    placement_text,
+    room_for,
+    step_s,
+    worth,
+)
 from rlinf_lite.runners.checkpoints import CheckpointStore, step_number
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
-from rlinf_lite.scheduler import Cluster, SchedulerError
+from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +49,39 @@ CHOICE = "placement.json"
 
 
 @dataclass
-class Tried:
-    """A placement, and what a step of the run took there; seconds, medians."""
+class Candidate(Generic[C]):
+    """A placement that the run may have, and seconds of a step there."""
 
-    placement: str
-    stages: int
-    predicted_s: float | None
+    placed: C
+    outcome: Literal["kept", "tried", "failed", "not tried", "takes too much memory"] = "not tried"
+    predicted_s: float | None = None
     """From the first one's steps; None for that one itself."""
     measured_s: float | None = None
-    """None where a step failed."""
+    """Median of those that ran; None of others."""
+
+    def row(self) -> dict[str, Any]:
+        """As it is in `placement.json`."""
+        return {
+            "placement": placement_text(self.placed),
+            "fuse": ",".join(fused_roles(self.placed)) or None,
+            "stages": self.placed.rollout.pipeline_stage_num,
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "outcome": self.outcome,
+        }
 
     def describe(self) -> str:
         """One line of the table."""
         predicted = "" if self.predicted_s is None else f"{self.predicted_s:.3g} s"
-        took = "failed" if self.measured_s is None else f"{self.measured_s:.3g} s"
-        return f"  {took:>8}  {predicted:>9}  {self.name()}"
+        took = self.outcome if self.measured_s is None else f"{self.measured_s:.3g} s"
+        return f"  {took:>8}  {predicted:>9}  {described(self.placed)}"
 
-    def name(self) -> str:
-        return f"{self.placement}, {self.stages} stage{'s' * (self.stages > 1)}"
+    def overrides(self) -> str:
+        """What gives a run this placement, for a shell."""
+        row = self.row()
+        fuse = "null" if row["fuse"] is None else f"'{row['fuse']}'"
+        settings = [f"cluster.component_placement={row['placement']}", f"cluster.fuse={fuse}"]
+        return shlex.join([*settings, f"rollout.pipeline_stage_num={row['stages']}"])
 
 
 def run_placed(
@@ -69,45 +95,54 @@ def run_placed(
     Where slots are to be chosen, the run begins with all roles together. Its steps there price the other placements
     (`preview.placements`), of which the best that memory allows are tried, three steps each, and the fastest one is
     kept. From one to the next it goes by a checkpoint, so that each step is one of the training, with the numbers that
-    it would have had anywhere. What was tried is printed, and written to the run's `placement.json`.
+    it would have had anywhere. What was tried is printed, and all that there was is in the run's `placement.json`.
     """
     if not is_auto(cfg.cluster):
         return run(cfg, None)
-    candidates, room = possible(cfg), room_for(slots(cfg.cluster)[0])
-    first = next((placed for placed in candidates if fits(plan_of(placed), room)), candidates[0])
+    candidates, room = [Candidate(placed) for placed in possible(cfg)], room_for(slots(cfg.cluster)[0])
     store = CheckpointStore(claim.checkpoint_dir, 1)
     wanted = {path.resolve() for path in store.steps()}  # checkpoints that are not the search's
-    tried: list[tuple[C, Tried]] = []
-    evals = []
-    for placed, entry in _to_try(first, candidates, claim, room, tried):
+    tried: list[Candidate[C]] = []
+    evals, failure = [], None
+    while len(tried) < NUM_TRIED and (one := _next(candidates, room)) is not None:
         start = claim.resume_from
         begun = 0 if start is None else step_number(start)
-        warming_up = 0 if tried else max(cfg.algorithm.critic_warmup_steps - begun, 0)  # only the critic trains in them
-        print(f"placement: trying {entry.name()}", flush=True)
-        tried.append((placed, entry))
+        print(f"placement: trying {described(one.placed)}", flush=True)
+        tried.append(one)
         try:
-            result = run(placed, begun + warming_up + 1 + NUM_MEASURED)
+            result = run(one.placed, begun + 1 + NUM_MEASURED)
         except SchedulerError as error:
-            if len(tried) == 1:
-                raise
+            one.outcome, failure = "failed", error
+            if all(other.measured_s is None for other in tried):
+                if not _may_be_memory(error):
+                    raise
+                candidates.sort(key=lambda other: needed_bytes(plan_of(other.placed)))
             log.warning("this placement is out: %s", str(error).splitlines()[0])
             newest = store.newest()
             claim.resume_from = start if newest is None else newest.resolve()
         else:
+            one.outcome = "tried"
             evals += result.evals
             if result.interrupted or result.completed_steps >= result.total_steps:
                 return replace(result, evals=evals)
-            steps = _steps_since(claim.log_dir, begun + warming_up + 1)
-            entry.measured_s = median(line["time/step"] for line in steps)
+            steps = _steps_since(claim.log_dir, begun + 1, cfg)
+            if all(other.measured_s is None for other in tried):
+                _price(candidates, measured(steps, plan_of(one.placed)), one)
+            one.measured_s = median(line["time/step"] for line in steps)
         finally:
             _end_groups(supervisor)
         _drop(start, claim.resume_from, wanted, cfg.runner.save_interval)
-    best, entry = min(tried, key=lambda one: one[1].measured_s or float("inf"))
-    lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for _, one in tried)]
-    kept = shlex.quote(f"cluster.component_placement={entry.placement}")
-    print("\n".join([*lines, f"  kept: {kept} rollout.pipeline_stage_num={entry.stages}"]), flush=True)
-    write_whole(claim.log_dir / CHOICE, json.dumps([asdict(one) for _, one in tried], indent=1))
-    result = run(best, None)
+    if not tried:  # the memory was there before other things started
+        needed = {described(one.placed): needed_bytes(plan_of(one.placed)) for one in candidates}
+        raise no_room(needed, room or 0, cfg)
+    best = min(tried, key=lambda one: one.measured_s or float("inf"))
+    if best.measured_s is None and failure is not None:
+        raise failure
+    best.outcome = "kept"
+    lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for one in tried)]
+    print("\n".join([*lines, f"  kept: {best.overrides()}"]), flush=True)
+    write_whole(claim.log_dir / CHOICE, json.dumps([one.row() for one in candidates], indent=1))
+    result = run(best.placed, None)
     return replace(result, evals=[*evals, *result.evals])
 
 
@@ -130,33 +165,36 @@ def _drop(before: Path | None, now: Path | None, wanted: set[Path], save_interva
         shutil.rmtree(before, ignore_errors=True)
 
 
-def _to_try(
-    first: C, candidates: list[C], claim: RunClaim, room: int | None, tried: list[tuple[C, Tried]]
-) -> Iterator[tuple[C, Tried]]:
-    """The first placement; then, priced by its steps, those that look best."""
-    yield first, _entry(first, None)
-    done = 0 if claim.resume_from is None else step_number(claim.resume_from)
-    lines = _steps_since(claim.log_dir, done - NUM_MEASURED)
-    costs = measured(lines, plan_of(first))
-    prices = [step_s(costs, plan_of(placed)) for placed in candidates]
-
-    def nearly(number: int) -> tuple[float, int]:
-        return float(f"{prices[number]:.2g}"), candidates[number].rollout.pipeline_stage_num
-
-    # of those that cost nearly the same, first those with fewer stages, which send fewer messages
-    order = sorted(range(len(prices)), key=nearly)
-    for seconds, placed in ((prices[i], candidates[i]) for i in order):
-        if len(tried) < NUM_TRIED and placed != first and fits(plan_of(placed), room):
-            yield placed, _entry(placed, seconds)
+def _next(candidates: list[Candidate[C]], room: int | None) -> Candidate[C] | None:
+    """The first that has not been tried, and that there is memory for."""
+    for one in candidates:
+        if one.outcome == "not tried":
+            if fits(plan_of(one.placed), room):
+                return one
+            one.outcome = "takes too much memory"
+    return None
 
 
-def _entry(placed: Config | ReasoningConfig, predicted_s: float | None) -> Tried:
-    lines = placed.cluster.model_dump(mode="json")["component_placement"]
-    by_role = {name: line for names, line in lines.items() for name in names.split(",")}  # for a command line, too
-    return Tried(yaml_text(by_role), placed.rollout.pipeline_stage_num, predicted_s)
+def _price(candidates: list[Candidate[C]], costs: Costs, first: Candidate[C]) -> None:
+    """Predict what a step takes everywhere but where it was measured first; sort the best to the front."""
+    prices = {id(one): step_s(costs, plan_of(one.placed)) for one in candidates}
+    for one in candidates:
+        one.predicted_s = None if one is first else prices[id(one)]
+    candidates.sort(key=lambda one: worth(prices[id(one)], plan_of(one.placed)))
 
 
-def _steps_since(run_dir: Path, step: int) -> list[dict[str, float]]:
-    """Lines of the log after so many steps."""
+def _may_be_memory(error: SchedulerError) -> bool:
+    """Whether there may have been too little, which another placement may have enough of."""
+    return isinstance(error, WorkerDiedError) or "memory" in str(error).splitlines()[0].lower()
+
+
+def _steps_since(run_dir: Path, step: int, cfg: Config | ReasoningConfig) -> list[dict[str, float]]:
+    """Lines of the log after so many steps. Where a language model's critic trains alone, the actor is added: of the
+    same size, on the same processors."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "time/step" in line and line["step"] > step]
+    found = [line for line in lines if "time/step" in line and line["step"] > step]
+    for line in found:
+        if isinstance(cfg, ReasoningConfig) and line["step"] <= cfg.algorithm.critic_warmup_steps:
+            line["time/step"] += line["time/training"]
+            line["time/training"] *= 2
+    return found

@@ -35,7 +35,7 @@ _ADAPTERS = ("model.lora", "model.options.lora")
 """What cannot change either: which weights there are, and which of them train."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
 """What the state of an unfinished episode belongs to."""
-_PLACES = ("cluster.component_placement", "rollout.pipeline_stage_num")
+_PLACES = ("cluster.component_placement", "cluster.fuse", "rollout.pipeline_stage_num")
 """Where the work is done, which changes no number."""
 _OF_RESUMING = ("runner.resume", "runner.allow_changes")
 _ABSENT = object()

@@ -1,13 +1,18 @@
 """Predictions choose what a simulation of every placement, decision by decision, finds to be fastest."""
 
 import heapq
+import os
+import re
 
 import pytest
 
 from rlinf_lite.config import load_config
 from rlinf_lite.config.checks import possible
+from rlinf_lite.config.names import fused_roles
 from rlinf_lite.config.plan import plan_of
-from rlinf_lite.preview.placements import Costs, fits, measured, step_s
+from rlinf_lite.preview import dry_run, placements
+from rlinf_lite.preview.placements import Costs, check_room, fits, measured, step_s, worth
+from rlinf_lite.scheduler import PlacementError
 
 EIGHT = ["cluster.num_gpus_per_node=8", "cluster.accelerator=cuda", "cluster.component_placement=auto"]
 T = 50  # decisions of a step
@@ -61,6 +66,39 @@ def test_the_predicted_best_is_the_simulated_best(work):
         assert step_s(costs, plan) == pytest.approx(simulated_s(costs, plan), rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("processes_per_slot", "work", "best"),
+    [
+        # a process per slot: nothing is together but fused, so that the slots are to be parted
+        (1, {"env": 80.0, "rollout": 8.0, "actor": 8.0}, {"env": 6, "rollout": 2, "actor": 2}),
+        (1, {"env": 8.0, "rollout": 40.0, "actor": 80.0}, {"env": 1, "rollout": 7, "actor": 7}),
+        # two: policies in the actor's processes beside simulators
+        (2, {"env": 8.0, "rollout": 8.0, "actor": 80.0}, {"env": 8, "rollout": 8, "actor": 8}),
+        (2, {"env": 80.0, "rollout": 8.0, "actor": 8.0}, {"env": 8, "rollout": 8, "actor": 8}),
+    ],
+)
+def test_where_memory_rules_placements_out_the_best_of_the_others_is_found(processes_per_slot, work, best):
+    """A process has a context of CUDA, a GiB, and little of a small network's."""
+    costs, room = Costs(work, 0.5, sync_s=0.4), 2**30 * (4 * processes_per_slot + 1) // 4
+    plans = [plan_of(placed) for placed in possible(config())]
+    free = min(simulated_s(costs, plan) for plan in plans)
+    found = min((plan for plan in plans if fits(plan, room)), key=lambda plan: worth(step_s(costs, plan), plan))
+    sizes = {role: len(found.placements[role]) for role in work}
+    assert sizes == best
+    allowed = []
+    for plan in plans:
+        fused, on_slots = set(fused_roles(plan.config)), [0] * 8
+        for role in set(work) - ({"rollout"} if fused else set()):
+            for process in plan.placements[role]:
+                on_slots[process.slots[0]] += 1
+        if max(on_slots) <= processes_per_slot:
+            allowed.append(simulated_s(costs, plan))
+    assert len(allowed) < len(plans)
+    assert simulated_s(costs, found) <= 1.05 * min(allowed)
+    if processes_per_slot == 1:
+        assert simulated_s(costs, found) > 1.1 * free  # memory costs something here
+
+
 def test_overlap_of_asynchronous_runs():
     """Where training needs as long as rollouts, slots of their own let both go on at once."""
     overlapping = config("runner.mode=async", "algorithm.correction.kind=decoupled")
@@ -81,6 +119,86 @@ def test_costs_are_what_was_busy():
     line |= {"perf/env_idle_frac": 0.5, "perf/rollout_idle_frac": 0.75}
     costs = measured([line, {**line, "time/step": 100.0}, line], plan)
     assert costs.work == {"env": 24.0, "rollout": 12.0, "actor": 24.0} and costs.rest_s == 1.0
+    sent = measured([line | {"time/sync_weights": 0.25}], plan)
+    assert (sent.rest_s, sent.sync_s) == (0.75, 0.25)
+
+
+LANGUAGE = ["cluster.num_gpus_per_node=8", "cluster.accelerator=cuda", "cluster.component_placement=auto"]
+
+
+def language(*overrides):
+    ours = ["data.num_prompts=40", "actor.global_batch_size=320", "actor.precision=fp32", *overrides]
+    return load_config("math/math_arithmetic_grpo", [*LANGUAGE, *ours], elsewhere=True)
+
+
+def of_slots(plan):
+    return tuple(len({process.slots for process in plan.placements[role]}) for role in ("rollout", "actor"))
+
+
+def best_of(costs, candidates):
+    return min(map(plan_of, candidates), key=lambda plan: worth(step_s(costs, plan), plan))
+
+
+def test_language_models_have_the_placement_that_enumeration_finds():
+    """In turn all slots are everybody's; side by side each side has slots in proportion to its work."""
+    generating = Costs({"rollout": 60.0, "actor": 20.0}, 0.0, sync_s=1.0)
+    in_turn = best_of(generating, possible(language()))
+    assert of_slots(in_turn) == (8, 8) and fused_roles(in_turn.config) == ["actor", "rollout"]
+    assert step_s(generating, in_turn) == 60 / 8 + 20 / 8
+    stale = ["runner.mode=async", "algorithm.correction.kind=decoupled"]
+    for work, slots in ((60.0, 20.0), (6, 2)), ((20.0, 60.0), (2, 6)), ((40.0, 40.0), (4, 4)):
+        beside = best_of(Costs({"rollout": work[0], "actor": work[1]}, 0.0), possible(language(*stale)))
+        enumerated = {k: max(work[0] / k, work[1] / (8 - k)) for k in range(1, 8)}
+        assert min(enumerated, key=enumerated.get) == slots[0]
+        seconds = step_s(Costs({"rollout": work[0], "actor": work[1]}, 0.0), beside)
+        assert seconds == min(enumerated.values()) == 10.0
+
+
+def test_a_configs_own_fuse_is_one_of_several():
+    """Where policies would act with other numbers it stays."""
+    for own in ("null", "'actor,rollout'"):
+        fuses = {tuple(fused_roles(placed)) for placed in possible(language(f"cluster.fuse={own}"))}
+        assert fuses == {(), ("actor", "rollout")}
+    low = possible(language("cluster.fuse=null", "actor.precision=bf16"))
+    assert {tuple(fused_roles(placed)) for placed in low} == {()}
+    assert {tuple(fused_roles(placed)) for placed in possible(config())} == {(), ("actor", "rollout")}
+    with pytest.raises(ValueError, match=r"cluster\.fuse: there is no role 'learner'"):
+        config("cluster.fuse='actor,learner'")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_cores_are_those_of_the_nodes_that_a_role_is_on(nodes, monkeypatch):
+    """One slot of four cores on each node: as many simulators and policies as cores, in turn; on two nodes half as
+    long, and where a role keeps to one of them, on its cores only."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    cores = ["cluster.accelerator=cpu", "cluster.num_gpus_per_node=1", f"cluster.num_nodes={nodes}"]
+    costs = Costs({"env": 40.0, "rollout": 24.0, "actor": 16.0}, 0.0)
+    placed = possible(config(*cores, "env.train.num_envs=64", "env.eval.num_envs=64"))
+    found = best_of(costs, placed)
+    sizes = [found.size(role) for role in ("env", "rollout", "actor")]
+    assert sizes == [4 * nodes, 4 * nodes, nodes] and step_s(costs, found) == 80 / (4 * nodes)
+    apart = [plan_of(one) for one in placed if one.cluster.component_placement.get("env") == "0"]
+    if nodes == 2:
+        alone = next(
+            plan for plan in apart if plan.size("rollout") == 1 and plan.placements["rollout"][0].slots == (1,)
+        )
+        assert step_s(Costs({"env": 8.0, "rollout": 1.0, "actor": 0.0}, 0.0), alone) >= 8.0  # a simulator, one thread
+
+
+def test_where_nothing_fits_it_is_said_before_anything_starts(monkeypatch):
+    ours = config()
+    check_room(ours)  # how much a GPU has is not known here
+    for module in (placements, dry_run):
+        monkeypatch.setattr(module, "room_for", lambda accelerator: 2**30)
+    with pytest.raises(PlacementError) as error:
+        check_room(ours)
+    said = str(error.value)
+    assert said.startswith("cluster.component_placement: is auto, and the smallest GPU here has 1.0 GiB")
+    sizes = [float(found) for found in re.findall(r"^ +([\d.]+) GiB  \{actor", said, re.MULTILINE)]
+    assert len(sizes) == 8 and sizes == sorted(sizes) and sizes[0] > 1
+    assert "more" in said and "Lower env.train.num_envs" in said
+    assert said.splitlines()[1].strip() in dry_run.describe(ours)
+    check_room(config("cluster.component_placement={actor: 0-7, env: 0-3, rollout: 4-7}"))  # not ours to say
 
 
 def test_memory_rules_placements_out():

@@ -191,6 +191,10 @@ def test_an_engine_of_ones_own_generates(start_reasoning, mode):
 def test_an_engine_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"rollout\.engine: nothing is registered as 'vllm'"):
         load_config("math_arithmetic_grpo", ["rollout.engine=vllm"])
+    for part in ("json:JSONDecoder", "json:dumps"):  # a class, and a function, that generate nothing
+        with pytest.raises(ValueError, match=rf"rollout\.engine: {part} is .*, no class with stream, generate"):
+            load_config("math_arithmetic_grpo", [f"rollout.engine={part}"])
+    load_config("math_arithmetic_grpo", ["rollout.engine=tests.runners.engines:Curt"])
 
 
 def test_supervised_training_needs_solutions(tmp_path):
