@@ -81,7 +81,7 @@ class ClusterConfig(Section):
     placements and keep the fastest (docs/placement.md)."""
     fuse: str | None = None
     """Roles that share processes, such as `actor,rollout`, and have the same placement: weights then stay where they
-    are. null: each role has processes of its own."""
+    are. null: each role has processes of its own. With `component_placement: auto` one of several that are tried."""
     node_groups: list[NodeGroup] = []
     """Named sets of nodes."""
     start_timeout_s: PositiveFloat = 120.0

@@ -110,8 +110,10 @@ def placement_text(config: Config | ReasoningConfig) -> str:
 def check_room(config: Config | ReasoningConfig) -> None:
     """Raise PlacementError where a run is to choose its placement and there is memory for none: with what each would
     take, what there is, and what to change. For before anything is started."""
+    if not is_auto(config.cluster):
+        return
     room, needed = room_for(slots(config.cluster)[0]), dict[str, int]()
-    if room is None or not is_auto(config.cluster):
+    if room is None:
         return
     for placed in possible(config):
         needed[described(placed)] = taken = needed_bytes(plan_of(placed))

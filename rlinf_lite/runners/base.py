@@ -159,12 +159,16 @@ class Runner(ABC):
             self._saved = read_state(self._resume_from)
         nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
         self._snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
+        resume_step = -1 if self._claim.begun else None  # another placement has failed before it had a checkpoint
+        if self._resume_from is not None:
+            resume_step = self.completed_steps
+        self._claim.begun = True
         logger = MetricLogger(
             self.run_dir,
             cfg.logger.backends,
             project_name=cfg.logger.project_name,
             config=self.cfg.model_dump(mode="json"),
-            resume_step=None if self._resume_from is None else self.completed_steps,
+            resume_step=resume_step,
         )
         progress = Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps)
         with logger as self.logger, self._stop, progress as self.progress:

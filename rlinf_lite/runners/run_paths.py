@@ -91,6 +91,7 @@ class RunClaim:
 
     def __init__(self, log_dir: Path, checkpoint_dir: Path, resume_from: Path | None = None) -> None:
         self.log_dir, self.checkpoint_dir, self.resume_from = log_dir, checkpoint_dir, resume_from
+        self.begun = False  # by its owner: what the run's directory has is its own
         self._to_create = resume_from is None
         self._created: list[Path] = []
         self._locks: list[TextIO] = []

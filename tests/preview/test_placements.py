@@ -156,6 +156,17 @@ def test_a_configs_own_fuse_is_one_of_several():
         config("cluster.fuse='actor,learner'")
 
 
+@pytest.mark.parametrize("sync_s", [0.0, 0.01, 0.05])
+def test_on_two_cores_a_language_models_two_that_are_tried(sync_s, monkeypatch):
+    """Fused pairs, and two policies beside one actor, of which one is as fast as anything by hand."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2)))
+    shipped = load_config("math/math_arithmetic_grpo", ["cluster.component_placement=auto", "cluster.accelerator=cpu"])
+    costs = Costs({"rollout": 0.5, "actor": 1.2}, 0.02, sync_s)
+    plans = sorted(map(plan_of, possible(shipped)), key=lambda plan: worth(step_s(costs, plan), plan))
+    found = [(plan.size("rollout"), plan.size("actor"), bool(fused_roles(plan.config))) for plan in plans]
+    assert set(found[:2]) == {(2, 2, True), (2, 1, False)}
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_cores_are_those_of_the_nodes_that_a_role_is_on(nodes, monkeypatch):
     """One slot of four cores on each node: as many simulators and policies as cores, in turn; on two nodes half as

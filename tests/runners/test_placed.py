@@ -54,12 +54,12 @@ class CannotBeBuiltInTwos(EnvWorker):
 
 
 class TooLargeUnfused(EnvWorker):
-    """As where two copies of the weights are too many."""
+    """As where two copies of the weights are too many, as the second step shows."""
 
-    def init(self, layout):
-        if self.cfg.cluster.fuse is None:
+    def interact(self, step=None):
+        if self.cfg.cluster.fuse is None and step == 1:
             raise RuntimeError("out of memory")
-        return super().init(layout)
+        return super().interact(step)
 
 
 class FailsInTwosAndOnceLater(FailsInTwos):
@@ -201,6 +201,7 @@ def test_where_the_first_one_does_not_start_another_is_tried(train):
     assert [one["outcome"] for one in tried if one["fuse"] is None] == ["failed"]
     assert load_config(result.run_dir / "config.yaml").cluster.fuse == "actor,rollout"
     assert result.completed_steps == 7
+    assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 8))
 
 
 class Mistaken(EnvWorker):
