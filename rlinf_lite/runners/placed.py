@@ -93,7 +93,7 @@ def run_placed(
         run: launches the groups of a config whose placement is given, and returns `runner.run(until)`.
 
     Where slots are to be chosen, the run begins with all roles together. Its steps there price the other placements
-    (`preview.placements`), of which the best that memory allows are tried, three steps each, and the fastest one is
+    (`preview.placements`), of which the best two that memory allows are tried, three steps each, and the fastest one is
     kept. From one to the next it goes by a checkpoint, so that each step is one of the training, with the numbers that
     it would have had anywhere. What was tried is printed, and all that there was is in the run's `placement.json`.
     """
@@ -104,7 +104,7 @@ def run_placed(
     wanted = {path.resolve() for path in store.steps()}  # checkpoints that are not the search's
     tried: list[Candidate[C]] = []
     evals, failure = [], None
-    while len(tried) < NUM_TRIED and (one := _next(candidates, room)) is not None:
+    while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:
         start = claim.resume_from
         begun = 0 if start is None else step_number(start)
         print(f"placement: trying {described(one.placed)}", flush=True)
@@ -165,9 +165,14 @@ def _drop(before: Path | None, now: Path | None, wanted: set[Path], save_interva
         shutil.rmtree(before, ignore_errors=True)
 
 
-def _next(candidates: list[Candidate[C]], room: int | None) -> Candidate[C] | None:
-    """The first that has not been tried, and that there is memory for."""
-    for one in candidates:
+def _next(candidates: list[Candidate[C]], tried: list[Candidate[C]], room: int | None) -> Candidate[C] | None:
+    """The first that has not been tried, and that there is memory for. Of those that were priced, one with processes of
+    its own and one that shares some, where there are both: what sharing is worth, a price hardly knows."""
+    order = candidates
+    if tried and tried[-1].predicted_s is not None:
+        shares = bool(fused_roles(tried[-1].placed))
+        order = sorted(candidates, key=lambda one: bool(fused_roles(one.placed)) == shares)
+    for one in order:
         if one.outcome == "not tried":
             if fits(plan_of(one.placed), room):
                 return one
