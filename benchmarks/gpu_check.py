@@ -30,6 +30,7 @@ from policy_bench import PEAK, Contestant
 from weight_sync_bench import Actor, Rollout, Sync
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.scheduler import Cluster, wait_all
@@ -268,7 +269,8 @@ def _predicted(
     env: dict[str, Any] = {"id": "maniskill", "task": "PickCube-v1"}
     env["options"] = {"obs_mode": "rgb" if name == "openvla" else "rgb+state", "camera_size": [pixels, pixels]}
     env["options"]["control_mode"] = "pd_ee_delta_pose"
-    settings = [f"model={json.dumps({'id': name, 'num_action_chunks': 8, 'options': given})}", f"env={json.dumps(env)}"]
+    model = {"id": name, "num_action_chunks": 8, "options": given}
+    settings = [f"model={yaml_text(model)}", f"env={yaml_text(env)}"]
     settings += ["rollout={num_chunks: 1}", "actor={precision: bf16}", f"env.train.num_envs={batch}"]
     settings += [f"env.eval.num_envs={batch}", "algorithm.update_epochs=1", "rollout.pipeline_stage_num=1"]
     settings += [f"actor.{key}={batch}" for key in ("global_batch_size", "micro_batch_size")]
