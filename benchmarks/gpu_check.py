@@ -5,7 +5,9 @@
     python benchmarks/gpu_check.py --rehearse                        # tiny sizes on a CPU: does the script itself run
 
 Each row is a process of its own with a limit, and is written to results/gpu_check.jsonl when it ends, so that what is
-cut off, or breaks, costs no more than itself. A row that failed has an `error`. Weights are random: nothing is fetched.
+cut off, or breaks, costs no more than itself. There it takes the place of what was measured of the same row before;
+others stay. A row that failed has an `error`. Rehearsals go to gpu_check_rehearsal.jsonl in the temporary directory.
+Weights are random: nothing is fetched. `update_of_peak` (MFU) counts no operation that checkpointing does again.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ import numpy as np
 import torch
 from common import RESULTS, machine_record, print_table, rounded, say
 from policy_bench import PEAK, Contestant
+from weight_sync_bench import Actor, Rollout, Sync
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import estimate
+from rlinf_lite.scheduler import Cluster, wait_all
 
 TOTAL_S = 480
 GIB = 2**30
@@ -85,14 +90,22 @@ def pushcube(rehearse: bool) -> dict[str, Any]:
 
 @row(90)
 def openvla_lora(rehearse: bool) -> dict[str, Any]:
-    """OpenVLA-7B with LoRA of rank 32, bf16: acting and an update."""
+    """OpenVLA-7B with LoRA of rank 32, bf16: acting and an update, and the memory that the preview says it takes."""
     return _policy("openvla", rehearse, size="7b", lora_rank=32, checkpointing=True)
 
 
-@row(60)
+@row(80)
 def pi0(rehearse: bool) -> dict[str, Any]:
     """pi0 at its published size, bf16, updates of the expert alone."""
     return _policy("pi0", rehearse, size="published", trainable="expert", keep_prefix=True)
+
+
+@row(60)
+def weight_sync(rehearse: bool) -> dict[str, Any]:
+    """Weights from an actor to two rollout workers on the same card, through host memory, beside a copy on the card."""
+    accelerator = "cpu" if rehearse else "cuda"
+    with Cluster(num_gpus_per_node=1, accelerator=accelerator, log_to_driver=False) as cluster:
+        return _weight_sync(cluster, 4 if rehearse else 1024)
 
 
 @row(40)
@@ -220,24 +233,69 @@ def _policy(
 ) -> Any:
     """Acting and an update of one batch, with the share of the card's peak and the memory they took."""
     batch = 2 if rehearse else 16
+    predicted = _predicted(name, rehearse, "tiny" if rehearse else size, batch, lora_rank, checkpointing, options)
     args = _args(rehearse, lora_rank, checkpointing)
     contestant = Contestant(name, "tiny" if rehearse else size, batch, args, **options)
+    if not rehearse:
+        torch.cuda.reset_peak_memory_stats()
     calls = 1 if rehearse else 5
     act_s, update_s = contestant.act_seconds(calls), contestant.update_seconds(calls)
     found = {
         "num_parameters": contestant.num_parameters,
         "act_ms": 1e3 * act_s,
         "act_env_steps_per_s": batch * args.chunk / act_s,
+        # an autoregressive policy's tokens are the numbers of its actions; a flow has none
+        "act_tokens_per_s": batch * args.chunk * args.action_dim / act_s if name == "openvla" else None,
         "update_ms": 1e3 * update_s,
         "update_samples_per_s": batch / update_s,
         "act_tflops": contestant.act_flops / act_s / 1e12,
         "update_tflops": contestant.update_flops / update_s / 1e12,
+        "predicted_gib": predicted,
     }
     if not rehearse:
         peak = next((x for part, x in PEAK.items() if part in torch.cuda.get_device_name()), None)
         found["update_of_peak"] = contestant.update_flops / update_s / peak if peak else None
         found["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return found
+
+
+def _predicted(
+    name: str, rehearse: bool, size: str, batch: int, lora_rank: int, checkpointing: bool, options: dict[str, Any]
+) -> float:
+    """GiB of one process that acts and trains, by the preview, of a config with these sizes."""
+    pixels = 32 if rehearse else 224
+    given: dict[str, Any] = {"size": size, "gradient_checkpointing": checkpointing, "lora": {"rank": lora_rank}}
+    given |= {"max_prompt_length": 8 if rehearse else 32, **options}
+    env: dict[str, Any] = {"id": "maniskill", "task": "PickCube-v1"}
+    env["options"] = {"obs_mode": "rgb" if name == "openvla" else "rgb+state", "camera_size": [pixels, pixels]}
+    env["options"]["control_mode"] = "pd_ee_delta_pose"
+    model = {"id": name, "num_action_chunks": 8, "options": given}
+    settings = [f"model={yaml_text(model)}", f"env={yaml_text(env)}"]
+    settings += ["rollout={num_chunks: 1}", "actor={precision: bf16}", f"env.train.num_envs={batch}"]
+    settings += [f"env.eval.num_envs={batch}", "algorithm.update_epochs=1", "rollout.pipeline_stage_num=1"]
+    settings += [f"actor.{key}={batch}" for key in ("global_batch_size", "micro_batch_size")]
+    settings += [*_ONE_CARD[1:], f"cluster.accelerator={'cpu' if rehearse else 'cuda'}"]
+    found = estimate(plan_of(load_config("embodiment/tabletop_ppo_vla", settings, elsewhere=True)))
+    if found.unknown:
+        raise RuntimeError(f"the preview does not know: {'; '.join(found.unknown)}")
+    actor, rollout = found.ranks["actor"], found.ranks["rollout"]
+    peak = max(sum(actor.working.values()), sum(rollout.working.values()))
+    return (sum(actor.held.values()) + peak) / GIB
+
+
+def _weight_sync(cluster: Cluster, mib: int) -> dict[str, float]:
+    actor = Actor.create_group().launch(cluster, "0", name="actor")
+    rollout = Rollout.create_group().launch(cluster, "0:0-1", name="rollout")
+    try:
+        wait_all(actor.init(mib), rollout.init(mib))
+        sync = Sync(actor, rollout)
+        first_s, sync_s = sync(), min(sync() for _ in range(5))
+        copy_s = min(actor.device_copy().wait()[0] for _ in range(5))
+    finally:
+        rollout.shutdown()
+        actor.shutdown()
+    size = mib * 2**20
+    return {"first_s": first_s, "sync_gb_s": size / sync_s / 1e9, "device_copy_gb_s": size / copy_s / 1e9}
 
 
 def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str, Any]:
@@ -270,7 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--total-s", type=float, default=TOTAL_S, help="after which no row begins")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_check.jsonl")
+    parser.add_argument("--out", type=Path, help="default: results/gpu_check.jsonl; of a rehearsal elsewhere")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--alone", choices=list(ROWS), help="measure one row in this process and print it")
     args = parser.parse_args()
@@ -281,22 +339,25 @@ def main() -> None:
         sys.exit(
             f"torch {torch.__version__} sees no GPU: nvidia-smi, and the CUDA build of torch? --rehearse needs none."
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = Path(tempfile.gettempdir()) / "gpu_check_rehearsal.jsonl"
+    out: Path = args.out or (elsewhere if args.rehearse else RESULTS / "gpu_check.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = out.read_text().splitlines() if out.exists() else []
+    records = {record["row"]: record for record in map(json.loads, lines)}
     began, table = time.time(), []
-    with args.out.open("w") as out:
-        for name in args.rows:
-            left = args.total_s - (time.time() - began)
-            found = (
-                {"skipped": "no time left"} if left < 10 else _measured(name, min(ROWS[name][0], left), args.rehearse)
-            )
-            record = {"row": name, **found, "machine": machine_record()}
-            out.write(json.dumps(rounded(record)) + "\n")
-            out.flush()
-            text = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if isinstance(value, float))
-            table.append([name, str(found.get("error", found.get("skipped", text))).splitlines()[-1]])
-            say(f"{name}: {table[-1][1]}")
+    for name in args.rows:
+        left = args.total_s - (time.time() - began)
+        found = {"skipped": "no time left"} if left < 10 else _measured(name, min(ROWS[name][0], left), args.rehearse)
+        if "skipped" not in found or name not in records:
+            records[name] = rounded({"row": name, **found, "machine": machine_record()})
+            unfinished = out.with_name(f"{out.name}.new")
+            unfinished.write_text("".join(f"{json.dumps(record)}\n" for record in records.values()))
+            unfinished.replace(out)
+        text = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if isinstance(value, float))
+        table.append([name, str(found.get("error", found.get("skipped", text))).splitlines()[-1]])
+        say(f"{name}: {table[-1][1]}")
     print_table("GPU check", ["row", "found"], table)
-    say(f"written: {os.path.relpath(args.out)}")
+    say(f"written: {os.path.relpath(out)}")
 
 
 def _measured(name: str, limit_s: float, rehearse: bool) -> dict[str, Any]:

@@ -7,7 +7,8 @@
 
 Acting is `predict_action_batch` on observations in host memory, resizing and tokenising included; its rate is of env
 steps, batch * chunk per call. An update is forward, PPO loss, backward and AdamW on one micro-batch. Operations are
-counted by torch's FlopCounterMode; the share of a chip's peak is that of its dense bf16 rate, where it is in PEAK.
+counted by torch's FlopCounterMode, those of an update on one row and without what --checkpointing computes again; the
+share of a chip's peak is that of its dense bf16 rate, where it is in PEAK.
 The target is one number: tiny acts at 2,000 env steps/s, batch 8, chunk 4, one thread. Weights are random.
 
 Of flows there is more: one pass of the prefix and K of the expert timed alone, with which acting is compared (target:
@@ -32,7 +33,7 @@ from rlinf_lite.algorithms import LossInputs, actor_critic_loss
 from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models.base import NOISE_KEY, Policy
+from rlinf_lite.models.base import NOISE_KEY, Policy, recompute_in_backward
 from rlinf_lite.models.flow.networks import Prefix
 from rlinf_lite.models.flow.policy import FlowPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
@@ -59,7 +60,6 @@ class Contestant:
         given = {
             "size": size,
             "lora": {"rank": args.lora_rank},
-            "gradient_checkpointing": args.checkpointing,
             **options,
         }
         if name != "pi05":  # whose prompt has the state
@@ -85,8 +85,10 @@ class Contestant:
             self._act()
         self.act_flops = counter.get_total_flops()
         with FlopCounterMode(display=False) as counter:
-            self._update()
-        self.update_flops = counter.get_total_flops()
+            self._update(rows=1)
+        self.update_flops = batch * counter.get_total_flops()
+        if args.checkpointing:
+            recompute_in_backward(self.policy.fsdp_units())
 
     def act_seconds(self, calls: int) -> float:
         return self.seconds(self._act, calls)
@@ -111,11 +113,12 @@ class Contestant:
         with torch.no_grad(), autocast(self.device, self.precision):
             return self.policy.predict_action_batch(self.obs, "train")
 
-    def _update(self) -> None:
+    def _update(self, rows: int | None = None) -> None:
+        """Of the first rows, or of all."""
         self.policy.train()
         with autocast(self.device, self.precision):
-            output = self.policy(self.acted.forward_inputs)
-        old = self.acted.logprobs.flatten(1)
+            output = self.policy({name: x[:rows] for name, x in self.acted.forward_inputs.items()})
+        old = self.acted.logprobs[:rows].flatten(1)
         ones = torch.ones_like(old)
         inputs = LossInputs(
             logprobs=output.logprobs.flatten(1),

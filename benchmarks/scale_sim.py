@@ -1,7 +1,7 @@
 """Where a run of 1 to 64 nodes becomes limited: a step's time in closed form, from costs that were measured here.
 
     python benchmarks/scale_sim.py --calibrate     # measures costs, checks the model, writes results/scale_sim.json
-    python benchmarks/scale_sim.py --gbit 100      # a table for 1 to 64 nodes, from these costs
+    python benchmarks/scale_sim.py --gbit 100      # a table for 1 to 64 nodes, from these costs, there as well
 
 A step is: weights sent, T decisions of environments and policy, an update. Workers take as long as with one node (weak
 scaling: every node brings its environments), and around them come, one after the other,
@@ -195,16 +195,19 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--trains", default="LoRA, rank 32", help="'LoRA, rank 32' or 'all weights', of a 7B policy")
     args = parser.parse_args()
+    path = RESULTS / "scale_sim.json"
     if args.calibrate:
         calibrate(args.decisions, args.repeats)
-        return
-    costs = Costs(**json.loads((RESULTS / "scale_sim.json").read_text())["settings"]["costs"])
+    content = json.loads(path.read_text())
+    costs = Costs(**content["settings"]["costs"])
     load = Load(args.decisions, args.env_s, args.policy_s, args.update_s, workers=8, cores=64, stages=args.stages)
-    print_table(
-        f"7B, {args.trains}, 8 GPUs and 128 environments per node, {args.gbit:g} Gbit/s; seconds of a step",
-        ["slots", "nodes", "computing", "messages", "driver", "network", "step", "decisions/s", "most"],
-        simulate(load, costs, args.trains, args.gbit, args.delay_ms / 1e3),
-    )
+    title = f"7B, {args.trains}, 8 GPUs and 128 environments per node, {args.gbit:g} Gbit/s; seconds of a step"
+    columns = ["slots", "nodes", "computing", "messages", "driver", "network", "step", "decisions/s", "most"]
+    rows = simulate(load, costs, args.trains, args.gbit, args.delay_ms / 1e3)
+    print_table(title, columns, rows)
+    table = {"load": asdict(load), "delay_ms": args.delay_ms, "columns": columns, "rows": rows}
+    content.setdefault("simulated", {})[title] = table
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 class Actor(Worker):
     def init(self, mib: int) -> None:
-        self.model = Model(mib)
+        self.model = Model(mib).to(self.device)
         self.sender = WeightSender(self, "rollout", ROUTES, BUCKET_BYTES, TIMEOUT_S, os.cpu_count() or 1)
         self.source = np.ones(mib * 2**20, np.uint8)
         self.target = np.zeros(mib * 2**20, np.uint8)
@@ -56,10 +56,22 @@ class Actor(Worker):
         self.source += 1  # just written, as weights are after an update
         return timed(lambda: np.copyto(self.target, self.source))
 
+    def device_copy(self) -> float:
+        """As `memcpy`, of the weights and where they are."""
+
+        def copy() -> None:
+            for layer in self.model.layers:
+                layer.detach().clone()
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+
+        copy()
+        return timed(copy)
+
 
 class Rollout(Worker):
     def init(self, mib: int) -> None:
-        self.model = Model(mib)
+        self.model = Model(mib).to(self.device)
         self.receiver = WeightReceiver(self, "actor", 0, self.model, TIMEOUT_S)
 
     def receive_weights(self, version: int) -> None:

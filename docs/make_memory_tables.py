@@ -185,6 +185,7 @@ def sent(method: str, layout: str, num_nodes: int) -> Traffic:
         f"actor.global_batch_size={ENVS_PER_NODE * DECISIONS * num_nodes}",
         f"rollout.num_chunks={DECISIONS}",
         "rollout.pipeline_stage_num=1",
+        "rollout.dtype=bf16",
     ]
     plan = plan_of(load_config(CONFIG, settings))
     assert isinstance(plan, Plan)

@@ -88,7 +88,7 @@ def _read(path: Path) -> Listed:
         task = f"{env['id']} {env.get('task') or next(iter(env_card(env['id']).tasks))}"
     return Listed(
         name=path.stem,
-        command="eval" if "rlinf-lite eval" in text else COMMAND_OF[task_type],
+        command=COMMAND_OF[task_type],
         task=task,
         about=re.split(r"(?<=\.) ", prose, maxsplit=1)[0].rstrip(":."),
         time=takes[1] if takes else "",

@@ -6,7 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cli.parse import COMMAND_OF, EXAMPLES
-from rlinf_lite.config import Config
+from rlinf_lite.config import Config, ConfigError
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.shipped import shipped
 
@@ -28,6 +28,9 @@ def load_example(command: str) -> Any:
 def train(cfg: BaseConfig) -> RunResult:
     """Train as `rlinf-lite train`, `sft` or `math` do, by `runner.task_type`, and print what they print, on a Ray of
     its own where this process has none. Raises what ends the run."""
+    if cfg.runner.task_type == "eval":
+        text = "is eval, which trains nothing: rlinf_lite.evaluate(cfg). Set it to embodied, with sizes of training"
+        raise ConfigError(cfg.runner.run_name or "NAME", [f"runner.task_type: {text}"])
     result: RunResult = load_example(COMMAND_OF[cfg.runner.task_type]).train(cfg)
     return result
 

@@ -23,7 +23,7 @@ EXAMPLES = {
     "math": "math/train_math.py",
 }
 """The script that a command is."""
-COMMAND_OF = {"embodied": "train", "sft": "sft", "reasoning": "math"}  # by `runner.task_type`
+COMMAND_OF = {"embodied": "train", "sft": "sft", "eval": "eval", "reasoning": "math"}  # by `runner.task_type`
 
 
 def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:

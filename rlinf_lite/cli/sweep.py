@@ -117,6 +117,8 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         parts = [f"{config.runner.run_name}-{number:02d}", *parts]
         run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in parts)[:MAX_NAME]
         command = COMMAND_OF[config.runner.task_type]
+        if command == "eval":
+            raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
         words = (command, name, *fixed, *chosen, f"runner.run_name={run_name}")
         trials.append(Trial(values, run_name, Path(config.runner.logger.log_path), words))
     if problems:

@@ -25,6 +25,7 @@ from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, poli
 from rlinf_lite.config.rules import (
     REINFORCED,
     SIMULATED,
+    TRAINED,
     imitates_no_state,
     largest_divisor,
     near_multiples,
@@ -49,8 +50,9 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
     is to be chosen, what is wrong with the one that comes closest."""
     if is_auto(config.cluster):
         assert isinstance(config, Config | ReasoningConfig)
-        if config.runner.task_type == "sft":
-            return [Problem(PLACEMENT, "is auto, and in imitation one role works. Write 'actor,rollout,env: all'")]
+        if one_works := {"sft": "imitation", "eval": "an evaluation"}.get(config.runner.task_type):
+            text = f"is auto, and in {one_works} there is nothing to choose by. Write 'actor,rollout,env: all'"
+            return [Problem(PLACEMENT, text)]
         fewest: list[Problem] | None = None
         for placed in proposals(config):
             problems = find_problems(placed, suspects)
@@ -75,7 +77,7 @@ def possible(config: C) -> list[C]:
 # who gets which environments
 
 
-@rule(_ENVS, "rollout.pipeline_stage_num", kinds=SIMULATED)
+@rule(_ENVS, "rollout.pipeline_stage_num", kinds=TRAINED)
 def _envs_split_over_stages(config: Config, plan: Plan) -> Iterator[Problem]:
     num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.size("env")
     if workers and num_envs % (workers * stages):
@@ -87,40 +89,30 @@ def _envs_split_over_stages(config: Config, plan: Plan) -> Iterator[Problem]:
         )
 
 
-@rule("algorithm.group_size", _ENVS, "rollout.pipeline_stage_num", kinds=("embodied",))
-def _groups_stay_in_one_stage(config: Config, plan: Plan) -> Iterator[Problem]:
+@rule("algorithm.group_size", _ENVS, kinds=("embodied",))
+def _whole_groups(config: Config, plan: Plan) -> Iterator[Problem]:
+    """A group may lie in several stages and with several actors: advantages are estimated over all of a step."""
     size, num_envs = config.algorithm.group_size, config.env.train.num_envs
-    stages, workers = config.rollout.pipeline_stage_num, plan.size("env")
-    if workers and size > 1 and num_envs % (workers * stages * size):
-        per_stage = num_envs / (workers * stages)
+    if num_envs % size:
         yield Problem(
             "algorithm.group_size",
-            f"a stage holds {num_envs} environments / {workers} env workers / {stages} stages "
-            f"= {per_stage:g}, which are no whole number of groups of {size} "
-            f"({per_stage:g} / {size} = {per_stage / size:.4g}). "
-            f"Use {near_multiples(num_envs, workers * stages * size)} for {_ENVS}, or another group_size",
+            f"{num_envs} environments are no whole number of groups of {size} ({quotient(num_envs, size)}). "
+            f"Use {near_multiples(num_envs, size)} for {_ENVS}, or another group_size",
         )
 
 
-@rule("algorithm.group_size", _ENVS, kinds=("embodied",))
+@rule(_ENVS, kinds=("embodied",))
 def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[Problem]:
-    size, num_envs, actors = config.algorithm.group_size, config.env.train.num_envs, plan.size("actor")
+    num_envs, actors = config.env.train.num_envs, plan.size("actor")
     if actors and num_envs % actors:
         yield Problem(
             _ENVS,
             f"{num_envs} trajectories do not divide over {actors} actor ranks ({quotient(num_envs, actors)}). "
-            f"Use {near_multiples(num_envs, actors * size)}, or change the actor placement",
-        )
-    elif actors and num_envs % (actors * size):
-        yield Problem(
-            "algorithm.group_size",
-            f"an actor gets {num_envs} trajectories / {actors} ranks = {num_envs // actors}, "
-            f"which are no whole number of groups of {size} ({quotient(num_envs // actors, size)}). Use "
-            f"{near_multiples(num_envs, actors * size)} for {_ENVS}, or another group_size",
+            f"Use {near_multiples(num_envs, actors)}, or change the actor placement",
         )
 
 
-@rule(_ENVS, "rollout.pipeline_stage_num", kinds=SIMULATED)
+@rule(_ENVS, "rollout.pipeline_stage_num", kinds=TRAINED)
 def _every_rollout_worker_has_rows(config: Config, plan: Plan) -> Iterator[Problem]:
     num_envs, stages, workers = config.env.train.num_envs, config.rollout.pipeline_stage_num, plan.size("rollout")
     if workers and num_envs // stages < workers:
@@ -256,7 +248,7 @@ def _samples_fill_global_batches(config: Config, plan: Plan) -> Iterator[Problem
         )
 
 
-@rule("actor.global_batch_size", "actor.micro_batch_size", kinds=SIMULATED)
+@rule("actor.global_batch_size", "actor.micro_batch_size", kinds=TRAINED)
 def _batches_split_over_ranks(config: Config, plan: Plan) -> Iterator[Problem]:
     batch, micro, actors = config.actor.global_batch_size, config.actor.micro_batch_size, plan.size("actor")
     if not actors:
@@ -279,7 +271,7 @@ def _batches_split_over_ranks(config: Config, plan: Plan) -> Iterator[Problem]:
 # chunks and episodes
 
 
-@rule(*_T, kinds=SIMULATED)
+@rule(*_T, kinds=TRAINED)
 def _chunks_fit_episodes(config: Config, plan: Plan) -> Iterator[Problem]:
     chunk, limit = config.model.num_action_chunks, episode_steps(config, config.env.train)
     if limit is not None and chunk > limit:

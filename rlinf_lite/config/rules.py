@@ -23,12 +23,14 @@ from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_ke
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import BaseConfig, CorrectionConfig
 
-Kind = Literal["embodied", "sft", "reasoning"]
+Kind = Literal["embodied", "sft", "eval", "reasoning"]
 Rule = Callable[[Any, Any], Iterator[Problem]]
 """`rule(config, plan)`."""
-SIMULATED: tuple[Kind, ...] = ("embodied", "sft")
+SIMULATED: tuple[Kind, ...] = ("embodied", "sft", "eval")
+TRAINED: tuple[Kind, ...] = ("embodied", "sft")
+"""Of the simulated, those that have sizes of training."""
 REINFORCED: tuple[Kind, ...] = ("embodied", "reasoning")
-ALL: tuple[Kind, ...] = ("embodied", "sft", "reasoning")
+ALL: tuple[Kind, ...] = ("embodied", "sft", "eval", "reasoning")
 
 MIN_FREE_BYTES = 50 * 2**20
 """On a disk that a run writes to: logs, films and a checkpoint of a tiny policy."""

@@ -111,9 +111,10 @@ class LoggerConfig(Section):
 
 
 class RunnerConfig(Section):
-    task_type: Literal["embodied", "sft", "reasoning"] = "embodied"
-    """Reinforcement learning in simulators, supervised training on demonstrations (see `data`), or reinforcement
-    learning of language models on problems with known answers, which has a schema of its own."""
+    task_type: Literal["embodied", "sft", "eval", "reasoning"] = "embodied"
+    """Reinforcement learning in simulators, supervised training on demonstrations (see `data`), no training but
+    evaluations by `rlinf-lite eval` (sizes of training are not looked at), or reinforcement learning of language models
+    on problems with known answers, which has a schema of its own."""
     run_name: str | None = None
     """Name of the run; null: the config's name. Its directory has task, seed and start time in its name besides."""
     seed: Seed = 0

@@ -168,14 +168,15 @@ def _embodied(plan: Plan) -> Estimate:
     found.models = {"policy": counts}
 
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
-    own_envs = -(-(env.train.num_envs + _evaluated_at_once(plan)) // ranks["env"])
+    trained_in = 0 if config.runner.task_type == "eval" else env.train.num_envs
+    own_envs = -(-(trained_in + _evaluated_at_once(plan)) // ranks["env"])
     simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
     hosts = {
         "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
         "rollout": {},
         "actor": {"weight sync": _synced(config, counts)},
     }
-    if config.runner.task_type != "sft":  # as parts, and joined; of steps that were played ahead, as parts
+    if config.runner.task_type == "embodied":  # as parts, and joined; of steps that were played ahead, as parts
         for name, ahead in (("rollout", 0), ("actor", max_staleness(config))):
             hosts[name]["trajectories"] = (2 + ahead) * -(-plan.num_samples // ranks[name]) * found.sample_bytes
     if kept:
@@ -191,7 +192,8 @@ def _embodied(plan: Plan) -> Estimate:
         "actor": _training(plan, "actor", counts, activations, hosts["actor"]),
     }
     _add_processes(found, fused)
-    traffic = plan.num_samples * found.sample_bytes + 2 * config.env.train.num_envs * obs_bytes
+    batch = 0 if config.runner.task_type == "eval" else plan.num_samples * found.sample_bytes
+    traffic = batch + 2 * (trained_in or _evaluated_at_once(plan)) * obs_bytes
     _add_shared(found, traffic, _acting_bytes(config, counts), config)
     return found
 
@@ -224,7 +226,8 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
 
     config, ranks = plan.config, plan.size("actor") or 1
     precision, on_gpu = config.actor.precision, slots(config.cluster)[0] == "cuda"
-    most = max(config.env.train.num_envs, _evaluated_at_once(plan))
+    trains = config.runner.task_type != "eval"
+    most = max(config.env.train.num_envs * trains, _evaluated_at_once(plan))
     rows = -(-most // config.rollout.pipeline_stage_num // (plan.size("rollout") or 1))
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     policy.eval().requires_grad_(False)
@@ -238,6 +241,8 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     of_env = config.model.num_action_chunks * (_FP32 + 1 + 1) + _FP32 + 8  # rewards, dones, mask; next value, version
     sample_bytes = (sum(x.nbytes for x in acted.forward_inputs.values()) + scores) // rows + of_env
 
+    if not trains:
+        return sample_bytes, 0, acting, 0
     policy.train()
     for parameter in trained:
         parameter.requires_grad_()
@@ -481,17 +486,18 @@ def _training(
     weights = counts.num_bytes
     if isinstance(config, Config) and config.actor.frozen_dtype == "bf16":
         weights -= (_FP32 - _BF16) * (counts.parameters - counts.trained)
-    held = {
-        "weights": _part(plan, role, counts, weights) + counts.buffer_bytes,
-        "AdamW": _part(plan, role, counts, 2 * _FP32 * counts.trained),
-    }
+    held = {"weights": _part(plan, role, counts, weights) + counts.buffer_bytes}
+    if config.runner.task_type == "eval":
+        working = {}
+    else:
+        held["AdamW"] = _part(plan, role, counts, 2 * _FP32 * counts.trained)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
         return RankMemory(held, working, host)
     # rollout workers act with the actor's own, or it scores some responses while they make the next ones
     stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
     if isinstance(config, ReasoningConfig):
         stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
-    away = {name: held.pop(name) for name in ("weights", "AdamW") if name == "AdamW" or not stays}
+    away = {name: held.pop(name) for name in list(held) if name == "AdamW" or not stays}
     return RankMemory(held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True)
 
 

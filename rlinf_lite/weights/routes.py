@@ -13,9 +13,14 @@ class WeightRoutes:
     actor_nodes: tuple[int, ...]
 
     def sender(self, rollout_rank: int) -> int:
-        """The actor that serves a rollout worker: the first on its node, or rank 0 where its node has none."""
+        """The actor that serves a rollout worker, with all of that one's node: the first there. Nodes without an actor
+        are served in turn by the nodes of actors, as each of these has whole weights when they are sent."""
         node = self.rollout_nodes[rollout_rank]
-        return self.actor_nodes.index(node) if node in self.actor_nodes else 0
+        if node in self.actor_nodes:
+            return self.actor_nodes.index(node)
+        without = [one for one in dict.fromkeys(self.rollout_nodes) if one not in self.actor_nodes]
+        nodes = list(dict.fromkeys(self.actor_nodes))
+        return self.actor_nodes.index(nodes[without.index(node) % len(nodes)])
 
     def receivers(self, actor_rank: int) -> list[int]:
         """The rollout workers that an actor serves."""

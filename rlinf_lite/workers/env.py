@@ -117,14 +117,17 @@ class EnvWorker(Worker):
         self.eval_stages = []
 
     def init(self, layout: Layout) -> EnvSpec:
-        """Build the training environments and say what they are like.
+        """Build the environments, of training where there is any, and say what they are like.
 
         Raises:
             EnvContractError: where an environment breaks the protocol, in sentences.
         """
         self.layout, self.next_step = layout, 0
         self.eval_layout = layout.of_evaluation(self.cfg.env.eval.num_envs)
-        self.stages = self._build_stages("train", layout)
+        if self.cfg.runner.task_type == "eval":
+            self.stages = self.eval_stages = self._build_stages("eval", self.eval_layout)
+        else:
+            self.stages = self._build_stages("train", layout)
         first = self.stages[0]
         ensure_valid_env(first.env, self.cfg.env.id)
         first.reset(self._first_seeds(first))

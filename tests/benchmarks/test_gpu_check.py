@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SLOW = ("tabletop", "pushcube", "simulation", "openvla_full")
-"""A training run is enough, and one update of OpenVLA."""
+SLOW = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync")
+"""A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already."""
 
 
 @pytest.fixture
@@ -28,11 +28,27 @@ def test_every_row(check: Any) -> None:
         found = measure(True)
         figures = [value for value in found.values() if isinstance(value, float)]
         assert figures and all(value > 0 for value in figures), name
+        if name in ("openvla_lora", "pi0"):
+            assert 0.001 < found["predicted_gib"] < 0.5, name
+            assert (found["act_tokens_per_s"] is not None) == (name == "openvla_lora")
     trained = check.ROWS["tabletop"][1](True)
     assert 0 < trained["success"] <= 1 and 0 <= trained["rollout/logprob_drift"] < 1e-5
     assert 0.5 < trained["predicted_gib"]["actor"] / trained["actor_peak_gib"] < 2
     drift = check.ROWS["precision"][1](True)
     assert drift["openvla_bf16_to_fp32"] < 0.1
+
+
+def test_weights_are_sent(check: Any, cluster: Any) -> None:
+    found = check._weight_sync(cluster, 4)
+    assert all(found[name] > 0 for name in ("first_s", "sync_gb_s", "device_copy_gb_s"))
+
+
+def test_an_update_is_the_same_work_where_it_computes_again(check: Any) -> None:
+    plain, again = (
+        check.Contestant("openvla", "tiny", 2, check._args(True, checkpointing=checkpointing)).update_flops
+        for checkpointing in (False, True)
+    )
+    assert plain == again > 0
 
 
 def test_what_breaks_or_is_late_costs_its_row(
@@ -46,10 +62,28 @@ def test_what_breaks_or_is_late_costs_its_row(
     late, measured = (json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
     assert late["row"] == "device" and late["error"] == "not done after 0 s"
     assert measured["row"] == "attention" and measured["math_ms"] > 0 and measured["took_s"] < 60
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *words, "--total-s", "5"])
+    # what is measured again takes the place of what was there, and nothing else does
+    again = ["--rehearse", "--rows", "attention", "generation", "--out", str(tmp_path / "rows.jsonl"), "--total-s", "5"]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *again])
     check.main()
-    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [line["skipped"] for line in lines] == ["no time left"] * 2
+    *before, skipped = (json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert before == [late, measured] and (skipped["row"], skipped["skipped"]) == ("generation", "no time left")
+    monkeypatch.setattr(check, "_measured", lambda *_: {"error": "broken"})
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *words[:-4], "device", *words[-2:]])
+    check.main()
+    after = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert after[1:] == [measured, skipped] and after[0]["error"] == "broken"
+
+
+def test_rehearsals_leave_the_figures_of_cards_alone(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(check.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(check, "_measured", lambda *_: {"figure": 1.0})
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--rehearse", "--rows", "device"])
+    check.main()
+    assert not (tmp_path / "results").exists() and (tmp_path / "temporary" / "gpu_check_rehearsal.jsonl").is_file()
 
 
 def test_without_a_gpu_it_says_so(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

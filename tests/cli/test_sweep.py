@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.cli import sweep as module
+from rlinf_lite.cli.examples import train
 from rlinf_lite.cli.sweep import trials_of
 from rlinf_lite.config import ConfigError, load_config
 
@@ -100,3 +101,10 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert command_line(["sweep", NAME, "tabletop_ppo_vla", "runner.seed=1,2"]) == 2
     assert "here are 2" in capsys.readouterr().err
     assert not (stand_in / "results").exists()
+
+
+def test_a_config_of_evaluations_alone_trains_nowhere() -> None:
+    with pytest.raises(ConfigError, match="is eval, which trains nothing"):
+        trials_of(NAME, ["runner.task_type=eval", "runner.seed=0,1"])
+    with pytest.raises(ConfigError, match="is eval, which trains nothing"):
+        train(load_config(NAME, ["runner.task_type=eval"]))

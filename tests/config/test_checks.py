@@ -95,15 +95,9 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             GRPO,
-            ["algorithm.group_size=16"],
-            "algorithm.group_size: a stage holds 32 environments / 2 env workers / 2 stages = 8, which are no whole "
-            "number of groups of 16 (8 / 16 = 0.5). Use 64 for env.train.num_envs, or another group_size",
-        ),
-        (
-            GRPO,
-            ["cluster.component_placement.actor=0:0-7"],
-            "algorithm.group_size: an actor gets 32 trajectories / 8 ranks = 4, which are no whole number of groups of "
-            "8 (4 / 8 = 0.5). Use 64 for env.train.num_envs, or another group_size",
+            ["algorithm.group_size=12"],
+            "algorithm.group_size: 32 environments are no whole number of groups of 12 (32 / 12 = 2.667). "
+            "Use 24 or 36 for env.train.num_envs, or another group_size",
         ),
         (
             PPO,

@@ -38,21 +38,12 @@ def test_every_config_loads(name: str, tmp_path: Path) -> None:
     assert config.runner.run_name == name.rsplit("/", 1)[-1]
 
 
-TOO_SMALL = {"maniskill_pushcube_grpo_mlp": "algorithm.group_size", "libero_eval": "env.train.num_envs"}
-"""Four groups, and one environment, for eight actors."""
-
-
 @pytest.mark.parametrize("name", [name for name in config_names() if name.startswith("embodiment/")])
 def test_every_config_fits_the_map_of_a_machine_with_8_gpus(name: str) -> None:
     placement = {"actor": "0-7", "env": "0-3", "rollout": "4-7"}
     overrides = [f"cluster.component_placement.{component}={slots}" for component, slots in placement.items()]
     overrides += ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=8"]
-    problem = TOO_SMALL.get(name.partition("/")[2])
-    if problem is None:
-        load_config(name, overrides, elsewhere=True)
-        return
-    with pytest.raises(ConfigError, match=problem):
-        load_config(name, overrides, elsewhere=True)
+    load_config(name, overrides, elsewhere=True)
 
 
 def test_a_process_with_several_gpus_is_refused() -> None:

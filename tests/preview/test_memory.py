@@ -326,3 +326,10 @@ def test_a_policy_that_needs_numbers_is_said_to() -> None:
 def test_a_simulator_of_ones_own_is_said_to_be_left_out(repo: Path) -> None:
     found = estimate(plan_of(load("env.task=NoSuchTask-v1", "env.id=maniskill")))
     assert found.unknown == ["known once NoSuchTask-v1 and openvla are built"]
+
+
+def test_an_evaluation_has_weights_and_nothing_to_train_them_with() -> None:
+    trains, measures = estimate_of(), estimate_of("runner.task_type=eval")
+    assert not measures.ranks["actor"].working and set(measures.ranks["actor"].held) == {"weights"}
+    assert "trajectories" in trains.ranks["rollout"].host and "trajectories" not in measures.ranks["rollout"].host
+    assert measures.ranks["env"].host_bytes < trains.ranks["env"].host_bytes

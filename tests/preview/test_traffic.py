@@ -71,6 +71,12 @@ def test_weights_go_once_to_a_node_without_an_actor():
     assert "weights" not in sent("0", "2-3", "2-3").links
 
 
+def test_nodes_without_an_actor_are_served_by_all_nodes_that_have_some():
+    weights = 4 * TRAINED + BUFFER_BYTES
+    found = sent("0", "4:0-1,5-9", "0-3", nodes=5).links["weights"]
+    assert found == {(0, 2): weights, (1, 3): weights, (0, 4): weights}
+
+
 def test_gradients_go_around_the_actors():
     updates = 10 * NUM_ENVS * DECISIONS // 96
     one_way = updates * 2 * 4 * TRAINED

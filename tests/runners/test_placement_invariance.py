@@ -33,6 +33,20 @@ def test_losses_do_not_depend_on_the_placement(start, curves, spread):
         assert [own[name] for name in LOSSES] == pytest.approx([reference[name] for name in LOSSES], abs=1e-4)
 
 
+def test_groups_may_lie_in_several_stages_and_with_several_actors(start):
+    grpo = ["algorithm={adv_type: grpo, loss_type: ppo, group_size: 8, value_coef: 0, update_epochs: 2}"]
+    grpo += ["env.train.auto_reset=false", "rollout.num_chunks=10"]
+    grpo += ["actor.global_batch_size=20", "actor.micro_batch_size=10"]
+    curves = []
+    for spread in ("one of each", "two env workers and two actors, two stages"):
+        curves.append(read_metrics(start(*grpo, *SPREADS[spread]).run().run_dir))
+        start.stop()
+    for own, reference in zip(*curves, strict=True):
+        for name in ("train/actor/policy_loss", "train/actor/approx_kl_k3", "rollout/advantages_max"):
+            assert own[name] == pytest.approx(reference[name], abs=1e-4), name
+    assert curves[0][0]["rollout/advantages_max"] > 0
+
+
 def test_losses_depend_on_the_seed(start, curves):
     other = read_metrics(start("runner.seed=1").run().run_dir)
     assert abs(other[0]["train/critic/value_loss"] - curves["one of each"][0]["train/critic/value_loss"]) > 1e-3

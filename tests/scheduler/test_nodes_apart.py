@@ -1,6 +1,7 @@
 """Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
 its own (benchmarks/netns_cluster.py)."""
 
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -11,11 +12,12 @@ import pytest
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import plan_of
 from tests.runners.conftest import read_metrics
+from tests.scheduler.training_ranks import UPDATES
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from netns_cluster import NetnsCluster, missing  # noqa: E402
+from netns_cluster import NetnsCluster, Network, missing  # noqa: E402
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.usefixtures("own_ray")]
 
@@ -72,3 +74,32 @@ def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(mach
         per_step = (counts[4][link] - counts[1][link]) / 3
         assert per_step == pytest.approx(predicted.of_link(link), rel=0.1), (link, predicted)
     assert (counts[4][1, 0] - counts[1][1, 0]) / 3 < 3 * predicted.of_link((1, 0))  # actions: mostly Ray's own
+
+
+def test_gradients_of_two_actors_take_what_was_predicted():
+    from rlinf_lite.preview.memory import estimate
+    from rlinf_lite.preview.traffic import traffic
+
+    placed = "cluster.component_placement={env: '0', rollout: '0', actor: '0-1'}"
+    sizes = ["env.train.num_envs=12", "rollout.num_chunks=4", "algorithm.update_epochs=1"]
+    sizes += [f"actor.{key}={48 // UPDATES}" for key in ("global_batch_size", "micro_batch_size")]
+    settings = [*sizes, placed, "cluster.num_nodes=2", "cluster.num_gpus_per_node=1", "actor.strategy=replicated"]
+    plan = plan_of(load_config("embodiment/tabletop_ppo_vla", settings))
+    predicted = traffic(plan, estimate(plan)).links["gradients"]
+
+    with Network(2) as network:
+        words = [sys.executable, "-m", "tests.scheduler.training_ranks"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        only = {"GLOO_SOCKET_IFNAME": "eth0"}
+        commands = [[*words, str(rank), network.addresses[0]] for rank in range(2)]
+        with network.start(0, commands[0], only, **pipes) as first, network.start(1, commands[1], only) as second:
+            counts = []
+            for word in ("ready", "done"):
+                assert first.stdout.readline().strip() == word
+                time.sleep(0.3)  # what was sent is on its way
+                counts.append({link: network.sent_bytes[link[0]][link[1]] for link in predicted})
+                first.stdin.write("go on\n")
+                first.stdin.flush()
+            assert (first.wait(60), second.wait(60)) == (0, 0)
+    for link in predicted:
+        assert counts[1][link] - counts[0][link] == pytest.approx(predicted[link], rel=0.1), (counts, predicted)

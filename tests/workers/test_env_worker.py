@@ -89,3 +89,13 @@ def test_half_an_answer_is_forgotten_with_the_phase_that_was_given_up():
     for one, other in zip(observed, worker.sent, strict=True):
         assert (one.start, one.t) == (other.start, other.t)
         np.testing.assert_array_equal(one.obs["state"], other.obs["state"])
+
+
+def test_a_run_of_evaluations_makes_no_environments_of_training():
+    sizes = ["env.eval.num_envs=8", "env.eval.num_episodes=8", "env.eval.max_episode_steps=5"]
+    found = []
+    for worker in (worker_of(8, *sizes), worker_of(1, *sizes, "runner.task_type=eval")):
+        worker.sent, worker.answers = [], iter([0, 1] * 5)
+        found.append(worker.evaluate()["episodes"])
+    assert worker.stages is worker.eval_stages
+    assert len(found[0]) == 8 and found[1] == found[0]

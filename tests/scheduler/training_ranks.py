@@ -1,0 +1,57 @@
+"""One of two ranks that train as actors do: `python -m tests.scheduler.training_ranks RANK ADDRESS`.
+
+Rank 0 says "ready" after an update that does not count, waits for a line, and says "done" after a step.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from rlinf_lite.config import load_config
+from rlinf_lite.config.plan import observed
+from rlinf_lite.models import build_policy
+from rlinf_lite.models.check import random_obs
+from rlinf_lite.preview.memory import spec_of
+from rlinf_lite.training.strategies import Replicated, init_process_group
+
+UPDATES = 3
+
+
+def main() -> None:
+    rank, address, strategy = int(sys.argv[1]), sys.argv[2], Replicated()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cfg = load_config("embodiment/tabletop_ppo_vla", ["rollout.model_dir=null"])
+    spec = spec_of(observed(cfg))
+    policy = build_policy(cfg, spec).train()
+    init_process_group(rank, 2, address, 29500, "cpu", 200.0)
+    with torch.no_grad():
+        acted = policy.predict_action_batch(random_obs(spec, rows=4), "train")
+    strategy.prepare(policy, 2, "cpu", "fp32")
+    parameters = list(policy.parameters())
+
+    def update() -> None:
+        output = policy(acted.forward_inputs)
+        (output.logprobs.sum() + output.values.sum() + output.entropy.sum()).backward()
+        strategy.reduce_gradients(parameters)
+        for parameter in parameters:
+            parameter.grad = None
+
+    update()
+    dist.barrier()
+    if rank == 0:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    dist.barrier()
+    for _ in range(UPDATES):
+        update()
+    dist.barrier()
+    if rank == 0:
+        print("done", flush=True)
+        sys.stdin.readline()
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
