@@ -24,7 +24,7 @@ class Gymnasium(EnvCard):
         import gymnasium
 
         env = gymnasium.make(task, disable_env_checker=True, **options)
-        found = env.metadata.get("render_fps")
+        found: float | None = env.metadata.get("render_fps")
         env.close()
         return found
 
