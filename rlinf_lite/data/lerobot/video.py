@@ -13,6 +13,7 @@ from pathlib import Path
 import av
 import av.error
 import numpy as np
+from av.codec.context import ThreadType
 from numpy.typing import NDArray
 
 from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
@@ -133,7 +134,7 @@ def _decoded(file: Path, times_s: Sequence[float], num_threads: int, from_start:
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
-        stream.codec_context.thread_type = "FRAME"  # between threads for slices H.264 loses errors
+        stream.codec_context.thread_type = ThreadType.FRAME  # between threads for slices H.264 loses errors
         stream.codec_context.options = {"err_detect": "explode"}  # else H.264 makes up for what it cannot decode
         assert stream.time_base is not None
         if not from_start:  # at a key frame, before what is asked for
