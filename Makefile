@@ -25,7 +25,7 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train train-math test lint docs setup libero clean system-libraries
+.PHONY: help train train-math test lint docs setup libero readers clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
@@ -60,6 +60,12 @@ libero: $(STAMP)  ## Install LIBERO into .venv (robosuite: 190 MB); its assets a
 	@$(UV) --no-deps hf-libero robosuite bddl || \
 		$(PIP) install -qq --no-deps -c constraints.txt hf-libero robosuite bddl
 	@$(BIN)/python -m rlinf_lite.cli.probes libero
+
+# Without what they require: no program here uses them, and the tables that a test compares need no more.
+READERS := datasets dill multiprocess pandas xxhash
+readers: $(STAMP)  ## Install the reader of datasets into build/readers: a test has it read what is written here
+	@$(UV) --no-deps --target build/readers $(READERS) || \
+		$(PIP) install -qq --no-deps --upgrade --target build/readers -c constraints.txt $(READERS)
 
 clean:  ## Delete .venv and caches; results/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -117,12 +117,15 @@ def difference(args: argparse.Namespace) -> float:
 
 def experts(num_episodes: int) -> None:
     """A row per task: how many episodes its scripted expert solves within 500 env steps, and how soon."""
+    report = Report("metaworld_experts", {"episodes_per_task": num_episodes, "seeds": f"0 to {num_episodes - 1}"})
     rows, failing = [], []
     for difficulty, tasks in DIFFICULTIES.items():
         for task in tasks:
             env = make(task, 1)
             records = [episode(env, seed) for seed in range(num_episodes)]
+            env.close()
             solved = [record.length for record in records if record.success_once]
+            report.measurements[f"{task}, env steps of episodes that were solved"] = solved
             low, high = wilson_interval(len(solved), num_episodes)
             mean = f"{np.mean(solved):.0f}" if solved else "-"
             rows.append([task, difficulty, f"{len(solved)}/{num_episodes}", f"[{low:.2f}, {high:.2f}]", mean])
@@ -130,6 +133,7 @@ def experts(num_episodes: int) -> None:
             failing += [task] if len(solved) < num_episodes else []
     print_table("experts", ["task", "difficulty", "solved", "95%", "mean env steps"], rows)
     say(f"not always: {', '.join(failing) or 'none'}")
+    report.write()
 
 
 def episode(env: ChunkedEnv, seed: int) -> Any:

@@ -205,6 +205,11 @@ class EnvCard(Card):
         demonstrations play each equally often. Initial states that are given count as tasks."""
         return 1
 
+    def steps_per_s(self, task: str, options: Any) -> float | None:
+        """Env steps in a second of the simulation, which datasets that are written say (`data.fps`); None: it has no
+        clock."""
+        return None
+
     def sentences(self, task: str) -> Sequence[str]:
         """What a policy that reads is told, of each task in a task; (): only the simulator knows."""
         return ()

@@ -35,7 +35,8 @@ def main() -> int:
 
 
 def train(cfg: Config) -> RunResult:
-    from rlinf_lite.runners import SFTRunner, check_demonstrations, claim_run
+    from rlinf_lite.data.demonstrations import check_demonstrations
+    from rlinf_lite.runners import SFTRunner, claim_run
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 

@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--noise", type=float, help="on the actions that are executed (data.action_noise)")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments side by side (env.train.num_envs)")
     parser.add_argument("--pictures", choices=["image", "video"], help="PNG, lossless, or AV1, small (data.pictures)")
-    parser.add_argument("--fps", type=int, help="env steps per second, as the dataset says (data.fps)")
+    parser.add_argument(
+        "--fps", type=int, help="env steps per second, as the dataset says (data.fps; default: the simulation's)"
+    )
     parser.add_argument(
         "--keep-failures", action="store_true", help="also episodes without success (data.keep_failures)"
     )

@@ -14,6 +14,7 @@ from rlinf_lite.config.explain import ConfigError, yaml_text
 from rlinf_lite.config.names import built_in_cards, walk
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
+from rlinf_lite.hub import on_hub
 from rlinf_lite.registry import REGISTRIES
 
 EXAMPLES = {
@@ -29,7 +30,8 @@ COMMAND_OF = {"embodied": "train", "sft": "sft", "eval": "eval", "reasoning": "m
 def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:
     """The config that a command line asks for, with the schema of `task_type`, which must be that of the config.
 
-    Exits with 0 after `--help` and `--dry-run`, and with 2 after listing what is wrong with the config.
+    Exits with 0 after `--help` and `--dry-run`, with 1 where that finds demonstrations that do not serve, and with 2
+    after listing what is wrong with the config.
     """
     parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
     parser.add_argument("words", nargs="*", metavar="NAME key=value", help="a config, and overrides in Hydra's grammar")
@@ -69,11 +71,24 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
         print(error, file=sys.stderr)
         sys.exit(2)
     if arguments.dry_run:
-        from rlinf_lite.preview.dry_run import describe
-
-        print(describe(config))
-        sys.exit(0)
+        sys.exit(_preview(config))
     return config
+
+
+def _preview(config: Any) -> int:
+    from rlinf_lite.preview.dry_run import describe
+
+    if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
+        from rlinf_lite.data.demonstrations import check_demonstrations
+        from rlinf_lite.data.lerobot.layout import LeRobotError
+
+        try:
+            check_demonstrations(config)
+        except LeRobotError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    print(describe(config))
+    return 0
 
 
 def config_and_overrides(words: Sequence[str], config_name: str | None) -> tuple[str | None, list[str]]:

@@ -66,6 +66,14 @@ def labels_of(said: Mapping[str, Any]) -> list[str]:
     return [f"LABEL_{number}" for number in range(said.get("num_labels", 2))]
 
 
+def tokenizer_dirs(config: Any) -> list[Path]:
+    """Where the tokenizer of a policy is looked for; the first directory that has one is taken."""
+    start, given = start_dir(config), config.actor.tokenizer.tokenizer_model
+    if start is None:
+        return [shipped("assets") / "tiny_tokenizer"]
+    return [start, *([] if given is None else [policy_directory(given)])]
+
+
 def start_dir(config: Any) -> Path | None:
     """The directory of the policy or model that a run starts from; None: random weights."""
     named = config.actor.checkpoint_load_path or config.rollout.model_dir

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -88,6 +88,19 @@ def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Ite
                 f"the policy's {what} has {own} numbers, and that of {config.env.task} {shown}: it is of another task"
             )
             yield Problem(key, f"{text}, or of other env.options. Name one that was trained on these")
+
+
+def told(config: Any) -> Sequence[str]:
+    """The sentences that a policy will read, of each task; (): only the simulator knows."""
+    return registry.env_card(config.env.id).sentences(config.env.task)
+
+
+def long_prompt(config: Any, length: int, count: Callable[[str], int]) -> Iterator[Problem]:
+    """Where the longest prompt of a task's sentences, whose tokens `count` counts, has more than `length`."""
+    tokens, sentence = max((count(one), one) for one in told(config))
+    if tokens > length:
+        text = f"is {length}, and the prompt of {sentence!r}, which is a task of {config.env.task}, has {tokens} tokens"
+        yield Problem("model.options.max_prompt_length", f"{text}. Set it to {tokens} or more: padding is masked")
 
 
 def imitates_no_state(config: Any) -> bool:

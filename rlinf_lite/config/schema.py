@@ -342,8 +342,9 @@ class DataConfig(Section):
     """Where decoded frames are kept, seen by all nodes; null: .frames/ in the dataset's folder."""
     pictures: Literal["image", "video"] = "image"
     """How pictures are written: image (PNG, lossless), or video (AV1, a fraction of the size, not quite the same)."""
-    fps: PositiveInt = 10
-    """Env steps per second, as datasets that are written say."""
+    fps: PositiveInt | None = None
+    """Env steps per second, as datasets that are written say; null: those of the simulation (MetaWorld 80, LIBERO and
+    ManiSkill 20, of gymnasium what an environment's metadata say), 10 where it has no clock."""
     num_episodes: PositiveInt = 400
     """Episodes that the expert plays; those that succeed become demonstrations."""
     keep_failures: bool = False

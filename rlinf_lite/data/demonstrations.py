@@ -23,11 +23,13 @@ from torch import Tensor
 from rlinf_lite import __version__
 from rlinf_lite.cards import Observed, Section
 from rlinf_lite.config import Config
+from rlinf_lite.config.plan import observed
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.lerobot import statistics
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
+from rlinf_lite.hub import HubError, local_path
 from rlinf_lite.registry import did_you_mean, env_card, is_installed
 
 if TYPE_CHECKING:
@@ -133,6 +135,22 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
     if cfg.data.source == "folder":
         strange_tasks(cfg, dataset)
     return dataset
+
+
+def check_demonstrations(cfg: Config) -> None:
+    """Raise LeRobotError where what is in `data.demos_dir` does not serve; for before anything is started."""
+    demos_dir = cfg.data.demos_dir
+    if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
+        if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
+            return  # to be collected
+        seen = observed(cfg)
+        try:
+            directory = Path(local_path(demos_dir))
+        except HubError as error:
+            raise LeRobotError(f"data.demos_dir: {error}") from error
+        dataset = open_dataset(cfg, directory, seen)
+        if seen is not None:
+            dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))
 
 
 def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:

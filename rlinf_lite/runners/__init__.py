@@ -11,5 +11,4 @@ from rlinf_lite.runners.run_paths import RunClaim as RunClaim
 from rlinf_lite.runners.run_paths import RunInUseError as RunInUseError
 from rlinf_lite.runners.run_paths import claim_run as claim_run
 from rlinf_lite.runners.sft import SFTRunner as SFTRunner
-from rlinf_lite.runners.sft import check_demonstrations as check_demonstrations
 from rlinf_lite.runners.stopping import RunResult as RunResult

@@ -26,7 +26,14 @@ _FIXED = (
 """Sections and keys that make a run the run it is: seed, environment or data, model, sizes."""
 _FREE = (
     *("env.eval", "env.num_threads", "model.temperature"),
-    *("data.demos_dir", "data.val_files", "data.max_val_prompts", "data.arithmetic.num_val", "reward.timeout_s"),
+    *(
+        "data.demos_dir",
+        "data.fps",
+        "data.val_files",
+        "data.max_val_prompts",
+        "data.arithmetic.num_val",
+        "reward.timeout_s",
+    ),
 )
 """Of those, what may change all the same, besides what the cards of environment and policy name (`free_options`)."""
 _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")

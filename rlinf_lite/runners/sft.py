@@ -13,22 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlinf_lite.config import Config
-from rlinf_lite.config.plan import observed
 from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
     beyond_bounds,
     decode_frames,
-    keys_of,
     open_dataset,
     read_provenance,
     strange_tasks,
     stride_of,
 )
-from rlinf_lite.data.lerobot.layout import LeRobotError, is_dataset
+from rlinf_lite.data.lerobot.layout import is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
-from rlinf_lite.hub import HubError, local_path
+from rlinf_lite.hub import local_path
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
@@ -132,19 +129,3 @@ class SFTRunner(SimulationRunner):
         if time.monotonic() - self._shown >= DECODING_INTERVAL_S:
             self._shown = time.monotonic()
             self.progress.message(f"decoding {what}: {done:,} of {total:,}")
-
-
-def check_demonstrations(cfg: Config) -> None:
-    """Raise LeRobotError where what is in `data.demos_dir` does not serve; for before anything is started."""
-    demos_dir = cfg.data.demos_dir
-    if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
-        if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
-            return  # to be collected
-        seen = observed(cfg)
-        try:
-            directory = Path(local_path(demos_dir))
-        except HubError as error:
-            raise LeRobotError(f"data.demos_dir: {error}") from error
-        dataset = open_dataset(cfg, directory, seen)
-        if seen is not None:
-            dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))

@@ -25,6 +25,8 @@ from rlinf_lite.models import Policy, load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
 from rlinf_lite.registry import env_card
 
+_FPS_WITHOUT_CLOCK = 10
+
 
 @dataclass
 class _Played:
@@ -50,7 +52,7 @@ class Collector:
                 self._teacher.check_env_spec(spec)
             except ValueError as error:
                 raise DemonstrationError(f"data.teacher_dir: {cfg.data.teacher_dir}: {error}") from error
-        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), cfg.data.fps)
+        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Of every episode played so far; `env_id` is its number."""
         self.num_env_steps = 0
@@ -115,15 +117,21 @@ class Collector:
 
 def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
     """What a frame has, without counters."""
-    data = cfg.data
+    data, fps = cfg.data, fps_of(cfg)
     features = {
-        PICTURES + camera: picture_feature(data.pictures, height, width, data.fps)
+        PICTURES + camera: picture_feature(data.pictures, height, width, fps)
         for camera, (height, width) in spec.cameras.items()
     }
     if spec.state_dim:
         features[STATE] = vector_feature("state", spec.state_dim)
     features[ACTION] = vector_feature("action", spec.action_dim)
     return features | {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
+
+
+def fps_of(cfg: Config) -> int:
+    """Env steps per second of the dataset that is written."""
+    own = env_card(cfg.env.id).steps_per_s(cfg.env.task, cfg.env.options) if cfg.data.fps is None else cfg.data.fps
+    return _FPS_WITHOUT_CLOCK if own is None else max(1, round(own))
 
 
 def complete(
@@ -150,7 +158,7 @@ def complete(
         "collect_s": round(took_s, 3),
     }
     known = {name: value for name, value in counts.items() if value is not None}
-    publish(directory, data.fps, cfg.env.id, {PROVENANCE: provenance(recipe(cfg), spec, known)})
+    publish(directory, fps_of(cfg), cfg.env.id, {PROVENANCE: provenance(recipe(cfg), spec, known)})
     return known
 
 

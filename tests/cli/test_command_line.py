@@ -339,6 +339,14 @@ def test_collected_episodes_are_a_dataset(
     assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
     assert info["features"]["observation.images.top"]["dtype"] == "video"
 
+    folder = ["sft", "tabletop_sft_vla", "data.source=folder", f"data.demos_dir={out}", *imitated.split(), "--dry-run"]
+    assert command_line(folder) == 0
+    assert f"demonstrations the LeRobotDataset in {out}" in capsys.readouterr().out
+    [table] = (out / "data").glob("*/*.parquet")
+    table.write_bytes(table.read_bytes()[:-50])
+    assert command_line(folder) == 1, "the run itself would be refused"
+    assert f"LeRobotError: {table} cannot be read" in capsys.readouterr().err
+
     assert command_line(words) == 1
     assert "is a dataset already" in capsys.readouterr().err
     assert command_line(["collect", "--out", str(tmp_path / "x"), "--env", "tabletob"]) == 2

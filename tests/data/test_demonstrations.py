@@ -21,7 +21,7 @@ from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
 from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, env_seed, get_env_spec, make_vec_env
 from rlinf_lite.models import MLPGaussianPolicy
-from rlinf_lite.workers.collecting import Collector, complete
+from rlinf_lite.workers.collecting import Collector, complete, fps_of
 from tests.envs.toy import ToySimulator
 
 SMALL = ["env.options.obs_mode=rgb+state", "env.train.max_episode_steps=8", "data.num_episodes=40"]
@@ -253,3 +253,14 @@ def test_episodes_that_say_nothing_of_success_are_failures(tmp_path):
     complete(cfg, tmp_path, spec, [found], 0.0)
     demos = opened(cfg, tmp_path, spec)
     assert set(played(demos, found["episodes"]).tolist()) == set(solved)
+
+
+def test_frames_per_second_are_those_of_the_environment_unless_said() -> None:
+    def rate(*overrides):
+        return fps_of(load_config("tabletop_sft_mlp", overrides, elsewhere=True))
+
+    teacher = ["model.options={}", "data.teacher_dir=assets/tabletop_vla"]
+    assert rate() == 10 and rate("data.fps=7") == 7, "tabletop has no clock"
+    assert rate(*teacher, "env.id=gymnasium", "env.task=Pendulum-v1") == 30  # its metadata
+    assert rate(*teacher, "env.id=maniskill", "env.task=PushCube-v1") == 20
+    assert rate(*teacher, "env.id=metaworld", "env.task=reach-v3", "data.fps=5") == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -287,3 +289,13 @@ def test_the_scripted_expert_succeeds(task: str) -> None:
     env = make(2, config(task))
     ended = until_success(env, [0, 1])
     assert len(ended) == 2 and all(record.success_once and record.length < 120 for record, _ in ended)
+
+
+def test_datasets_have_the_rate_of_the_simulation(tmp_path: Path) -> None:
+    from rlinf_lite.cli.collect import collect
+
+    env, _ = bare("reach-v3", 0)
+    words = ["--env", "metaworld", "--task", "reach-v3", "--episodes", "1", "--num-envs", "1"]
+    assert collect(["--out", str(tmp_path / "a"), *words]) == 0
+    info = json.loads((tmp_path / "a" / "meta" / "info.json").read_text())
+    assert info["fps"] == round(1 / env.dt) == 80

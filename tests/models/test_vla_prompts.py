@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.models.vla.config import VLAConfig, preset
 from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError
+from rlinf_lite.registry import suite_overrides
 from rlinf_lite.shipped import shipped
 
 TOKENIZER = shipped("assets") / "tiny_tokenizer"
@@ -75,3 +77,37 @@ def test_the_published_prompt_is_lower_case_within_its_frame(tokenizer: PreTrain
 def test_a_directory_without_a_tokenizer_says_so(tmp_path: str) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         PromptEncoder.from_directory(tmp_path, tiny())
+
+
+def problems(name: str, *overrides: str) -> list[str]:
+    try:
+        load_config(name, overrides, elsewhere=True)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_a_task_whose_sentence_is_too_long_is_refused_before_anything_starts() -> None:
+    key = "model.options.max_prompt_length"
+    assert problems("metaworld_ppo_vla", "env.task=MT10", f"{key}=22") == [
+        f"{key}: is 22, and the prompt of 'Open a door with a revolving joint', which is a task of MT10, has 23 "
+        "tokens. Set it to 23 or more: padding is masked"
+    ]
+    assert problems("metaworld_ppo_vla", "env.task=MT10", f"{key}=23") == []
+    assert problems("metaworld_ppo_vla", f"{key}=16") == [], "of the three tasks that it trains the longest has 14"
+    own = ["rollout.model_dir=assets/tabletop_vla", "env.id=metaworld", "env.task=MT50", "env.options.obs_mode=rgb"]
+    assert any(f"{key}: is 9, and the prompt of " in text for text in problems("tabletop_ppo_vla", *own, f"{key}=9"))
+    flow = ["model.id=pi0", "model.options={max_prompt_length: 40}", "env.task=MT50", "env.eval.num_episodes=50"]
+    assert [text.partition("'")[0] for text in problems("metaworld_ppo_vla", *flow)] == [
+        f"{key}: is 40, and the prompt of "
+    ]
+    assert problems("metaworld_ppo_vla", *flow, "model.options.long_prompts=cut") == []
+    no_context = problems("metaworld_ppo_vla", f"{key}=500")
+    assert len(no_context) == 1 and no_context[0].startswith(f"{key}: 500 tokens, beside ")
+
+
+def test_what_metaworld_sft_vla_trains_can_be_evaluated_on_mt10() -> None:
+    overrides = suite_overrides("metaworld-mt10", "metaworld")
+    assert problems("metaworld_sft_vla", *overrides) == []
+    [too_long] = problems("metaworld_sft_vla", *suite_overrides("metaworld-mt50", "metaworld"))
+    assert "has 45 tokens. Set it to 45 or more" in too_long

@@ -51,6 +51,9 @@ def test_a_suite_is_named_where_all_of_its_settings_are_kept() -> None:
     assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"))) == "metaworld-mt10"
     assert suite_of(card, load(*suite_overrides("metaworld-mt50-100", "metaworld"))) == "metaworld-mt50-100"
     assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"), "env.eval.num_episodes=20")) is None
+    assert suite_of(card, load(*suite_overrides("metaworld-mt10", "metaworld"), "env.eval.mode=sampled")) is None
+    trained = load_config("metaworld_sft_vla", suite_overrides("metaworld-mt10", "metaworld"), elsewhere=True)
+    assert trained.env.eval.mode == "greedy" and suite_of(card, trained) == "metaworld-mt10"
     for name in card.suites:
         load(*suite_overrides(name, "metaworld"))
     for name, suite in env_card("libero").suites.items():

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from rlinf_lite.cli.collect import collect
 from rlinf_lite.config import load_config
-from rlinf_lite.data.demonstrations import DemonstrationError, read_provenance
+from rlinf_lite.data.demonstrations import DemonstrationError, check_demonstrations, read_provenance
 from rlinf_lite.data.lerobot.layout import LeRobotError
-from rlinf_lite.runners import EmbodiedRunner, SFTRunner, check_demonstrations
+from rlinf_lite.runners import EmbodiedRunner, SFTRunner
 from tests.runners.conftest import read_metrics
 
 CONFIG = "tabletop_sft_mlp"

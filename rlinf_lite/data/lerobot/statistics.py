@@ -6,30 +6,68 @@ so that those of any number of pictures need no second look at them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-_VALUES_AT_ONCE = 2**24
+_VALUES_AT_ONCE = 2**20
 Statistics = dict[str, Any]
 """min, max, mean, std, q01 ... q99: lists of the feature's shape; count: frames."""
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
-    """Of [n, D], as many dimensions at a time as fit into some memory."""
-    step = max(1, _VALUES_AT_ONCE // len(values))
-    blocks = [values[:, dim : dim + step].astype(np.float64) for dim in range(0, values.shape[1], step)]
-    functions: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "mean": np.mean, "std": np.std}
-    found: Statistics = {
-        name: np.concatenate([function(block, axis=0) for block in blocks]).tolist()
-        for name, function in functions.items()
-    }
-    quantiles = np.concatenate([np.quantile(block, list(QUANTILES.values()), axis=0) for block in blocks], axis=1)
-    found |= dict(zip(QUANTILES, quantiles.tolist(), strict=True))
-    return found | {"count": [len(values)]}
+    """Of [n, D], which may be a file: so many rows at a time as numbers take a fixed memory."""
+    num_rows, num_dims = values.shape
+    at_once = max(1, _VALUES_AT_ONCE // num_dims)
+    low, high, total, squares = np.full(num_dims, np.inf), np.full(num_dims, -np.inf), 0.0, 0.0
+    for first in range(0, num_rows, at_once):
+        block = values[first : first + at_once].astype(np.float64)
+        low, high = np.minimum(low, block.min(0)), np.maximum(high, block.max(0))
+        total = total + block.sum(0)
+    mean = total / num_rows
+    for first in range(0, num_rows, at_once):
+        squares = squares + ((values[first : first + at_once].astype(np.float64) - mean) ** 2).sum(0)
+    if at_once >= num_rows:
+        quantiles = np.quantile(values.astype(np.float64), list(QUANTILES.values()), axis=0)
+    else:
+        quantiles = np.stack([_quantiles(values[:, dim]) for dim in range(num_dims)], axis=1)
+    numbers = {"min": low, "max": high, "mean": mean, "std": np.sqrt(squares / num_rows)}
+    numbers |= dict(zip(QUANTILES, quantiles, strict=True))
+    return {name: x.tolist() for name, x in numbers.items()} | {"count": [num_rows]}
+
+
+def _quantiles(column: NDArray[Any]) -> NDArray[np.float64]:
+    """Of [n], by counting: no more than `_VALUES_AT_ONCE` are looked at together, and none is sorted."""
+    positions = np.array(list(QUANTILES.values())) * (len(column) - 1)
+    below = np.floor(positions).astype(np.int64)
+    first, second = _ranked(column, np.concatenate([below, below + 1])).reshape(2, -1)  # all positions are below n - 1
+    share, span = positions - below, second - first
+    return np.where(share < 0.5, first + span * share, second - span * (1 - share))  # as np.quantile rounds
+
+
+def _ranked(column: NDArray[Any], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The values of these ranks among [n], 0 the smallest: their 64 bits, 16 at a time, each from how often what
+    follows the bits before occurs."""
+    top, bits = np.uint64(1 << 63), np.zeros(len(ranks), np.uint64)
+    for shift in (48, 32, 16, 0):
+        counts = {begin: np.zeros(2**16, np.int64) for begin in bits.tolist()}
+        for first in range(0, len(column), _VALUES_AT_ONCE):
+            keys = (column[first : first + _VALUES_AT_ONCE].astype(np.float64) + 0.0).view(np.uint64)  # -0 is 0
+            keys = np.where(keys & top, ~keys, keys | top)  # in the order of the numbers
+            begins, digits = keys >> np.uint64(min(shift + 16, 63)), (keys >> np.uint64(shift)) & np.uint64(0xFFFF)
+            for begin, count in counts.items():
+                found = digits if shift == 48 else digits[begins == begin]
+                count += np.bincount(found.astype(np.int64), minlength=2**16)
+        digit = np.zeros(len(ranks), np.uint64)
+        ranks = ranks.copy()
+        for number, begin in enumerate(bits.tolist()):
+            up_to = np.cumsum(counts[begin])
+            digit[number] = found_digit = np.searchsorted(up_to, ranks[number], side="right")
+            ranks[number] -= up_to[found_digit] - counts[begin][found_digit]
+        bits = (bits << np.uint64(16)) | digit
+    return np.where(bits & top, bits ^ top, ~bits).view(np.float64)
 
 
 def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> Statistics:

@@ -13,6 +13,7 @@ from pathlib import Path
 import av
 import av.error
 import numpy as np
+from av.codec.context import ThreadType
 from numpy.typing import NDArray
 
 from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
@@ -115,13 +116,28 @@ def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
 def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> Iterator[NDArray[np.uint8]]:
     """The pictures uint8 [H, W, 3] at these ascending times, in one pass over the file from the first of them.
 
-    `num_threads` 0: as many as there are cores. Raises LeRobotError where one is missing or the file is damaged.
+    `num_threads` 0: as many as there are cores. Raises LeRobotError where one is missing or the file is damaged, as far
+    as the codec shows it: videos have no checksums, and a changed byte may give another picture that is as good.
     """
+    num_given = 0
+    try:
+        for picture in _decoded(file, times_s, num_threads, from_start=times_s[0] <= 1):
+            yield picture
+            num_given += 1
+    except LeRobotError:
+        if num_given or times_s[0] <= 1:
+            raise
+        yield from _decoded(file, times_s, num_threads, from_start=True)  # pictures may need some before the key frame
+
+
+def _decoded(file: Path, times_s: Sequence[float], num_threads: int, from_start: bool) -> Iterator[NDArray[np.uint8]]:
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
+        stream.codec_context.thread_type = ThreadType.FRAME  # between threads for slices H.264 loses errors
+        stream.codec_context.options = {"err_detect": "explode"}  # else H.264 makes up for what it cannot decode
         assert stream.time_base is not None
-        if times_s[0] > 1:  # at a key frame, before what is asked for
+        if not from_start:  # at a key frame, before what is asked for
             container.seek(int((times_s[0] - TOLERANCE_S) / stream.time_base), stream=stream)
         wanted, shown = 0, 0.0
         try:
@@ -134,6 +150,8 @@ def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> I
                     raise LeRobotError(
                         f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
                     )
+                if frame.is_corrupt:
+                    raise LeRobotError(f"{file} is damaged: the picture at {shown:.2f} s could not be decoded whole")
                 picture = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
                 while wanted < len(times_s) and abs(times_s[wanted] - shown) <= TOLERANCE_S:
                     yield picture

@@ -19,6 +19,15 @@ class Gymnasium(EnvCard):
     def observed(self, task: str, options: dict[str, Any]) -> Observed | None:
         return None if options else super().observed(task, options)
 
+    def steps_per_s(self, task: str, options: dict[str, Any]) -> float | None:
+        """As the environment's metadata say of its films."""
+        import gymnasium
+
+        env = gymnasium.make(task, disable_env_checker=True, **options)
+        found: float | None = env.metadata.get("render_fps")
+        env.close()
+        return found
+
     def lacks_expert(self, task: str, options: dict[str, Any]) -> str:
         return "gymnasium has no expert of its own"
 

@@ -75,6 +75,7 @@ def _suites() -> Iterator[tuple[str, Suite]]:
                 "env.eval.num_episodes": tasks * episodes,
                 "env.eval.max_episode_steps": limit,
                 "env.eval.ignore_terminations": False,
+                "env.eval.mode": "greedy",
             }
             name = suite.replace("_", "-") + ("" if protocol == "openvla" else f"-{protocol}")
             yield name, Suite(about, settings)
@@ -112,6 +113,9 @@ class Libero(EnvCard):
     def num_tasks(self, task: str) -> int:
         """Tasks with their initial states."""
         return len(tasks_of(task)) * NUM_INITIAL_STATES
+
+    def steps_per_s(self, task: str, options: LiberoOptions) -> float:
+        return 20.0
 
     def sentences(self, task: str) -> Sequence[str]:
         return [sentence(name) for name in tasks_of(task)]

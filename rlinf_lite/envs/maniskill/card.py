@@ -74,6 +74,10 @@ class ManiSkill(EnvCard):
         cameras = {} if options.obs_mode == "state" else dict.fromkeys(found.cameras, options.camera_size)
         return Observed(action_dim, found.own_state_dim if options.obs_mode == "rgb" else found.state_dim, cameras)
 
+    def steps_per_s(self, task: str, options: ManiSkillOptions) -> float:
+        rate: float = (options.kwargs.get("sim_config") or {}).get("control_freq", 20.0)
+        return rate
+
     def lacks_state(self, options: ManiSkillOptions) -> Problem | None:
         return Problem("env.options.obs_mode", "rgb has no state") if options.obs_mode == "rgb" else None
 

@@ -39,6 +39,7 @@ def _suite(task: str, num_episodes: int, max_steps: int = MAX_STEPS) -> dict[str
         "env.eval.max_episode_steps": max_steps,
         "env.eval.ignore_terminations": False,
         "env.eval.seed": 10_000,
+        "env.eval.mode": "greedy",
     }
 
 
@@ -68,6 +69,9 @@ class MetaWorld(EnvCard):
 
     def num_tasks(self, task: str) -> int:
         return len(tasks_of(task))
+
+    def steps_per_s(self, task: str, options: MetaWorldOptions) -> float:
+        return 80.0
 
     def sentences(self, task: str) -> Sequence[str]:
         return [SENTENCES[name] for name in tasks_of(task)]

@@ -24,6 +24,7 @@ from rlinf_lite.models.lora import LoraOptions, other_adapters
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
+    from rlinf_lite.models.flow.config import FlowConfig
 
 Method = Literal["flow_sde", "flow_noise", "flow_cps"]
 Joint = Literal["sum", "mean"]
@@ -128,8 +129,31 @@ class Flow(PolicyCard):
             return
         wanted = {**model.options.lora.model_dump(), "trainable": model.options.trainable}
         yield from other_adapters(cfg.lora, wanted, "FlowPolicy")
+        if cfg.long_prompts == "error":
+            yield from self._long_prompts(config, cfg)
         if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
+
+    def _long_prompts(self, config: Config, cfg: FlowConfig) -> Iterator[Problem]:
+        """A state in the prompt counts as short as it may be: longer ones are met while acting."""
+        from rlinf_lite.config.resources import tokenizer_dirs
+        from rlinf_lite.config.rules import long_prompt, told
+
+        if not told(config):
+            return
+        import numpy as np
+
+        from rlinf_lite.models.flow.inputs import PromptEncoder, TokenizerError, find_tokenizer, prompt_text
+
+        try:
+            found = [place for place in tokenizer_dirs(config) if find_tokenizer(place, cfg)]
+            encoder = PromptEncoder.from_directory(found[0], cfg) if found else None
+        except TokenizerError:  # loading the policy says so
+            return
+        if encoder is not None:
+            state = -np.ones(cfg.state_dim)
+            count = lambda sentence: len(encoder.ids(*prompt_text(sentence, state, cfg)))  # noqa: E731
+            yield from long_prompt(config, cfg.max_prompt_length, count)
 
 
 class Pi0(Flow):

@@ -20,6 +20,7 @@ from rlinf_lite.models.text.card import AttnImplementation, attention_problems
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
+    from rlinf_lite.models.vla.config import VLAConfig
 
 
 class OpenVLALoraOptions(LoraOptions):
@@ -85,6 +86,7 @@ class OpenVLA(PolicyCard):
         wanted = config.model.options.lora.model_dump(exclude={"save_base"})
         yield from other_adapters(cfg.lora, wanted, "OpenVLAPolicy")
         yield from misfits(config, cfg.proprio_dim, cfg.action_dim, seen)
+        yield from self._long_prompts(config, cfg)
         if cfg.proprio_dim and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
         if not seen.cameras or not set(cameras) <= set(seen.cameras):
@@ -94,3 +96,21 @@ class OpenVLA(PolicyCard):
                 f"the policy looks through {', '.join(cameras) or 'cameras'}, and what {config.env.task} shows is "
                 f"{shown}. Set it, or what the environment shows (env.options)",
             )
+
+    def _long_prompts(self, config: Config, cfg: VLAConfig) -> Iterator[Problem]:
+        from rlinf_lite.config.resources import tokenizer_dirs
+        from rlinf_lite.config.rules import long_prompt, told
+
+        found = [place for place in tokenizer_dirs(config) if (place / "tokenizer.json").is_file()]
+        if not found or not told(config):
+            return
+        from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError  # torch, so only now
+
+        try:
+            encoder = PromptEncoder.from_directory(found[0], cfg)
+        except TokenizerError:  # loading the policy says so
+            return
+        except PromptTooLongError as error:
+            yield Problem(*str(error).split(": ", 1))
+            return
+        yield from long_prompt(config, cfg.max_prompt_length, lambda sentence: len(encoder.token_ids(sentence)))

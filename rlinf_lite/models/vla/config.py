@@ -181,8 +181,11 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
             return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
         text, statistics = published.text | content.get("text_config", {}), published_statistics(directory, content)
         return with_run_settings(replace(published, text=text, action_dim=published_action_dim(statistics)), model)
+    tiny = preset("tiny")  # whose tokenizer is that of all random weights
     fresh = replace(
         preset(model.options.size),
+        prompt=tiny.prompt,
+        empty_token_id=tiny.empty_token_id,
         action_dim=seen.action_dim,
         num_action_chunks=model.num_action_chunks,
         cameras=tuple(seen.cameras),
