@@ -282,9 +282,7 @@ LOSSES = Registry(
             "rlinf_lite.algorithms.losses:gspo",
             LossNeeds(clips_below=True, unread=("clip_ratio_c", "behaviour_kl_coef")),
         ),
-        "cispo": Entry(
-            "rlinf_lite.algorithms.losses:cispo", LossNeeds(unread=("clip_ratio_c", "behaviour_kl_coef"))
-        ),
+        "cispo": Entry("rlinf_lite.algorithms.losses:cispo", LossNeeds(unread=("clip_ratio_c", "behaviour_kl_coef"))),
         "dppo_tv": Entry(
             "rlinf_lite.algorithms.losses:dppo_tv",
             LossNeeds(probabilities=True, behaviour=True, clips_below=True, unread=("clip_ratio_c",)),

@@ -159,7 +159,9 @@ def _what_the_loss_reads(config: Any, plan: Any) -> Iterator[Problem]:
         if value != usual and name in loss_needs_of(config).unread:
             readers = [loss for loss in registry.LOSSES.names() if name not in registry.loss_needs(loss).unread]
             text = f"is {value:g}, and {config.algorithm.loss_type} does not read it. Set it to "
-            text += f"{'null' if usual is None else format(usual, 'g')}, or algorithm.loss_type to {' or '.join(readers)}"
+            text += (
+                f"{'null' if usual is None else format(usual, 'g')}, or algorithm.loss_type to {' or '.join(readers)}"
+            )
             yield Problem(f"algorithm.{name}", text)
 
 

@@ -196,7 +196,9 @@ class EmbodiedFSDPActor(Worker):
         if cfg.algorithm.update_epochs > 1 or recomputes:
             with self.timer("fixed inputs"):
                 everything = np.arange(len(batch.mask))
-                batch.forward_inputs |= self._computed("fixed inputs", lambda policy, x: policy.fixed_inputs(x), everything)
+                batch.forward_inputs |= self._computed(
+                    "fixed inputs", lambda policy, x: policy.fixed_inputs(x), everything
+                )
         if recomputes:
             with self.timer("log-probs"):
                 batch.proximal = self._score(np.arange(len(batch.mask)))
