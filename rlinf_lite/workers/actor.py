@@ -195,13 +195,10 @@ class EmbodiedFSDPActor(Worker):
         recomputes = recomputed_logprobs(cfg)[0]
         if cfg.algorithm.update_epochs > 1 or recomputes:
             with self.timer("fixed inputs"):
-                everything = np.arange(len(batch.mask))
-                batch.forward_inputs |= self._computed(
-                    "fixed inputs", lambda policy, x: policy.fixed_inputs(x), everything
-                )
+                batch.forward_inputs |= self._computed("fixed inputs", lambda policy, x: policy.fixed_inputs(x))
         if recomputes:
             with self.timer("log-probs"):
-                batch.proximal = self._score(np.arange(len(batch.mask)))
+                batch.proximal = self._score()
             self._measure_drift(batch.proximal, batch.acted, batch.mask, batch.versions, sums)
         if self.earlier.arrived(batch.versions[batch.mask.any(-1)], self.version):
             with self.timer("log-probs"):
@@ -377,20 +374,22 @@ class EmbodiedFSDPActor(Worker):
         of_index = batch.acted[index], batch.mask[index], batch.versions[index]
         self._measure_drift(scored, *of_index, sums, of=version)
 
-    def _score(self, index: np.ndarray) -> Tensor:
-        """Log-probabilities [n, C, D] of samples `index` [n], under the weights that the policy has; on the CPU."""
+    def _score(self, index: np.ndarray | None = None) -> Tensor:
+        """Log-probabilities [n, C, D] of all samples or of `index` [n], under the weights that the policy has; on the
+        CPU."""
         return self._computed("log-probs", lambda policy, x: {"": policy(x).logprobs.float()}, index)[""]
 
     def _computed(
         self,
         kind: str,
         compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]],
-        index: np.ndarray,
+        index: np.ndarray | None = None,
     ) -> dict[str, Tensor]:
-        """What `compute` makes of the forward inputs [n, ...] of samples `index` [n], as many on every rank; on the
-        CPU."""
+        """What `compute` makes of the forward inputs [n, ...] of the batch or of its samples `index` [n], which every
+        rank has as many micro-batches of; on the CPU."""
         assert self.batch is not None
         inputs, learner = self.batch.forward_inputs, self.learner
+        index = np.arange(len(self.batch.mask)) if index is None else index
         num_samples = len(index)
         whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
         micro_batches = [learner.lanes.cut(part) for part in whole]

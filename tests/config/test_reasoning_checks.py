@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_lite.algorithms import whitens
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
-from rlinf_lite.config.names import coarsest_precision
+from rlinf_lite.config.names import coarsest_precision, recomputed_logprobs
 
 BASE = str(Path(__file__).parent / "yaml" / "reasoning.yaml")
 BROKEN = {
@@ -178,3 +178,13 @@ def test_drift_is_held_against_what_the_coarser_side_computes_in(trains: str, ac
     overrides = [f"actor.precision={trains}", f"rollout.dtype={acts}", "cluster.fuse=null"]
     config = load_config("math/math_arithmetic_grpo", overrides)
     assert coarsest_precision(config) == coarsest
+
+
+def test_why_log_probabilities_are_computed_again_is_said_of_what_there_is() -> None:
+    stale = ["algorithm.loss_type=dppo_tv", "runner.mode=async", "cluster.fuse=null"]
+    again, why = recomputed_logprobs(load_config(BASE, stale))
+    assert again and why.startswith("older weights act") and "correction" not in why
+    again, why = recomputed_logprobs(
+        load_config(BASE, [*stale, "algorithm.loss_type=ppo", "algorithm.correction.kind=tis"])
+    )
+    assert again and why == "algorithm.correction compares them with those of acting"

@@ -123,7 +123,8 @@ class LanguageActor(LanguageModelWorker):
         mask, behaviour = rows.response(data.batch["response_mask"]), columns["rollout_logprobs"]
         logprobs, entropy = self._score(model, rows)
         proximal, versions = columns["old_logprobs"], rows.response(data.batch["acted_versions"])
-        measured, weights = [], None
+        measured: list[Measured] = []
+        weights: Tensor | None = None
         if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
             compared = mask
             if algorithm.correction.proximal == "interpolate":
