@@ -3,6 +3,10 @@
 python benchmarks/soak.py --steps 450                 # both runs, one beside the other; a table, results/soak.json
 python benchmarks/soak.py --steps 450 --alone         # only the one whose workers are killed
 python benchmarks/soak.py --config tabletop_async_ppo_vla --alone runner.max_staleness=2
+python benchmarks/soak.py --config math_arithmetic_async_grpo --alone --steps 200
+
+Of asynchronous runs it says besides how stale data was, and how many steps were admitted between two versions of the
+weights (`async/admitted_steps`), undisturbed and after kills: more than runner.max_staleness + 1 would be a burst.
 """
 
 from __future__ import annotations
@@ -103,12 +107,29 @@ class Run:
             "stage": context["stage"],
             "completed_steps": context["step"],
             "every_step_once": steps == list(range(1, context["step"] + 1)),
-            "largest_staleness": max((row.get("async/staleness_max", 0) for row in rows), default=0),
+            **self._admission(rows),
             "success_once": evals[-1]["eval/success_once"] if evals else None,
             "num_episodes": evals[-1].get("eval/num_episodes") if evals else None,
             "memory_mib": self._memory(),
             "orphans": len([pid for pid in self.seen if is_ray_process(pid)]),
             **self._failovers(Path(context["directory"])),
+        }
+
+    def _admission(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Of an asynchronous run: its bound, and the most of what it bounds. Steps that were logged before the first
+        kill are undisturbed."""
+        steps = [row for row in rows if "async/admitted_steps" in row]
+        if not steps:
+            return {}
+        first_kill = min((kill["time"] for kill in self.killed), default=float("inf"))
+        admitted: dict[str, Counter[int]] = {"undisturbed": Counter(), "after kills": Counter()}
+        for row in steps:
+            when = "undisturbed" if row["time"] < first_kill else "after kills"
+            admitted[when][int(row["async/admitted_steps"])] += 1
+        return {
+            "largest_staleness": max(row.get("async/staleness_max", 0) for row in steps),
+            "most_admitted_between_versions": {when: max(counts, default=0) for when, counts in admitted.items()},
+            "admitted_between_versions": {when: dict(sorted(counts.items())) for when, counts in admitted.items()},
         }
 
     def _memory(self) -> dict[str, list[float]]:

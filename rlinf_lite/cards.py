@@ -120,6 +120,10 @@ class LossNeeds:
     behaviour: bool = False
     """The log-probabilities of the policy that acted. Its ratios are against those, so that it corrects for an older
     version or another engine by itself, and takes no `algorithm.correction`."""
+    clips_below: bool = False
+    """`algorithm.clip_ratio_low` below 1: a ratio is never below 0, nor does a probability fall by more than 1."""
+    unread: tuple[str, ...] = ()
+    """Keys of `algorithm` that other losses read and this one does not; to set one is a mistake."""
 
 
 @dataclass(frozen=True)

@@ -277,8 +277,16 @@ LOSSES = Registry(
     "pkg.module:function",
     UnknownAlgorithmError,
     {
-        **{name: f"rlinf_lite.algorithms.losses:{name}" for name in ("ppo", "gspo", "cispo")},
-        "dppo_tv": Entry("rlinf_lite.algorithms.losses:dppo_tv", LossNeeds(probabilities=True, behaviour=True)),
+        "ppo": Entry("rlinf_lite.algorithms.losses:ppo", LossNeeds(clips_below=True, unread=("behaviour_kl_coef",))),
+        "gspo": Entry(
+            "rlinf_lite.algorithms.losses:gspo",
+            LossNeeds(clips_below=True, unread=("clip_ratio_c", "behaviour_kl_coef")),
+        ),
+        "cispo": Entry("rlinf_lite.algorithms.losses:cispo", LossNeeds(unread=("clip_ratio_c", "behaviour_kl_coef"))),
+        "dppo_tv": Entry(
+            "rlinf_lite.algorithms.losses:dppo_tv",
+            LossNeeds(probabilities=True, behaviour=True, clips_below=True, unread=("clip_ratio_c",)),
+        ),
     },
 )
 STRATEGIES = Registry(

@@ -29,7 +29,9 @@ class Correction:
 
 
 @torch.no_grad()
-def correction(proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: CorrectionConfig) -> Correction:
+def correction(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: CorrectionConfig, measured: Tensor | None = None
+) -> Correction:
     """Weights of the policy loss, from the log-probabilities of p and of b, all [B, T].
 
     - `none`: no weights; the metrics alone.
@@ -48,6 +50,9 @@ def correction(proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: Correctio
     (mean of w - 1 - log w, an estimate of KL(b || p)), `rejected_fraction` (of the valid positions). The effective
     sample size (sum w)^2 / (n sum w^2) is no mean over micro-batches: `training.metrics` forms it from the first moment
     and the second, once these are those of all positions.
+
+    `measured` [B, T]: what metrics are of, where not of the whole mask. Of positions where p is b by construction they
+    would say that both agree.
 
     Raises InputError where bounds do not fit the kind.
     """
@@ -73,12 +78,13 @@ def correction(proximal: Tensor, behaviour: Tensor, mask: Tensor, cfg: Correctio
         low, high = bounds.low, bounds.high
         kept &= judged >= low if low is not None else valid
         kept &= judged <= high if high is not None else valid
+    of = valid if measured is None else valid & measured.bool()
     metrics = {
-        "importance_weight_mean": masked_mean(weights, valid),
-        "importance_weight_mean_square": masked_mean(weights.square(), valid),
-        "importance_weight_max": torch.where(valid, weights, 0.0).max(),
-        "behaviour_k3": masked_mean(k3, valid),
-        "rejected_fraction": masked_mean((~kept).float(), valid),
+        "importance_weight_mean": masked_mean(weights, of),
+        "importance_weight_mean_square": masked_mean(weights.square(), of),
+        "importance_weight_max": torch.where(of, weights, 0.0).max(),
+        "behaviour_k3": masked_mean(k3, of),
+        "rejected_fraction": masked_mean((~kept).float(), of),
     }
     if kind == "none":
         return Correction(None, metrics)

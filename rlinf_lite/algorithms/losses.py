@@ -25,14 +25,19 @@ SEQUENCE_LOG_RATIO_LIMIT = 10.0  # of gspo, as verl has it
 
 
 def register_policy_loss(
-    name: str, probabilities: bool = False, behaviour: bool = False
+    name: str,
+    probabilities: bool = False,
+    behaviour: bool = False,
+    clips_below: bool = False,
+    unread: tuple[str, ...] = (),
 ) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Make a policy loss available as `algorithm.loss_type: <name>`, and say what it needs; checks ask.
 
     `probabilities`: those of tokens, not densities of continuous actions. `behaviour`: the log-probabilities of the
-    policy that acted, against which it corrects by itself.
+    policy that acted, against which it corrects by itself. `clips_below`: an `algorithm.clip_ratio_low` of less than 1.
+    `unread`: keys of `algorithm` that would be set in vain.
     """
-    return LOSSES.register(name, LossNeeds(probabilities, behaviour))
+    return LOSSES.register(name, LossNeeds(probabilities, behaviour, clips_below, unread))
 
 
 def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:

@@ -185,7 +185,19 @@ def _correction_has_something_to_compare(config: Any, plan: Any) -> Iterator[Pro
         yield Problem(
             "algorithm.recompute_logprobs",
             f"is false, and algorithm.correction.kind: {correction.kind} compares the actor with who "
-            "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
+            "acted. Set it to auto" + ", or algorithm.correction.proximal to interpolate" * (max_staleness(config) > 1),
+        )
+
+
+@rule("algorithm.correction", "runner.mode", "runner.max_staleness", kinds=REINFORCED)
+def _interpolates_between_versions(config: Any, plan: Any) -> Iterator[Problem]:
+    correction, most = config.algorithm.correction, max_staleness(config)
+    if correction.kind != "none" and correction.proximal == "interpolate" and most < 2:
+        data = f"runner.max_staleness: {most}" if config.runner.mode == "async" else "runner.mode: sync"
+        yield Problem(
+            "algorithm.correction.proximal",
+            f"is interpolate, and with {data} no version lies between the one that acted and the one that trains: p "
+            f"would be b, all weights 1, and {correction.kind} would change nothing. Set it to recompute",
         )
 
 

@@ -105,7 +105,7 @@ def _explained(
             continue  # a union's other members did not fit: no matter where one fits but for a key within
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
-            meant, advice = _in_other_runs(key, known) or _nearest_key(location, known)
+            meant, advice = _in_other_runs(key, known) or _nearest_key(location, known, found[0]["input"])
             problems.append(Problem(key, f"there is no such key. {advice}"))
             suspects |= {meant} if meant else set()
         else:
@@ -170,7 +170,7 @@ def _in_other_runs(key: str, known: list[str]) -> tuple[str, str] | None:
     return None if meant is None else (meant, f"In runs of this runner.task_type it is {meant}")
 
 
-def _nearest_key(location: Location, keys: list[str]) -> tuple[str | None, str]:
+def _nearest_key(location: Location, keys: list[str], value: object) -> tuple[str | None, str]:
     """The key that an unknown one probably stands for, and the advice that says so."""
     *parents, name = (str(part) for part in location)
     section = _dotted(location[:-1])
@@ -189,6 +189,9 @@ def _nearest_key(location: Location, keys: list[str]) -> tuple[str | None, str]:
     if anywhere:
         meant = next(key for key in keys if key.rpartition(".")[2] == anywhere[0])
         return meant, f"Did you mean {meant}?"
+    within = [key for key in keys if isinstance(value, Mapping) and key.rpartition(".")[2] in value]
+    if within:  # a section that is none, of keys that there are
+        return within[0], f"{within[0].rpartition('.')[2]} belongs in {within[0]}"
     return None, f"Known in {section or 'a config'}: {', '.join(siblings) or 'nothing'}"
 
 

@@ -85,10 +85,12 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
     asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction
     if asked != "auto":
         return asked, f"algorithm.recompute_logprobs is {str(asked).lower()}"
-    if correction.kind != "none" or max_staleness(config):
+    if correction.kind != "none":
         if correction.proximal == "interpolate":
             return False, "algorithm.correction.proximal is interpolate"
         return True, "algorithm.correction compares them with those of acting"
+    if max_staleness(config):
+        return True, "older weights act, and metrics say how far the policy has moved since"
     if config.runner.task_type == "reasoning":
         return True, "token by token and as a whole, responses round differently"
     if config.actor.precision != "fp32":

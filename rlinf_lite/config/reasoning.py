@@ -111,9 +111,10 @@ class GenerationConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature, used alike when generating and when training."""
     top_k: NonNegativeInt = 0
-    """Draw from the k likeliest tokens; 0: from all."""
+    """Draw from the k likeliest tokens; 0: from all, which corrections and dppo_tv need."""
     top_p: TopP = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities sum to this."""
+    """Draw from the fewest likeliest tokens whose probabilities sum to this; 1: from all, which corrections and dppo_tv
+    need."""
     engine: str = ENGINES.default
     """What generates: transformers (the actor's own model class, by a loop of ours), or `pkg.module:Class`."""
     max_batch_size: PositiveInt = 256

@@ -21,7 +21,7 @@ from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
 from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
 from rlinf_lite.config.resources import policy_directory, start_dir
-from rlinf_lite.config.schema import BaseConfig, CorrectionConfig
+from rlinf_lite.config.schema import BaseAlgorithmConfig, BaseConfig, CorrectionConfig
 
 Kind = Literal["embodied", "sft", "eval", "reasoning"]
 Rule = Callable[[Any, Any], Iterator[Problem]]
@@ -161,6 +161,57 @@ def _dual_clip(config: Any, plan: Any) -> Iterator[Problem]:
     if dual is not None and dual <= 1:
         text = f"is {dual:g}, and the dual clip must be above 1. Use 3, or null to turn it off"
         yield Problem("algorithm.clip_ratio_c", text)
+
+
+_OF_LOSSES = ("clip_ratio_c", "behaviour_kl_coef")
+"""Keys of `algorithm` that some losses read, and a loss that does not may say so."""
+
+
+@rule("algorithm.loss_type", *(f"algorithm.{name}" for name in _OF_LOSSES), kinds=REINFORCED)
+def _what_the_loss_reads(config: Any, plan: Any) -> Iterator[Problem]:
+    for name in _OF_LOSSES:
+        value, usual = getattr(config.algorithm, name), BaseAlgorithmConfig.model_fields[name].default
+        if value != usual and name in loss_needs_of(config).unread:
+            readers = [loss for loss in registry.LOSSES.names() if name not in registry.loss_needs(loss).unread]
+            text = f"is {value:g}, and {config.algorithm.loss_type} does not read it. Set it to "
+            text += (
+                f"{'null' if usual is None else format(usual, 'g')}, or algorithm.loss_type to {' or '.join(readers)}"
+            )
+            yield Problem(f"algorithm.{name}", text)
+
+
+@rule("algorithm.loss_type", "algorithm.clip_ratio_low", kinds=REINFORCED)
+def _clips_below(config: Any, plan: Any) -> Iterator[Problem]:
+    loss, low = config.algorithm.loss_type, config.algorithm.clip_ratio_low
+    if low >= 1 and loss_needs_of(config).clips_below:
+        text = f"is {low:g}, so that {loss} never clips below: nothing falls so far. Use less than 1, or cispo"
+        yield Problem("algorithm.clip_ratio_low", text)
+
+
+@rule("algorithm.max_refills", "algorithm.filter_groups", kinds=("reasoning",))
+def _groups_to_replace(config: Any, plan: Any) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    usual = type(algorithm).model_fields["max_refills"].default
+    if algorithm.max_refills not in (0, usual) and not algorithm.filter_groups:
+        text = f"is {algorithm.max_refills}, and with algorithm.filter_groups: false no group is dropped that others"
+        yield Problem("algorithm.max_refills", f"{text} could replace. Set that to true, or this to {usual}")
+
+
+@rule("rollout.top_p", "rollout.top_k", "algorithm.correction.kind", "algorithm.loss_type", kinds=("reasoning",))
+def _behaviour_is_what_was_drawn_from(config: Any, plan: Any) -> Iterator[Problem]:
+    kind, loss = config.algorithm.correction.kind, config.algorithm.loss_type
+    reader = f"algorithm.correction.kind: {kind}" if kind != "none" else f"algorithm.loss_type: {loss}"
+    if kind == "none" and not loss_needs_of(config).behaviour:
+        return
+    for name, usual in (("top_p", 1.0), ("top_k", 0)):
+        value = getattr(config.rollout, name)
+        if value != usual:
+            yield Problem(
+                f"rollout.{name}",
+                f"is {value:g}, and {reader} weighs tokens by the probability that they were drawn with. Those on "
+                "record, as those that train, are of the whole vocabulary: what is left of it is drawn more often than "
+                f"they say. Set it to {usual:g}",
+            )
 
 
 _BOUND = {"k1": 0.7, "k2": 0.25, "k3": 0.3}  # of a weight of about 2

@@ -181,7 +181,8 @@ class CorrectionConfig(Section):
     is above."""
     proximal: Literal["recompute", "interpolate"] = "recompute"
     """Where p comes from. recompute: a forward pass before the updates. interpolate: between b and the policy in
-    training, by their versions; at a staleness of 1 it is b, and the loss plain PPO."""
+    training, by their versions; at a staleness of 1 it is b, and the loss plain PPO, so that runner.max_staleness has
+    to be 2 or more."""
 
     def with_bounds(self) -> CorrectionConfig:
         """The same with the kind's own bounds where `low` or `high` is null."""
@@ -208,11 +209,11 @@ class BaseAlgorithmConfig(Section):
     """Have the actor compute the log-probabilities of what was done before a step's updates, for ratios that begin at
     exactly 1. auto: where they may differ from those of acting, which the run says in a line."""
     clip_ratio_low: NonNegativeFloat = 0.2
-    """Ratios are clipped below 1 - this."""
+    """Ratios are clipped below 1 - this; 1 or more, never: for cispo, which its paper clips above only."""
     clip_ratio_high: NonNegativeFloat = 0.2
     """Ratios are clipped above 1 + this."""
     clip_ratio_c: Float | None = None
-    """Dual clip for negative advantages, > 1; null: off."""
+    """ppo: dual clip for negative advantages, > 1; null: off."""
     value_clip: NonNegativeFloat | None = None
     """Clip range of the value loss around the old values; null: off."""
     critic_warmup_steps: NonNegativeInt = 0

@@ -491,6 +491,8 @@ def _training(
         working = {}
     else:
         held["AdamW"] = _part(plan, role, counts, 2 * _FP32 * counts.trained)
+    if role == "actor" and max_staleness(config):  # what `training.earlier` keeps
+        host = {**host, "earlier weights": _part(plan, role, counts, _FP32 * counts.trained)}
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
         return RankMemory(held, working, host)
     # rollout workers act with the actor's own, or it scores some responses while they make the next ones

@@ -35,9 +35,8 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
 
     def _play(self, step: int) -> tuple[Handle, ...]:
         """Admits every step that may be played ahead of this one's updates."""
-        for admitted in self._admissible(step):
-            if admitted not in self._playing:
-                self._playing[admitted] = self.env.interact(admitted), self.rollout.generate(admitted)
+        for admitted in self._admissible(step, self._playing):
+            self._playing[admitted] = self.env.interact(admitted), self.rollout.generate(admitted)
         return self._playing.pop(step)
 
     def _admitted(self) -> list[Handle]:

@@ -44,9 +44,8 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
         if refill:
             self._mixed |= {step, *self._generating} if self._generating else set()
             return super()._generate(step, refill)
-        for admitted in self._admissible(step):
-            if admitted not in self._generating:
-                self._generating[admitted] = super()._generate(admitted)
+        for admitted in self._admissible(step, self._generating):
+            self._generating[admitted] = super()._generate(admitted)
         return self._generating.pop(step)
 
     def _admitted(self) -> list[Handle]:

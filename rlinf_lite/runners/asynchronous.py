@@ -4,7 +4,7 @@ waited for whom, and what is given up when workers fail."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from rlinf_lite.metrics import EvalSummary, Span, utilization, write_chrome_trace
@@ -17,6 +17,8 @@ class AsyncRunner(Runner):
 
     _transfers: tuple[Handle, ...] = ()
     """Of weights, to rollout workers; not waited for, but held, so that any wait hears of their errors."""
+    _num_admitted = 0
+    """Steps that were admitted since the last weights."""
     _played_until = 0.0
     """When the last step that was waited for had been played; 0: not known."""
     _last: tuple[int, float, Sequence[Span]] = (0, 0.0, ())
@@ -30,9 +32,12 @@ class AsyncRunner(Runner):
         """Forget what plays ahead: its workers have been told to stop. It is admitted again."""
         self._transfers, self._played_until = (), 0.0
 
-    def _admissible(self, step: int) -> range:
-        """The steps that may play while `step` is the next to be trained on."""
-        return range(step, min(step + self.cfg.runner.max_staleness + 1, self.total_steps))
+    def _admissible(self, step: int, under_way: Container[int]) -> list[int]:
+        """The steps that may begin to play now that `step` is the next to be trained on."""
+        most = range(step, min(step + self.cfg.runner.max_staleness + 1, self.total_steps))
+        found = [admitted for admitted in most if admitted not in under_way]
+        self._num_admitted = len(found)
+        return found
 
     def update_rollout_weights(self) -> None:
         """Offer them. Who generates takes them in between, who does not takes them at once."""
@@ -62,7 +67,8 @@ class AsyncRunner(Runner):
         first; if they were not played `in_order`, so that others were made in between, nothing is said of that."""
         phase = next((span.start, span.end) for span in self._driver_spans if span.name == "generate_rollouts")
         idle = utilization(spans, phase, phase).get("perf/actor_idle_frac", 1.0)
-        metrics = {**metrics, "async/trainer_waited_s": idle * (phase[1] - phase[0])}
+        waited_s = idle * (phase[1] - phase[0])
+        metrics = {**metrics, "async/trainer_waited_s": waited_s, "async/admitted_steps": self._num_admitted}
         first, last = min(span.start for span in played), max(span.end for span in played)
         since = self._played_until or first
         self._played_until = max(last, self._played_until)

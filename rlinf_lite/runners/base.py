@@ -201,9 +201,8 @@ class Runner(ABC):
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
         if self.cfg.runner.task_type != "sft":
             recomputed, why = recomputed_logprobs(self.cfg)
-            log.info(
-                "log-probabilities are %s: %s", "computed again before updates" if recomputed else "of acting", why
-            )
+            which = "the actor's, computed before updates" if recomputed else "those of acting"
+            self.progress.message(f"log-probabilities that ratios begin with: {which} ({why})")
         self.prepare()
         self._take_snapshot(anyway=True)
         if self.supervisor is not None and self._snapshots.newest() is None and self._saved != self._plain_state():

@@ -111,6 +111,10 @@ class ReasoningRunner(Runner):
     def prepare(self) -> None:
         """Supervised training, or what is left of it; then the policy that the run begins with is known to reference
         and critic."""
+        if self.cfg.rollout.top_p < 1 or self.cfg.rollout.top_k:
+            drawn = f"rollout.top_p={self.cfg.rollout.top_p:g}, rollout.top_k={self.cfg.rollout.top_k}"
+            text = "log-probabilities and ratios are of the whole vocabulary, of which responses are drawn from a part"
+            self.progress.message(f"{text} ({drawn})")
         self._wait(self.actor.complete_step(self.completed_steps), what="the actor")
         if self.completed_steps == 0 and max(self.cfg.sft.num_steps, self._supervised_updates):
             self._supervise()
@@ -135,7 +139,8 @@ class ReasoningRunner(Runner):
         self._times["step"] = time.time() - started
 
         results = [result for ranks in trained for result in ranks if result is not None]
-        metrics |= _over_updates([ranks[0]["metrics"] for ranks in trained if ranks[0] is not None])
+        for ranks in trained:  # each has those of the updates before it, too
+            metrics |= {} if ranks[0] is None else ranks[0]["metrics"]
         metrics["rollout/failed_rewards"] = float(self._failed_rewards)
         if self.cfg.reward.model is not None:
             metrics["rollout/cut_rewards"] = float(self._cut_rewards)
@@ -436,15 +441,3 @@ def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
         from rlinf_lite.workers.reasoning.reward_model import check_reward_model
 
         check_reward_model(cfg.reward)
-
-
-def _over_updates(by_update: list[dict[str, float]]) -> dict[str, float]:
-    """Means over a step's updates; maxima where a name ends in `_max`, sums of skipped updates."""
-    merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for metrics in by_update for name in metrics):
-        values = [metrics[name] for metrics in by_update if name in metrics]
-        if name.endswith("_max"):
-            merged[name] = max(values)
-        else:
-            merged[name] = sum(values) / (1 if name.endswith("skipped_updates") else len(values))
-    return merged

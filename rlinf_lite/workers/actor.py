@@ -43,6 +43,7 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
@@ -81,6 +82,7 @@ class EmbodiedFSDPActor(Worker):
     layout: Layout
     policy: Policy
     learner: Learner
+    earlier: EarlierWeights
     version: int
 
     trajectories: Trajectories | None
@@ -102,6 +104,7 @@ class EmbodiedFSDPActor(Worker):
             cast_parameters(self.policy, torch.bfloat16, frozen_only=True)
         self.learner = Learner(self, self.policy, cfg, "actor")
         self.learner.start_training(cfg.actor.optim, total_steps)
+        self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
         if "rollout" not in self.fused:
             bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
             num_threads = self.learner.num_threads
@@ -118,6 +121,7 @@ class EmbodiedFSDPActor(Worker):
                 self.sender.send(self.version, self.policy, number)
             elif not shares:
                 copy_weights(self.policy, rollout.policy)
+        self.earlier.published(self.version)
 
     def recv_rollout_batch(self, step: int | None = None) -> None:
         """Collect the trajectories of `step` (None: of whichever is played) of this actor's environments, from the
@@ -194,9 +198,11 @@ class EmbodiedFSDPActor(Worker):
                 batch.forward_inputs |= self._computed("fixed inputs", lambda policy, x: policy.fixed_inputs(x))
         if recomputes:
             with self.timer("log-probs"):
-                scored = self._computed("log-probs", lambda policy, x: {"": policy(x).logprobs.float()})
-            batch.proximal = scored[""]
+                batch.proximal = self._score()
             self._measure_drift(batch.proximal, batch.acted, batch.mask, batch.versions, sums)
+        if self.earlier.arrived(batch.versions[batch.mask.any(-1)], self.version):
+            with self.timer("log-probs"):
+                self._measure_earlier(sums)
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -293,6 +299,7 @@ class EmbodiedFSDPActor(Worker):
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
+        self.earlier.forget()
 
     def _loss(self, denominator: Tensor, policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
         """Of the samples `part` [b] of this rank; of none, 0, so that the rank takes part in what all ranks do."""
@@ -316,11 +323,15 @@ class EmbodiedFSDPActor(Worker):
         if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
             self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
         weights, corrected = None, {}
-        if algorithm.correction.kind != "none" or max_staleness(self.cfg):
+        measured = positions
+        if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
             if algorithm.correction.proximal == "interpolate":
                 versions = batch.versions[index, None, None].to(device)
                 proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
-            correction = algorithms.correction(summed(proximal), summed(acted), positions, algorithm.correction)
+                measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
+            correction = algorithms.correction(
+                summed(proximal), summed(acted), positions, algorithm.correction, measured
+            )
             weights, corrected = correction.weights, correction.metrics
         with_values = algorithms.needs_values(algorithm.adv_type)
         inputs = algorithms.LossInputs(
@@ -338,28 +349,55 @@ class EmbodiedFSDPActor(Worker):
             dp_size=self.world_size,
         )
         outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
-        found.add(outputs.metrics | corrected, weight=float(positions.sum()))
+        found.add(outputs.metrics, weight=float(positions.sum()))
+        if corrected:
+            found.add(corrected, weight=float(measured.sum()))
         return outputs.loss
 
-    def _measure_drift(self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums) -> None:
-        """How far log-probabilities [n, C, D] are from those of acting, where the same weights acted."""
-        fresh = mask[..., None] & (versions == self.version)[:, None, None]
-        drift, num_elements = torch.where(fresh, now - acted, 0.0).abs().sum(), fresh.sum() * acted.shape[2]
+    def _measure_drift(
+        self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums, of: int | None = None
+    ) -> None:
+        """How far log-probabilities [n, C, D] are from those of acting, where the weights that give them acted: those
+        of version `of`; None: the present ones."""
+        same = mask[..., None] & (versions == (self.version if of is None else of))[:, None, None]
+        drift, num_elements = torch.where(same, now - acted, 0.0).abs().sum(), same.sum() * acted.shape[2]
         sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=float(num_elements))
 
+    def _measure_earlier(self, sums: MetricSums) -> None:
+        """The same of what the kept weights did, of a micro-batch at most."""
+        assert self.batch is not None
+        batch, version = self.batch, self.earlier.version
+        index = torch.nonzero((batch.versions == version) & batch.mask.any(-1)).flatten()
+        index = index[: self.cfg.actor.micro_batch_size] if len(index) else torch.zeros(1, dtype=torch.int64)
+        with self.earlier.loaded():
+            scored = self._score(index.numpy())
+        of_index = batch.acted[index], batch.mask[index], batch.versions[index]
+        self._measure_drift(scored, *of_index, sums, of=version)
+
+    def _score(self, index: np.ndarray | None = None) -> Tensor:
+        """Log-probabilities [n, C, D] of all samples or of `index` [n], under the weights that the policy has; on the
+        CPU."""
+        return self._computed("log-probs", lambda policy, x: {"": policy(x).logprobs.float()}, index)[""]
+
     def _computed(
-        self, kind: str, compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]]
+        self,
+        kind: str,
+        compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]],
+        index: np.ndarray | None = None,
     ) -> dict[str, Tensor]:
-        """What `compute` makes of the batch's forward inputs [n, ...] under the present weights; on the CPU."""
+        """What `compute` makes of the forward inputs [n, ...] of the batch or of its samples `index` [n], which every
+        rank has as many micro-batches of; on the CPU."""
         assert self.batch is not None
         inputs, learner = self.batch.forward_inputs, self.learner
-        num_samples = len(self.batch.mask)
+        index = np.arange(len(self.batch.mask)) if index is None else index
+        num_samples = len(index)
         whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
         micro_batches = [learner.lanes.cut(part) for part in whole]
 
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
             with torch.no_grad(), learner.autocast():
-                return compute(policy, {name: x[torch.from_numpy(part)].to(self.device) for name, x in inputs.items()})
+                rows = torch.from_numpy(index[part])
+                return compute(policy, {name: x[rows].to(self.device) for name, x in inputs.items()})
 
         kept: dict[str, Tensor] = {}
         parts = chain.from_iterable(micro_batches)

@@ -151,6 +151,18 @@ def test_metrics_are_those_of_all_positions_however_a_batch_is_split() -> None:
     assert 0 < result["train/actor/effective_sample_size"] < 1
 
 
+def test_metrics_are_of_what_is_measured_alone() -> None:
+    """Where p was made of b, the two say nothing of each other."""
+    proximal, behaviour, mask = random_logprobs(0)
+    some = torch.arange(mask.shape[1]) % 2 == 0
+    made = torch.where(some, proximal, behaviour)
+    found = correction(made, behaviour, mask, CorrectionConfig(kind="tis"), measured=some.expand_as(mask))
+    alone = correction(proximal, behaviour, mask * some, CorrectionConfig(kind="tis"))
+    assert found.metrics == alone.metrics and alone.metrics["importance_weight_mean"] != 1
+    whole = correction(made, behaviour, mask, CorrectionConfig(kind="tis")).weights
+    assert found.weights is not None and whole is not None and torch.equal(found.weights, whole)
+
+
 def test_a_rank_without_positions_agrees_on_the_names() -> None:
     with_some, without = MetricSums(), MetricSums()
     proximal, behaviour, mask = random_logprobs(0)

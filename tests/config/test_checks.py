@@ -24,6 +24,7 @@ REASONING = str(YAML / "reasoning.yaml")
 HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 
 INTERPOLATED = ["algorithm.correction.kind=decoupled", "algorithm.correction.proximal=interpolate"]
+OLD = ["runner.mode=async", "runner.max_staleness=2"]
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
 
 
@@ -58,11 +59,47 @@ def problems_of(name: str, *overrides: str) -> list[str]:
             PPO,
             ["algorithm.recompute_logprobs=false", "algorithm.correction.kind=tis"],
             "algorithm.recompute_logprobs: is false, and algorithm.correction.kind: tis compares the actor with who "
+            "acted. Set it to auto",
+        ),
+        (
+            PPO,
+            [*OLD, "algorithm.recompute_logprobs=false", "algorithm.correction.kind=tis"],
+            "algorithm.recompute_logprobs: is false, and algorithm.correction.kind: tis compares the actor with who "
             "acted. Set it to auto, or algorithm.correction.proximal to interpolate",
         ),
         (
             PPO,
-            [*INTERPOLATED, "algorithm.target_kl=0.1"],
+            INTERPOLATED,
+            "algorithm.correction.proximal: is interpolate, and with runner.mode: sync no version lies between the one "
+            "that acted and the one that trains: p would be b, all weights 1, and decoupled would change nothing. Set "
+            "it to recompute",
+        ),
+        (
+            PPO,
+            [*INTERPOLATED, "runner.mode=async"],
+            "algorithm.correction.proximal: is interpolate, and with runner.max_staleness: 1 no version lies between "
+            "the one that acted and the one that trains: p would be b, all weights 1, and decoupled would change "
+            "nothing. Set it to recompute",
+        ),
+        (
+            PPO,
+            ["algorithm.loss_type=cispo", "algorithm.clip_ratio_low=1", "algorithm.clip_ratio_c=3"],
+            "algorithm.clip_ratio_c: is 3, and cispo does not read it. Set it to null, or algorithm.loss_type to ppo",
+        ),
+        (
+            PPO,
+            ["algorithm.clip_ratio_low=1"],
+            "algorithm.clip_ratio_low: is 1, so that ppo never clips below: nothing falls so far. Use less than 1, or "
+            "cispo",
+        ),
+        (
+            PPO,
+            [*OLD, "algorithm.correction.kind=tis", "async.max_staleness=3"],
+            "async: there is no such key. max_staleness belongs in runner.max_staleness",
+        ),
+        (
+            PPO,
+            [*OLD, *INTERPOLATED, "algorithm.target_kl=0.1"],
             "algorithm.target_kl: is 0.1, and with algorithm.correction.proximal: interpolate the KL of an update "
             "counts what changed before the step too. Set it to null, or proximal to recompute",
         ),

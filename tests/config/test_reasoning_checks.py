@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_lite.algorithms import whitens
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
-from rlinf_lite.config.names import coarsest_precision
+from rlinf_lite.config.names import coarsest_precision, recomputed_logprobs
 
 BASE = str(Path(__file__).parent / "yaml" / "reasoning.yaml")
 BROKEN = {
@@ -42,6 +42,20 @@ BROKEN = {
     ],
     "algorithm.correction.proximal: is interpolate, and kind: none has no proximal. Set it to recompute": [
         "algorithm.correction.proximal=interpolate"
+    ],
+    "algorithm.clip_ratio_c: is 3, and gspo does not read it. Set it to null, or algorithm.loss_type to ppo": [
+        "algorithm.loss_type=gspo",
+        "algorithm.clip_ratio_c=3",
+    ],
+    "algorithm.behaviour_kl_coef: is 0.1, and ppo does not read it. Set it to 0.001, or algorithm.loss_type to "
+    "dppo_tv": ["algorithm.behaviour_kl_coef=0.1"],
+    "algorithm.max_refills: is 9, and with algorithm.filter_groups: false no group is dropped that others could "
+    "replace. Set that to true, or this to 3": ["algorithm.max_refills=9"],
+    "rollout.top_p: is 0.9, and algorithm.correction.kind: tis weighs tokens by the probability that they were drawn "
+    "with": ["rollout.top_p=0.9", "algorithm.correction.kind=tis"],
+    "rollout.top_k: is 5, and algorithm.loss_type: dppo_tv weighs tokens by the probability": [
+        "rollout.top_k=5",
+        "algorithm.loss_type=dppo_tv",
     ],
     "algorithm.correction.high: is 0.4, not above low (0.5), so that nothing is in bounds": [
         "algorithm.correction={kind: icepop, high: 0.4}"
@@ -164,3 +178,13 @@ def test_drift_is_held_against_what_the_coarser_side_computes_in(trains: str, ac
     overrides = [f"actor.precision={trains}", f"rollout.dtype={acts}", "cluster.fuse=null"]
     config = load_config("math/math_arithmetic_grpo", overrides)
     assert coarsest_precision(config) == coarsest
+
+
+def test_why_log_probabilities_are_computed_again_is_said_of_what_there_is() -> None:
+    stale = ["algorithm.loss_type=dppo_tv", "runner.mode=async", "cluster.fuse=null"]
+    again, why = recomputed_logprobs(load_config(BASE, stale))
+    assert again and why.startswith("older weights act") and "correction" not in why
+    again, why = recomputed_logprobs(
+        load_config(BASE, [*stale, "algorithm.loss_type=ppo", "algorithm.correction.kind=tis"])
+    )
+    assert again and why == "algorithm.correction compares them with those of acting"

@@ -133,6 +133,27 @@ def test_killed_while_playing_and_training_overlap(start):
     assert max(staleness) == 2 and min(staleness[3:]) <= 1  # nothing was ahead after a recovery
 
 
+def test_job_stop_ends_a_run_whose_rollouts_are_ahead(start):
+    """With a checkpoint of the last completed step, from which it goes on."""
+    more = [*ASYNC, "runner.max_staleness=2", "runner.max_steps=200", "runner.resume=auto"]
+    runner = start(*more, runner_class=AsyncEmbodiedRunner)
+    train = runner._train
+
+    def stopped_at_the_third(*handles):
+        if runner.completed_steps == 2:
+            ask_master(runner.supervisor.job, "stop", "its user stopped it")  # as rlinf-lite job stop does
+        return train(*handles)
+
+    runner._train = stopped_at_the_third
+    result = runner.run()
+    assert result.interrupted and 3 <= result.completed_steps < 200
+    assert [line["step"] for line in read_metrics(runner.run_dir)] == [*range(1, result.completed_steps + 1)]
+    verify(result.checkpoint)
+    start.stop()
+    again = start(*more, runner_class=AsyncEmbodiedRunner)
+    assert again.completed_steps == result.completed_steps
+
+
 def test_an_update_counts_although_somebody_who_plays_ahead_dies(start):
     """The only snapshot is of the beginning: an update that were broken off would cost every step."""
     runner = start(*ASYNC, "control.snapshot_interval=100", runner_class=AsyncEmbodiedRunner)

@@ -37,6 +37,15 @@ def test_every_policy(start, config, overrides):
     check(start(*more, config=config, small=TABLETOP).run().run_dir)
 
 
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_who_acted_is_compared_where_log_probabilities_are_computed_again(start, recomputes):
+    """Without a correction too; else there is nothing to compare, and nothing is said."""
+    more = [*ZERO, "actor.optim.value_lr=0", f"algorithm.recompute_logprobs={str(recomputes).lower()}"]
+    for line in read_metrics(start(*more, small=SMALL_PENDULUM).run().run_dir):
+        assert ("train/actor/effective_sample_size" in line) == recomputes
+        assert line.get("train/actor/effective_sample_size", 1) == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "estimator", ["gae", "grpo", "rloo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 )

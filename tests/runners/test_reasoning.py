@@ -40,8 +40,8 @@ ESTIMATORS = {
     "gspo": ["algorithm.loss_type=gspo", "algorithm.loss_agg_mode=seq-mean-token-mean"],
     "dppo_tv": ["algorithm.loss_type=dppo_tv", "algorithm.loss_agg_mode=seq-mean-token-sum-norm"],
     "not scored again": ["algorithm.recompute_logprobs=false"],
-    "interpolated": [
-        "algorithm.correction={kind: reject, metric: k3, level: sequence, high: 0.5, proximal: interpolate}",
+    "rejecting": [
+        "algorithm.correction={kind: reject, metric: k3, level: sequence, high: 0.5}",
         "algorithm.overlong.buffer_length=8",
     ],
 }

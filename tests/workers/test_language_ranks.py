@@ -82,6 +82,31 @@ def rank_main(rank, port, directory, expected):
     dist.destroy_process_group()
 
 
+def test_metrics_of_a_step_are_weighted_by_tokens_over_its_updates():
+    """Of two updates with 1 and 3 tokens; the effective sample size is that of all four."""
+    cfg = load_config("math/math_arithmetic_grpo", [*OVERRIDES[:3], "actor.optim={lr: 0, warmup_steps: 0}"])
+    actor = LanguageActor(cfg)
+    actor.fused = {"rollout": Worker()}
+    actor.init(None, WeightRoutes([0], [0]), 10)
+    whole = make_rows(2)
+    whole.batch["response_mask"] = torch.arange(4) < torch.tensor([[1], [3]])
+    whole.batch["attention_mask"][:, 6:] = whole.batch["response_mask"]
+    scored = actor.compute_log_prob(whole).batch["old_logprobs"]
+    whole.batch["old_logprobs"] = scored - torch.tensor([[0.5], [0.1]])  # 1 of 4 tokens beyond the clip of 0.2
+    whole.batch["rollout_logprobs"] = whole.batch["old_logprobs"] - torch.tensor([[1.0], [0.0]])
+    whole.batch["advantages"] = torch.ones(2, 4)
+    for row, first in ((0, True), (1, False)):
+        batch = whole[row]
+        batch.meta_info = {"step": 0, "first": first, "denominator": 1.0}
+        metrics = actor.update_actor(batch)["metrics"]
+    assert abs(metrics["train/actor/clip_fraction"] - 1 / 4) < 1e-6
+    assert abs(metrics["train/actor/approx_kl"] + (0.5 + 3 * 0.1) / 4) < 1e-5
+    w = np.exp([1.0, 0.0, 0.0, 0.0])
+    assert abs(metrics["train/actor/effective_sample_size"] - w.sum() ** 2 / (4 * (w * w).sum())) < 1e-5
+    batch.meta_info["first"] = True  # of the next step
+    assert actor.update_actor(batch)["metrics"]["train/actor/clip_fraction"] == 0
+
+
 def test_few_rows_over_two_ranks_are_those_of_one(tmp_path):
     cfg = load_config("math/math_arithmetic_ppo", OVERRIDES)
     start = LanguageActor(cfg)

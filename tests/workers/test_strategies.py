@@ -75,10 +75,12 @@ class SomeDemonstrations:
         return {"images": {"front": images}, "instruction": ["push"] * len(indices)}, torch.from_numpy(actions)
 
 
-def trajectories(cfg, spec):
-    """What the untrained policy did, with rewards from nowhere; some actions of the last decision were not executed."""
-    torch.manual_seed(cfg.runner.seed)
-    policy = build_policy(cfg, spec)
+def trajectories(cfg, spec, policy=None, version=0):
+    """What the policy did (None: one that is untrained), with rewards from nowhere; some actions of the last decision
+    were not executed."""
+    if policy is None:
+        torch.manual_seed(cfg.runner.seed)
+        policy = build_policy(cfg, spec)
     rng = np.random.default_rng(0)
     obs = {"state": rng.normal(size=(NUM_ENVS * T, spec.state_dim)).astype(np.float32)}
     with torch.no_grad():
@@ -98,7 +100,7 @@ def trajectories(cfg, spec):
         logprobs=by_decision(acted.logprobs),
         values=by_decision(acted.values),
         next_values=torch.from_numpy(rng.normal(size=(NUM_ENVS, T)).astype(np.float32)),
-        versions=torch.zeros(NUM_ENVS, T, dtype=torch.int64),
+        versions=torch.full((NUM_ENVS, T), version, dtype=torch.int64),
         forward_inputs={name: by_decision(x) for name, x in acted.forward_inputs.items()},
     )
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from rlinf_lite import algorithms
-from rlinf_lite.config.names import recomputed_logprobs
+from rlinf_lite.config.names import max_staleness, recomputed_logprobs
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.sequences import Rows
+from rlinf_lite.data.sequences import Rows, micro_batches
 from rlinf_lite.models.text.causal_lm import LanguageModel
 from rlinf_lite.scheduler import nd_compute, nd_compute_metric, register
+from rlinf_lite.training.earlier import EarlierWeights
+from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import copy_weights
 from rlinf_lite.workers.reasoning.base import MESH, LanguageModelWorker, Measured, build_model
@@ -24,6 +26,7 @@ class LanguageActor(LanguageModelWorker):
 
     total_steps: int
     version: int
+    earlier: EarlierWeights
 
     def init(self, directory: str | None, routes: WeightRoutes, total_steps: int) -> int:
         """Build the policy, from `directory` or at random; returns the number of parameters."""
@@ -31,6 +34,7 @@ class LanguageActor(LanguageModelWorker):
         self.total_steps, self.version = total_steps, 0
         model = build_model(cfg, directory, cfg.model.attn_implementation)
         self._take(model, "actor", cfg.actor.optim, total_steps)
+        self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
         bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
         if "rollout" not in self.fused:
             self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s, self.learner.num_threads)
@@ -46,6 +50,7 @@ class LanguageActor(LanguageModelWorker):
                 self.sender.send(self.version, self.learner.model, number)
             elif not shares:
                 copy_weights(self.learner.model, rollout.model)
+        self.earlier.published(self.version)
 
     @register(dispatch_mode=nd_compute(MESH))
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -57,8 +62,12 @@ class LanguageActor(LanguageModelWorker):
     def update_actor(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `acted_versions`,
         `advantages`, and where the algorithm needs them `ref_logprobs`, [B, R]. meta_info: `step`, `denominator`, what
-        the loss of the whole batch is divided by, and whether it is the `first` update of the step."""
-        return self._update(data, self._loss)
+        the loss of the whole batch is divided by, and whether it is the `first` update of the step. Metrics are those
+        of the step's updates so far."""
+        if data.meta_info["first"]:
+            self.of_step = MetricSums()
+            self._measure_earlier(data, self.of_step)
+        return self._update(data, self._loss, self.of_step)
 
     def start_supervised(self) -> None:
         """An optimizer for `update_supervised`."""
@@ -67,7 +76,7 @@ class LanguageActor(LanguageModelWorker):
     @register(dispatch_mode=nd_compute_metric(MESH))
     def update_supervised(self, data: DataProto) -> dict[str, Any]:
         """One update towards the responses as they are; meta_info as in `update_actor`."""
-        return self._update(data, self._supervised_loss)
+        return self._update(data, self._supervised_loss, MetricSums())
 
     def finish_supervised(self) -> None:
         """A new optimizer, for `update_actor`."""
@@ -89,6 +98,24 @@ class LanguageActor(LanguageModelWorker):
         """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
+        self.earlier.forget()
+
+    def _measure_earlier(self, data: DataProto, sums: MetricSums) -> None:
+        """How far log-probabilities are from those of acting, of tokens that the kept weights drew: those of a
+        micro-batch at most."""
+        versions, mask = data.batch["acted_versions"], data.batch["response_mask"]
+        if not self.earlier.arrived(versions[mask], self.version):
+            return
+        by_kept = mask & (versions == self.earlier.version)
+        rows = torch.nonzero(by_kept.any(1)).flatten().numpy()
+        if len(rows):
+            rows = rows[micro_batches(data[rows], self.cfg.actor.max_tokens_per_micro_batch)[0]]
+        some = data[rows].select(["input_ids", "attention_mask", "response_mask"], [])
+        with self.timer("log-probs"), self.earlier.loaded():
+            scored = self._column(some, lambda model, rows: self._score(model, rows)[0])
+        by_kept = by_kept[rows]
+        drift = algorithms.masked_mean((scored - data.batch["rollout_logprobs"][rows]).abs(), by_kept)
+        sums.add({"rollout/logprob_drift": drift}, float(by_kept.sum()))
 
     def _loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
         algorithm = self.cfg.algorithm
@@ -96,28 +123,34 @@ class LanguageActor(LanguageModelWorker):
         mask, behaviour = rows.response(data.batch["response_mask"]), columns["rollout_logprobs"]
         logprobs, entropy = self._score(model, rows)
         proximal, versions = columns["old_logprobs"], rows.response(data.batch["acted_versions"])
-        if algorithm.correction.proximal == "interpolate":
-            proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
-        corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction)
+        measured: list[Measured] = []
+        weights: Tensor | None = None
+        if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
+            compared = mask
+            if algorithm.correction.proximal == "interpolate":
+                proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
+                compared = mask & (self.version - versions > 1)  # of others they are those of acting
+            corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction, compared)
+            weights, measured = corrected.weights, [(corrected.metrics, float(compared.sum()))]
         inputs = algorithms.LossInputs(
             logprobs=logprobs,
             old_logprobs=proximal,
             advantages=columns["advantages"],
             mask=mask,
             entropy=entropy,
-            weights=corrected.weights,
+            weights=weights,
             behaviour_logprobs=behaviour,
             denominator=data.meta_info["denominator"],
             dp_size=self.learner.dp_size,
         )
         outputs = algorithms.actor_loss(algorithm.loss_type, inputs, algorithm)
-        loss, metrics = outputs.loss, {**outputs.metrics, **corrected.metrics}
+        loss, metrics = outputs.loss, dict(outputs.metrics)
         if algorithm.kl.place == "loss":
             kl = torch.where(mask, algorithms.kl_penalty(logprobs, columns["ref_logprobs"], algorithm.kl.kind), 0.0)
             mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, inputs.dp_size)
             loss = loss + algorithm.kl.coef * mean_kl
             metrics["ref_kl"] = algorithms.masked_mean(kl.detach(), mask)
-        measured = [(metrics, float(mask.sum()))]
+        measured.append((metrics, float(mask.sum())))
         if data.meta_info["first"] and not recomputed_logprobs(self.cfg)[0]:
             same = mask & (versions == self.version)
             drift = algorithms.masked_mean((logprobs.detach() - behaviour).abs(), same)

@@ -42,6 +42,8 @@ class LanguageModelWorker(Worker):
 
     cfg: ReasoningConfig
     learner: Learner
+    of_step: MetricSums
+    """Of the updates of the present step."""
 
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
@@ -79,10 +81,10 @@ class LanguageModelWorker(Worker):
                 column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
         return column
 
-    def _update(self, batch: DataProto, loss_fn: LossFn) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`. Returns metrics
-        over all ranks, spans and memory."""
-        learner, step, sums = self.learner, batch.meta_info["step"], MetricSums()
+    def _update(self, batch: DataProto, loss_fn: LossFn, sums: MetricSums) -> dict[str, Any]:
+        """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`, whose metrics are
+        added to `sums`. Returns those over all ranks, spans and memory."""
+        learner, step = self.learner, batch.meta_info["step"]
 
         def weighted(model: LanguageModel, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
             of_batch, rows, weight = micro_batch

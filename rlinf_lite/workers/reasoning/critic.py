@@ -16,6 +16,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import Rows
 from rlinf_lite.models.text.causal_lm import CausalValueModel, LanguageModel
 from rlinf_lite.scheduler import nd_compute, nd_compute_metric, register
+from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.workers.reasoning.base import MESH, LanguageModelWorker, Measured
 
 
@@ -40,7 +41,9 @@ class LanguageCritic(LanguageModelWorker):
     def update_critic(self, data: DataProto) -> dict[str, Any]:
         """One optimizer update on the rows of all ranks, with `returns` and `values`, the old ones, [B, R]; meta_info
         as in `LanguageActor.update_actor`."""
-        return self._update(data, self._loss)
+        if data.meta_info["first"]:
+            self.of_step = MetricSums()
+        return self._update(data, self._loss, self.of_step)
 
     def save_checkpoint(self, directory: str) -> None:
         """Write `critic/` below `directory`."""
