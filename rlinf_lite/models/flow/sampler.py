@@ -49,16 +49,17 @@ def step_moments(
     `level` [B] is a; where it is 0, the step is the ODE's. `second` is t_1. `std` is the network's, for flow_noise.
     """
     t, s, level = (part[:, None, None] for part in (t, s, level))
-    step = t - s
+    step, x0, x1 = t - s, x - t * v, x + (1 - t) * v
     if method == "flow_noise":
         assert std is not None
-        return x - step * v, std * (level > 0)
+        # not x - step v: rounded as RLinf does, or log-probabilities of its transitions are 3e-6 off
+        return (1 - s) * x0 + s * x1, std * (level > 0)
     if method == "flow_cps":
         angle = 0.5 * math.pi * level
-        return (1 - s) * (x - t * v) + s * angle.cos() * (x + (1 - t) * v), (s * angle.sin()).expand_as(x)
+        return (1 - s) * x0 + s * angle.cos() * x1, (s * angle.sin()).expand_as(x)
     assert method == "flow_sde", method
     variance = level.square() * t / (1 - torch.where(t == 1, second, t))  # sigma squared
-    mean = x - step * v - variance * step / (2 * t) * (x + (1 - t) * v)
+    mean = x - step * v - variance * step / (2 * t) * x1
     return mean, (variance * step).sqrt().expand_as(x)
 
 
