@@ -50,6 +50,7 @@ from rlinf_lite.models.flow.inputs import (
     find_tokenizer,
     padded,
     pixel_values,
+    read_instructions,
     read_state,
     stored_images,
 )
@@ -176,9 +177,7 @@ class FlowPolicy(Policy):
             raise ObservationError(f"model.options.cameras: {problem}")
         if self.prompts is None:
             raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
-        instructions = obs.get("instruction")
-        if instructions is None:
-            raise ObservationError("the policy reads an instruction, and the observation has none")
+        instructions = read_instructions(obs)
         inputs = {
             f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
             for slot, camera in present_slots(cfg, given).items()
