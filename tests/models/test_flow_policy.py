@@ -294,7 +294,7 @@ def test_published_sizes(family: str, published: int, unused: int) -> None:
     assert published - unused - frozen == TRAINED[family]
 
 
-@pytest.mark.parametrize("cls", [Pi0Policy, Pi05Policy])
+@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("method", ["flow_sde", "flow_noise"])
 def test_a_prefix_that_is_kept_changes_neither_scores_nor_gradients(cls: type[FlowPolicy], method: str) -> None:
     torch.manual_seed(0)
@@ -309,9 +309,10 @@ def test_a_prefix_that_is_kept_changes_neither_scores_nor_gradients(cls: type[Fl
         (output.logprobs.sum() + output.values.sum() + output.entropy.sum()).backward()
         gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
         found.append((output.logprobs, output.values, output.entropy, gradients))
-        policy.network.language.register_forward_hook(lambda *_: pytest.fail("the prefix was computed again"))
+        policy.network.vision.register_forward_hook(lambda *_: pytest.fail("the prefix was computed again"))
     assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))
     torch.testing.assert_close(found[0][3], found[1][3], rtol=0, atol=0)
+    assert any("state_proj" in name for name in found[0][3]) == (cls is not Pi05Policy)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -213,11 +213,16 @@ class FlowPolicy(Policy):
     # the network
 
     def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
+        """Of what `_inputs` gives, and what `fixed_inputs` made of it where that is there."""
+        read = Prefix.from_kept(inputs) if "prefix_mask" in inputs else self._read(inputs)
+        return self.network.with_state(read, inputs["state"])
+
+    def _read(self, inputs: Mapping[str, Tensor]) -> Prefix:
         slots = [name for slot in self.cfg.slots if (name := f"image_{slot}") in inputs]
         images = torch.stack([pixel_values(inputs[name], self.cfg) for name in slots], dim=1)
         mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
         with torch.no_grad() if self._prefix_is_fixed else nullcontext():
-            return self.network.prefix(images, mask, inputs["tokens"], inputs["token_mask"], inputs["state"])
+            return self.network.read(images, mask, inputs["tokens"], inputs["token_mask"])
 
     def _velocity(self, prefix: Prefix, state: Tensor) -> Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -233,12 +238,11 @@ class FlowPolicy(Policy):
     # training
 
     def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The prefix, where `model.options.keep_prefix` says so."""
-        return self._prefix(forward_inputs).kept() if self._keep_prefix else {}
+        """What of the prefix does not train, where `model.options.keep_prefix` says so."""
+        return self._read(forward_inputs).kept() if self._keep_prefix else {}
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
-        has_prefix = "prefix_mask" in forward_inputs
-        prefix = Prefix.from_kept(forward_inputs) if has_prefix else self._prefix(forward_inputs)
+        prefix = self._prefix(forward_inputs)
         velocity = self._velocity(prefix, forward_inputs["state"])
         logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
         return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
@@ -344,9 +348,7 @@ class FlowPolicy(Policy):
             self._add_adapters(lora)
         for name in _VLM if frozen else ():
             self.network.get_submodule(name).requires_grad_(False)
-        # SmolVLA's prefix ends in the state, whose projection trains
-        self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
-        self._keep_prefix = self._prefix_is_fixed and cfg.options.keep_prefix
+        self._prefix_is_fixed, self._keep_prefix = frozen, frozen and cfg.options.keep_prefix
         if cfg.options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
         return self
