@@ -605,9 +605,31 @@ def test_options_that_say_nothing_to_a_checkpoint(caplog: pytest.LogCaptureFixtu
         load(directory, settings("smolvla", asset_id="droid"))
     with pytest.raises(ProblemError, match=r"model.options.delta_dims: is 20, and there are \d+ actions"):
         load(directory, settings("smolvla", delta_dims=20))
-    with caplog.at_level("INFO"):
-        load(directory, settings("smolvla", horizon=40))
-    assert "model.options.horizon: 40, where the policy was 6" in caplog.text
+    load(directory, settings("smolvla", horizon=40))
+    assert "horizon 40, where it was 6" in caplog.text
+
+
+def test_settings_other_than_those_of_training_are_said(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As far as they matter to how the policy explores, by one line."""
+    trained = {"num_steps": 3, "noise_level": 0.3, "noise_range": [0.1, 0.2], "ignore_last": True, "joint": "mean"}
+    load(FOLDER / "tiny-pi05", settings("pi05", **trained)).save_pretrained(tmp_path)
+    caplog.clear()
+    for given in (None, settings("pi05"), settings("pi05", **trained)):
+        load(tmp_path, given)
+    assert caplog.messages == []
+    other = {"num_steps": 4, "noise_level": 0.5, "noise_range": [0.1, 0.3], "ignore_last": False, "joint": "sum"}
+    for method, changed in (
+        ("flow_sde", ["num_steps 4, where it was 3", "noise_level 0.5, where it was 0.3", "ignore_last False, where"]),
+        ("flow_noise", ["num_steps 4", "method flow_noise", "noise_range (0.1, 0.3), where", "joint sum, where it was"]),
+    ):
+        caplog.clear()
+        load(tmp_path, settings("pi05", **other, method=method))
+        [line] = caplog.messages
+        said = line.partition(f"other settings than those of the policy in {tmp_path}: ")[2].split("; ")
+        assert len(said) == len(changed)
+        assert all(one.startswith(start) for one, start in zip(said, changed, strict=True))
 
 
 def test_a_policy_saved_below_its_base_model(copied: Copy, tmp_path: Path) -> None:

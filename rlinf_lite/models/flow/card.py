@@ -20,10 +20,13 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
+from rlinf_lite.config.resources import policy_config
+from rlinf_lite.models.flow.config import changed_settings, with_run_settings
 from rlinf_lite.models.lora import LoraOptions, other_adapters
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
+    from rlinf_lite.config.schema import ModelConfig
 
 Method = Literal["flow_sde", "flow_noise", "flow_cps"]
 Joint = Literal["sum", "mean"]
@@ -131,6 +134,16 @@ class Flow(PolicyCard):
         yield from other_adapters(cfg.lora, wanted, "FlowPolicy")
         if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
+
+
+    def notes(self, directory: Path, model: ModelConfig) -> Iterator[str]:
+        from rlinf_lite.models.flow.published import read_config
+
+        published = "rlinf_lite" not in policy_config(directory)
+        before = read_config(directory, model.options.asset_id)
+        changed = list(changed_settings(before, with_run_settings(before, model), published))
+        if changed:
+            yield f"other settings than those of the policy in {directory}: {'; '.join(changed)}"
 
 
 class Pi0(Flow):

@@ -7,7 +7,6 @@ actions that are executed and the dimensions that the robot has: `logprobs` [B, 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
 
-log = logging.getLogger(__name__)
 _VLM = ("vision", "connector", "language")  # of the network: what trainable: expert freezes
 
 
@@ -406,12 +404,7 @@ class FlowPolicy(Policy):
             raise CheckpointFormatError(
                 f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
             )
-        before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
-        for name in ("num_steps", "method", "noise_level", "noise_range", "horizon"):
-            if getattr(cfg, name) != getattr(before, name):
-                log.info(
-                    "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)
-                )
+        cfg = cfg if model is None else with_run_settings(cfg, model)
         file = find_tokenizer(directory, cfg)
         source = directory if tokenizer is None or file is not None else tokenizer
         with no_init_weights():
