@@ -90,9 +90,7 @@ def load_policy(
     return policy
 
 
-def _load(
-    directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None
-) -> Policy:
+def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
     """Without a word of `PolicyCard.notes`: of a run they are said once, not by every worker."""
     directory = policy_directory(directory)
     config = read_policy_config(directory)

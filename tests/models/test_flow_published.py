@@ -609,9 +609,7 @@ def test_options_that_say_nothing_to_a_checkpoint(caplog: pytest.LogCaptureFixtu
     assert "horizon 40, where it was 6" in caplog.text
 
 
-def test_settings_other_than_those_of_training_are_said(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_settings_other_than_those_of_training_are_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """As far as they matter to how the policy explores, by one line."""
     trained = {"num_steps": 3, "noise_level": 0.3, "noise_range": [0.1, 0.2], "ignore_last": True, "joint": "mean"}
     load(FOLDER / "tiny-pi05", settings("pi05", **trained)).save_pretrained(tmp_path)
@@ -622,7 +620,10 @@ def test_settings_other_than_those_of_training_are_said(
     other = {"num_steps": 4, "noise_level": 0.5, "noise_range": [0.1, 0.3], "ignore_last": False, "joint": "sum"}
     for method, changed in (
         ("flow_sde", ["num_steps 4, where it was 3", "noise_level 0.5, where it was 0.3", "ignore_last False, where"]),
-        ("flow_noise", ["num_steps 4", "method flow_noise", "noise_range (0.1, 0.3), where", "joint sum, where it was"]),
+        (
+            "flow_noise",
+            ["num_steps 4", "method flow_noise", "noise_range (0.1, 0.3), where", "joint sum, where it was"],
+        ),
     ):
         caplog.clear()
         load(tmp_path, settings("pi05", **other, method=method))

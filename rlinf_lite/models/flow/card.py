@@ -135,7 +135,6 @@ class Flow(PolicyCard):
         if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
             yield Problem("data.keys.state", NO_STATE)
 
-
     def notes(self, directory: Path, model: ModelConfig) -> Iterator[str]:
         from rlinf_lite.models.flow.published import read_config
 

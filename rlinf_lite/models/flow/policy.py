@@ -56,9 +56,8 @@ from rlinf_lite.models.flow.inputs import (
 from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.published import read_config
-from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
+from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
-from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.shipped import shipped
 
 if TYPE_CHECKING:
@@ -152,16 +151,12 @@ class FlowPolicy(Policy):
         keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
         prefix = self._prefix(inputs)
         velocity = self._velocity(prefix, inputs["state"])
+        chain = self.sampler.act(velocity, keys, shape, mode, device)
+        actions, logprobs = self._to_env(self._executed(chain.actions), obs), self._executed(chain.logprobs)
         if mode != "train":
-            noise = torch.zeros(num_rows, *shape) if mode == "greedy" else self.sampler.draw_noise(keys, shape)[:, 0]
-            actions = self._executed(self.sampler.ode(velocity, noise.to(device)))
-            nothing = torch.zeros_like(actions)
-            return ActionOutput(self._to_env(actions, obs), nothing, nothing[:, :1, 0], {})
-        noise, steps = self.sampler.draw_noise(keys, shape), self.sampler.draw_steps(keys)
-        chain = self.sampler.explore(velocity, noise.to(device), steps.to(device))
+            return ActionOutput(actions, logprobs, logprobs[:, :1, 0], {})
         kept = {**inputs, "visited": chain.visited, "step": chain.step}
-        actions = self._to_env(self._executed(chain.actions), obs)
-        return ActionOutput(actions, self._executed(chain.logprobs), self._values(prefix), kept)
+        return ActionOutput(actions, logprobs, self._values(prefix), kept)
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         return self._values(self._prefix(self._inputs(obs)))
@@ -250,8 +245,7 @@ class FlowPolicy(Policy):
         0.999 Beta(1.5, 1) + 0.001; what actions are relative to, where they are."""
         inputs = self._inputs(obs, torch.device("cpu"))
         keys = row_noise_keys(obs, len(inputs["state"]))
-        inputs["noise"] = self.sampler.draw_noise(keys, (self.cfg.horizon, self.cfg.max_action_dim))[:, 0]
-        inputs["time"] = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
+        inputs |= self.sampler.draw_imitation(keys, (self.cfg.horizon, self.cfg.max_action_dim))
         if self.cfg.delta_dims:
             inputs["offsets"] = self._offsets(obs)
         return inputs
@@ -275,11 +269,8 @@ class FlowPolicy(Policy):
     def flow_error(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """(v - (noise - actions))^2 per element, of normalised, padded `actions` [B, H, max_action_dim] and the `noise`
         and `time` of `inputs`."""
-        noise, time = inputs["noise"], inputs["time"]
-        t = time[:, None, None]
-        prefix = self._prefix(inputs)
-        v, _ = self.network.velocity(prefix, inputs["state"], t * noise + (1 - t) * actions, time)
-        return (v - (noise - actions)).square()
+        velocity = self._velocity(self._prefix(inputs), inputs["state"])
+        return velocity_error(velocity, actions, inputs["noise"], inputs["time"])
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
         """All of them, as a published policy has those of its robot; a state that is not there keeps its own."""
@@ -334,7 +325,9 @@ class FlowPolicy(Policy):
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config))
         init_weights(policy.network)
-        policy.origin = Origin.of(directory)
+        files = Origin.of(directory).files
+        folder = "tokenizer/" if config.layout == "lerobot" else ""  # where its processors look
+        policy.origin = Origin({f"{folder}{name}": content for name, content in files.items()})
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 

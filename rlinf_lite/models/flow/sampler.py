@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from torch import Tensor
 
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.sampling import normal_noise, uniform_noise
+
+if TYPE_CHECKING:
+    from rlinf_lite.models.base import Mode
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """x [B, H, D] and t [B] to the velocity, and the standard deviations that the noise head says (None without one)."""
@@ -77,6 +80,13 @@ def entropy_of(std: Tensor) -> Tensor:
     return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
 
 
+def velocity_error(velocity: Velocity, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """What imitation makes small: (v - (noise - actions))^2 per element, at times [B] between both, [B, H, D]."""
+    t = time[:, None, None]
+    v, _ = velocity(t * noise + (1 - t) * actions, time)
+    return (v - (noise - actions)).square()
+
+
 def head_std(raw: Tensor, low: float, high: float) -> Tensor:
     """Standard deviations from the noise head's output: its tanh lies between the logarithms of the variances."""
     bounds = 2 * math.log(low), 2 * math.log(high)
@@ -117,6 +127,22 @@ class Sampler:
         for k in range(self.num_steps):
             x = x - step * velocity(x, t[k].expand(len(x)))[0]
         return x
+
+    def act(
+        self, velocity: Velocity, keys: np.ndarray, shape: tuple[int, int], mode: Mode, device: torch.device
+    ) -> Chain:
+        """Of each row's own key, [B, *shape]: train explores; sampled follows the ODE from random noise, greedy from
+        its mean, 0, and both leave nothing to train on."""
+        noise = self.draw_noise(keys, shape).to(device)
+        if mode == "train":
+            return self.explore(velocity, noise, self.draw_steps(keys).to(device))
+        first = torch.zeros_like(noise[:, 0]) if mode == "greedy" else noise[:, 0]
+        return Chain(self.ode(velocity, first), noise[:, :0], noise.new_zeros(len(keys)), torch.zeros_like(first))
+
+    def draw_imitation(self, keys: np.ndarray, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """`noise` [B, *shape] and `time` [B] of `velocity_error`: 0.999 Beta(1.5, 1) + 0.001."""
+        time = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
+        return {"noise": self.draw_noise(keys, shape)[:, 0], "time": time}
 
     def draw_steps(self, keys: np.ndarray) -> Tensor:
         """Which step each row samples, int64 [B], uniformly and by its own key; never flow_cps's last, which has no
