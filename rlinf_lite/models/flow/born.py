@@ -176,7 +176,7 @@ def _processors(cfg: FlowConfig) -> dict[str, bytes]:
     def normalizer(kind: str, features: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return kind, {"eps": cfg.norm_eps, "features": features, "norm_map": _norm_map(cfg)}
 
-    steps = {
+    steps: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "policy_preprocessor": [
             ("rename_observations_processor", {"rename_map": {}}),
             ("to_batch_processor", {}),
