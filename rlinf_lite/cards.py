@@ -265,6 +265,11 @@ class PolicyCard(Card):
         """All that is wrong with a run's config (a Config) for this policy; `seen` is what the environment shows."""
         yield from ()
 
+    def notes(self, directory: Path, model: Any) -> Iterator[str]:
+        """What whoever starts from the policy in `directory` should know of what `model` (a run's section) makes of it;
+        a line each."""
+        yield from ()
+
 
 @dataclass(frozen=True)
 class Probe:

@@ -77,7 +77,8 @@ def main() -> int:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
             return 1
         film = films.read_bytes() if films.exists() else b""
-    print("\n".join([summary.headline(), *summary.task_lines()]))
+    notes = [f"note: {line}" for line in summary.protocol["notes"]]
+    print("\n".join([*notes, summary.headline(), *summary.task_lines()]))
     suite = summary.protocol["suite"]
     if arguments.suite and suite != arguments.suite:
         print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")

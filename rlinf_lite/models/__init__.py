@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rlinf_lite.models.bases import GaussianPolicy as GaussianPolicy
     from rlinf_lite.models.bases import NetworkPolicy as NetworkPolicy
     from rlinf_lite.models.bases import TokenPolicy as TokenPolicy
+    from rlinf_lite.models.bases import VelocityPolicy as VelocityPolicy
     from rlinf_lite.models.check import check_policy as check_policy
+    from rlinf_lite.models.flow.sampler import Sampler as Sampler
     from rlinf_lite.models.mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy
     from rlinf_lite.models.registry import build_policy as build_policy
     from rlinf_lite.models.registry import load_policy as load_policy
@@ -43,8 +45,9 @@ __getattr__ = lazy_names(
             "PolicyInputs",
             "PolicyOutput",
         ],
-        "bases": ["GaussianPolicy", "NetworkPolicy", "TokenPolicy"],
+        "bases": ["GaussianPolicy", "NetworkPolicy", "TokenPolicy", "VelocityPolicy"],
         "check": ["check_policy"],
+        "flow.sampler": ["Sampler"],
         "mlp.policy": ["MLPGaussianPolicy"],
         "registry": ["UnknownPolicyError", "build_policy", "load_policy", "policy_class", "register_policy"],
     },

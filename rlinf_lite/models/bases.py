@@ -1,4 +1,4 @@
-"""Policies that leave only their network to be written: `GaussianPolicy` and `TokenPolicy`."""
+"""Policies that leave only their network to be written: `GaussianPolicy`, `TokenPolicy`, `VelocityPolicy`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,25 +14,21 @@ from torch import Tensor
 
 from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
+from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.heads import CategoricalTokens, Gaussian
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
 
 
-class NetworkPolicy(Policy):
-    """What is around a network: sizes, options and their file, observations as tensors, acting and scoring.
-
-    A subclass writes `build` and `network`. The distribution is over normalised actions: [-1, 1] maps onto the
-    environment's bounds.
-    """
+class BuiltPolicy(Policy):
+    """What is around layers of whatever kind: sizes, options and their file, observations as tensors. [-1, 1] of
+    normalised actions maps onto the environment's bounds."""
 
     spec: EnvSpec
     """Of the environment: `state_dim` (None without a state), `cameras` with their height and width, ..."""
     options: SimpleNamespace
     """`model.options`, by name."""
-    head: Gaussian | CategoricalTokens
-    outputs_per_action: int
     num_values: int
     """Columns of the values: 1, or one per action of a chunk (`model.value_type: action_level`)."""
 
@@ -53,13 +49,14 @@ class NetworkPolicy(Policy):
         self._offset, self._scale = (high + low) / 2, (high - low) / 2
         self.build()
 
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Numbers that the network returns per row."""
+
     @abstractmethod
     def build(self) -> None:
         """Make the layers: of `self.spec`, `self.options`, `self.num_outputs` and `self.num_values`."""
-
-    @abstractmethod
-    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`num_outputs` numbers that say how to act, and `num_values` values, [B, ...] each, of what `inputs` gives."""
 
     def inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         """What the network reads: `state` float32 [B, S], and the pictures of each camera under its name, uint8
@@ -68,11 +65,6 @@ class NetworkPolicy(Policy):
         if self.spec.state_dim is not None:
             found["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
         return found
-
-    @property
-    def num_outputs(self) -> int:
-        """Of the network, for a decision: `outputs_per_action` for each number of each action of a chunk."""
-        return self.num_action_chunks * self.action_dim * self.outputs_per_action
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
@@ -104,11 +96,40 @@ class NetworkPolicy(Policy):
     def reads(self) -> PolicyInputs:
         return PolicyInputs(dict(self.spec.cameras), self.spec.state_dim or 0)
 
+    def _on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        device = next(self.parameters()).device
+        return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+    def _to_env(self, actions: Tensor) -> Tensor:
+        """Normalised `actions` [B, C, D] in the environment's units, on the CPU."""
+        return self._offset + self._scale * actions.cpu()
+
+    def _to_normalised(self, actions: Tensor) -> Tensor:
+        """The inverse, within [-1, 1]."""
+        found = (actions.float() - self._offset.to(actions.device)) / self._scale.to(actions.device)
+        return found.clamp(-1.0, 1.0)
+
+
+class NetworkPolicy(BuiltPolicy):
+    """A network that says how to act at once. A subclass writes `build` and `network`."""
+
+    outputs_per_action: int
+    head: Gaussian | CategoricalTokens
+
+    @abstractmethod
+    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`num_outputs` numbers that say how to act, and `num_values` values, [B, ...] each, of what `inputs` gives."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Of the network, for a decision: `outputs_per_action` for each number of each action of a chunk."""
+        return self.num_action_chunks * self.action_dim * self.outputs_per_action
+
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
         inputs = self._on_device(self.inputs(obs))
         outputs, values = self._passes(inputs)
         chosen = self._choose(outputs, None if mode == "greedy" else row_noise_keys(obs, len(outputs)))
-        actions = self._offset + self._scale * self._normalised(chosen).cpu()
+        actions = self._to_env(self._normalised(chosen))
         kept = {**inputs, "chosen": chosen} if mode == "train" else {}
         return ActionOutput(actions, self.head.logprobs(outputs, chosen), values, kept)
 
@@ -123,9 +144,8 @@ class NetworkPolicy(Policy):
         return self.inputs(obs)
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
-        actions, mask = batch["actions"].float(), batch["mask"]
-        wanted = ((actions - self._offset.to(actions.device)) / self._scale.to(actions.device)).clamp(-1.0, 1.0)
-        losses = self._distance(self._passes(batch)[0], wanted).mean(-1)
+        mask = batch["mask"]
+        losses = self._distance(self._passes(batch)[0], self._to_normalised(batch["actions"])).mean(-1)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
     @abstractmethod
@@ -145,10 +165,6 @@ class NetworkPolicy(Policy):
         shape = (self.num_action_chunks, self.action_dim)
         last = () if self.outputs_per_action == 1 else (self.outputs_per_action,)
         return outputs.float().reshape(-1, *shape, *last), values.float().reshape(-1, self.num_values)
-
-    def _on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        device = next(self.parameters()).device
-        return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 class GaussianPolicy(NetworkPolicy):
@@ -198,3 +214,73 @@ class TokenPolicy(NetworkPolicy):
     def _distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         bins = ((wanted + 1) / 2 * self.outputs_per_action).long().clamp(max=self.outputs_per_action - 1)
         return -self.head.logprobs(outputs, bins)
+
+
+class VelocityPolicy(BuiltPolicy):
+    """The network is a velocity, which turns noise into a chunk of normalised actions in `num_steps` steps: one
+    `Sampler` for this and for pi0 (its docstring has the formulas). A subclass writes `build`, `prefix` and `velocity`;
+    what is below may be set in `build`. Imitation: squared error of the velocity."""
+
+    num_steps: int = 4
+    method: Literal["flow_sde", "flow_noise", "flow_cps"] = "flow_sde"
+    noise_level: float = 0.5
+    noise_range: tuple[float, float] = (0.08, 0.16)
+    ignore_last: bool = False
+    joint: Literal["sum", "mean"] = "sum"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sampler = Sampler(self.num_steps, "lerobot", self.method, self.noise_level, self.ignore_last, self.joint)
+
+    @abstractmethod
+    def prefix(self, inputs: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """What velocities need to know of an observation, once per decision, and `num_values` values."""
+
+    @abstractmethod
+    def velocity(self, prefix: Any, x: Tensor, t: Tensor) -> Tensor:
+        """`num_outputs` numbers at noisy actions `x` [B, C, D] and times `t` [B], from 1, noise, to 0, actions: the
+        velocity of each number of an action; with flow_noise, behind those of its action, as many more, from which
+        standard deviations within `noise_range` are made."""
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_action_chunks * self.action_dim * (2 if self.method == "flow_noise" else 1)
+
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        inputs = self._on_device(self.inputs(obs))
+        prefix, values = self.prefix(inputs)
+        values = values.float().reshape(-1, self.num_values)
+        keys, shape = row_noise_keys(obs, len(values)), (self.num_action_chunks, self.action_dim)
+        chain = self.sampler.act(self._velocity(prefix), keys, shape, mode, values.device)
+        kept = {**inputs, "visited": chain.visited, "step": chain.step} if mode == "train" else {}
+        return ActionOutput(self._to_env(chain.actions.clamp(-1.0, 1.0)), chain.logprobs, values, kept)
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        return self.prefix(self._on_device(self.inputs(obs)))[1].float().reshape(-1, self.num_values)
+
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        prefix, values = self.prefix(forward_inputs)
+        velocity = self._velocity(prefix)
+        logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
+        return PolicyOutput(logprobs, entropy, values.float().reshape(-1, self.num_values))
+
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        inputs = self.inputs(obs)
+        keys = row_noise_keys(obs, len(next(iter(inputs.values()))))
+        return inputs | self.sampler.draw_imitation(keys, (self.num_action_chunks, self.action_dim))
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        velocity, mask = self._velocity(self.prefix(batch)[0]), batch["mask"]
+        actions = self._to_normalised(batch["actions"])
+        losses = velocity_error(velocity, actions, batch["noise"], batch["time"]).mean(-1)
+        return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+    def _velocity(self, prefix: Any) -> Velocity:
+        def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            found = self.velocity(prefix, x, t).float().reshape(len(x), self.num_action_chunks, -1)
+            if self.method != "flow_noise":
+                return found, None
+            v, raw = found.chunk(2, dim=-1)
+            return v, head_std(raw, *self.noise_range)
+
+        return velocity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rlinf_lite.config import Config
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
@@ -55,7 +58,7 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     directory = start_dir(cfg)
     if directory is None:
         return policy_class(cfg.model.id).from_config(cfg.model, spec)
-    policy = load_policy(directory, cfg.model, read_weights, cfg.actor.tokenizer.tokenizer_model)
+    policy = _load(directory, cfg.model, read_weights, cfg.actor.tokenizer.tokenizer_model)
     wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
     for name, value in wanted.items():
         if getattr(policy, name) != value:
@@ -73,13 +76,22 @@ def load_policy(
     """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows;
     of a checkpoint, or of a run the last one.
 
-    `model`, a run's section, replaces settings that the weights leave open. `read_weights`: as in `build_policy`.
+    `model`, a run's section, replaces settings that the weights leave open; where the policy was trained with others, a
+    warning says which. `read_weights`: as in `build_policy`.
     `tokenizer`: a directory that has one, where that of the policy has none.
 
     Raises:
         CheckpointFormatError: where there is none, or a language model, which transformers loads.
         ValueError: where the policy reads no tokenizer that is given.
     """
+    policy = _load(directory, model, read_weights, tokenizer)
+    for line in [] if model is None else policy_card(policy.policy_id).notes(policy_directory(directory), model):
+        log.warning(line)
+    return policy
+
+
+def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
+    """Without a word of `PolicyCard.notes`: of a run they are said once, not by every worker."""
     directory = policy_directory(directory)
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)

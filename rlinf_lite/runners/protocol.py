@@ -14,7 +14,7 @@ from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
 from rlinf_lite.config.plan import episode_steps
 from rlinf_lite.config.resources import start_dir
-from rlinf_lite.registry import env_card
+from rlinf_lite.registry import env_card, policy_card
 from rlinf_lite.shipped import PACKAGE
 
 _PACKAGES = (
@@ -49,8 +49,15 @@ def protocol_of(
         "model": model.id,
         "model_options": {**_plain(model.options), **policy},
         "started_from": str(started_from) if (started_from := start_dir(cfg)) else None,
+        "notes": notes_of(cfg),
         **code(),
     }
+
+
+def notes_of(cfg: Config) -> list[str]:
+    """What a run changes of the policy that it starts from, for its user to know."""
+    directory = start_dir(cfg)
+    return [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model))
 
 
 def suite_of(card: EnvCard, cfg: Config) -> str | None:

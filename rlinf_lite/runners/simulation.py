@@ -18,7 +18,7 @@ from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.registry import env_card
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
-from rlinf_lite.runners.protocol import protocol_of
+from rlinf_lite.runners.protocol import notes_of, protocol_of
 from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
@@ -71,6 +71,11 @@ class SimulationRunner(Runner):
         if self._resume_from is not None:
             self._load(self._resume_from)
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
+
+    def _begin(self) -> None:
+        for line in notes_of(self.cfg):
+            self.progress.message(f"note: {line}")
+        super()._begin()
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
         """Play the fixed set of seeded episodes with the actor's present weights.

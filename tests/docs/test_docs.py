@@ -289,6 +289,37 @@ def test_the_policy_of_the_docs_scores_what_it_samples(tmp_path: Path, no_leftov
     assert torch.equal(loaded.linear.weight, policy.linear.weight)
 
 
+@pytest.mark.parametrize("method", ["flow_sde", "flow_noise", "flow_cps"])
+def test_the_flow_policy_of_the_docs_explores_and_imitates(
+    method: str, tmp_path: Path, no_leftover_modules: None
+) -> None:
+    import torch
+
+    from rlinf_lite.envs import EnvSpec
+    from rlinf_lite.models import check_policy
+
+    policy_class = example("my_flow.py", tmp_path).MyFlow
+    settings = ["model.id=my_flow:MyFlow", f"model.options.method={method}", "model.options.width=64"]
+    cfg = load_config("gym_pendulum_ppo_mlp", [*settings, "model.num_action_chunks=2"])
+    spec = EnvSpec(2, 3, {}, [-1.0, -2.0], [1.0, 0.0], 10, False)
+    assert check_policy(policy_class, spec, cfg.model) == []
+    torch.manual_seed(0)
+    policy = policy_class.from_config(cfg.model, spec)
+    optimizer, rng = torch.optim.Adam(policy.parameters(), lr=3e-3), np.random.default_rng(0)
+    for step in range(300):  # the wanted action is what the state says
+        state = rng.uniform(-0.5, 0.5, (256, 3)).astype(np.float32)
+        keys = np.arange(256, dtype=np.uint64) + np.uint64(256 * step)
+        batch = policy.sft_inputs({"state": state, "noise_key": keys})
+        wanted = torch.from_numpy(state[:, None, :2] + [0.0, -1.0]).float().expand(-1, 2, -1)
+        loss = policy.sft_loss({**batch, "actions": wanted, "mask": torch.ones(256, 2, dtype=torch.bool)})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        acted = policy.predict_action_batch({"state": state, "noise_key": keys}, "sampled").actions
+    assert float((acted - wanted).abs().mean()) < 0.15
+
+
 def test_a_simulator_and_a_policy_in_one_folder_each_train_word_for_word(tmp_path: Path) -> None:
     """What the page says, done outside the package: its files are written, and its command is run."""
     page = (REPO / "docs" / "extending.md").read_text()

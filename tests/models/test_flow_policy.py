@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributions import Normal
 from rlinf_lite.cards import Observed
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import check_policy
+from rlinf_lite.models import check_policy, load_policy
 from rlinf_lite.models.base import NOISE_KEY
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.flow.config import fresh_config
@@ -294,7 +295,7 @@ def test_published_sizes(family: str, published: int, unused: int) -> None:
     assert published - unused - frozen == TRAINED[family]
 
 
-@pytest.mark.parametrize("cls", [Pi0Policy, Pi05Policy])
+@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("method", ["flow_sde", "flow_noise"])
 def test_a_prefix_that_is_kept_changes_neither_scores_nor_gradients(cls: type[FlowPolicy], method: str) -> None:
     torch.manual_seed(0)
@@ -309,9 +310,43 @@ def test_a_prefix_that_is_kept_changes_neither_scores_nor_gradients(cls: type[Fl
         (output.logprobs.sum() + output.values.sum() + output.entropy.sum()).backward()
         gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
         found.append((output.logprobs, output.values, output.entropy, gradients))
-        policy.network.language.register_forward_hook(lambda *_: pytest.fail("the prefix was computed again"))
+        policy.network.vision.register_forward_hook(lambda *_: pytest.fail("the prefix was computed again"))
     assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))
     torch.testing.assert_close(found[0][3], found[1][3], rtol=0, atol=0)
+    assert any("state_proj" in name for name in found[0][3]) == (cls is not Pi05Policy)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("spec", [SPEC, TWO_CAMERAS], ids=["state", "two_cameras"])
+def test_what_began_here_is_a_published_checkpoint_without_our_files(
+    cls: type[FlowPolicy], spec: EnvSpec, tmp_path: Path
+) -> None:
+    """Sizes, statistics, cameras and tokenizer come from the files that openpi and LeRobot have."""
+    torch.manual_seed(0)
+    policy, obs = cls.from_config(settings(cls, horizon=3), spec), random_obs(spec, rows=3)
+    numbers = {"mean": [0.3, -0.2, 0.1], "std": [0.5, 0.25, 2.0], "q01": [-1.0, -0.5, 0.0], "q99": [1.0, 0.5, 4.0]}
+    wider = {key: [*x, x[0]] for key, x in numbers.items()}
+    policy.take_statistics({"action": numbers, **({"state": wider} if spec.state_dim else {})})
+    policy.save_pretrained(tmp_path)
+    for file in tmp_path.glob("rlinf_lite.*"):
+        file.unlink()
+    # K is an argument of openpi's sample_actions, and clipping what its environments do
+    given = settings(cls, horizon=3, num_steps=policy.cfg.num_steps)
+    again = load_policy(tmp_path, given)
+    assert type(again) is cls
+    expected, found = policy.predict_action_batch(obs, "greedy").actions, again.predict_action_batch(obs, "greedy")
+    assert torch.equal(expected, found.actions.clamp(torch.tensor(spec.action_low), torch.tensor(spec.action_high)))
+    again.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_bytes() == (tmp_path / "config.json").read_bytes()
+
+
+def test_the_policy_that_ships_is_a_published_checkpoint_without_our_files(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[2] / "assets" / "tabletop_flow"
+    shutil.copytree(shipped, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("rlinf_lite.*"))
+    obs = random_obs(replace(SPEC, action_low=[-1.0] * 3, action_high=[1.0] * 3), rows=3)
+    found = load_policy(tmp_path, settings(Pi0Policy, num_action_chunks=4, num_steps=4))
+    expected = load_policy(shipped).predict_action_batch(obs, "greedy").actions
+    assert torch.equal(expected, found.predict_action_batch(obs, "greedy").actions.clamp(-1, 1))
 
 
 @pytest.mark.parametrize("cls", CLASSES)

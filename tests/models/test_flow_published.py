@@ -151,8 +151,8 @@ def test_turned_pictures_are_read(name: str) -> None:
         assert all(torch.equal(x, copies[key]) for key, x in found.items())
 
 
-@pytest.mark.parametrize("name", ["tiny-pi0", "tiny-smolvla"])
-def test_pictures_of_other_shapes_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["tiny-pi0", "tiny-pi05", "tiny-smolvla"])
+def test_observations_that_cannot_be_read_are_refused(name: str) -> None:
     policy, obs = policy_of(name), observation(name)
 
     def refused(match: str, **changed: Any) -> None:
@@ -167,6 +167,11 @@ def test_pictures_of_other_shapes_are_refused(name: str) -> None:
     refused("has 1 rows, and there are 2 instructions", image=lambda x: x[:1])
     refused(r"states have shape \(1, \d\)", state=obs["state"][:1])
     refused("reads an instruction, and the observation has none", instruction=None)
+    refused("the instruction of row 0 is None; a text is needed", instruction=[None, "move"])
+    for wrong in (np.nan, np.inf):  # pi0.5's prompt would have it as bin 255
+        state = obs["state"].copy()
+        state[1, 2] = wrong
+        refused(rf"state\[2\] of row 1 is {wrong}; a finite number", state=state)
 
 
 def test_white_is_one_for_lerobots_pi0() -> None:
@@ -197,6 +202,30 @@ def test_statistics_that_openpi_writes_as_null(name: str, copied: Copy, tmp_path
         return
     load(directory).save_pretrained(tmp_path / "out")
     assert load(tmp_path / "out").config_dict() == load(directory).config_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "changed", "said"),
+    [
+        ("tiny-pi0", "std", -0.1, r"say mean \S+ and std -0\.1 of actions\[1\], which is no range"),
+        ("tiny-pi0", "mean", float("nan"), r"say mean nan and std \S+ of actions\[1\]"),
+        ("tiny-pi05", "q99", -1e9, r"say q01 \S+ and q99 -1000000000\.0 of actions\[1\]"),
+        ("tiny-pi05", "q01", float("inf"), r"say q01 inf and q99 \S+ of actions\[1\]"),
+    ],
+)
+def test_statistics_that_are_no_range(name: str, key: str, changed: float, said: str, copied: Copy) -> None:
+    directory = copied(name)
+    (file,) = directory.rglob("norm_stats.json")
+    content = json.loads(file.read_text())
+    actions = content["norm_stats"]["actions"]
+    unread = "q99" if key in ("std", "mean") else "std"
+    whole, actions[unread] = actions[key].copy(), [-1.0] * 7
+    file.write_text(json.dumps(content))
+    load_policy(directory)  # what is not read may be anything
+    actions[key] = [whole[0], changed, *whole[2:]]
+    file.write_text(json.dumps(content))
+    with pytest.raises(StatisticsError, match=rf"the statistics of physical-intelligence/libero {said}"):
+        load_policy(directory)
 
 
 @pytest.mark.parametrize(
@@ -576,9 +605,32 @@ def test_options_that_say_nothing_to_a_checkpoint(caplog: pytest.LogCaptureFixtu
         load(directory, settings("smolvla", asset_id="droid"))
     with pytest.raises(ProblemError, match=r"model.options.delta_dims: is 20, and there are \d+ actions"):
         load(directory, settings("smolvla", delta_dims=20))
-    with caplog.at_level("INFO"):
-        load(directory, settings("smolvla", horizon=40))
-    assert "model.options.horizon: 40, where the policy was 6" in caplog.text
+    load(directory, settings("smolvla", horizon=40))
+    assert "horizon 40, where it was 6" in caplog.text
+
+
+def test_settings_other_than_those_of_training_are_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """As far as they matter to how the policy explores, by one line."""
+    trained = {"num_steps": 3, "noise_level": 0.3, "noise_range": [0.1, 0.2], "ignore_last": True, "joint": "mean"}
+    load(FOLDER / "tiny-pi05", settings("pi05", **trained)).save_pretrained(tmp_path)
+    caplog.clear()
+    for given in (None, settings("pi05"), settings("pi05", **trained)):
+        load(tmp_path, given)
+    assert caplog.messages == []
+    other = {"num_steps": 4, "noise_level": 0.5, "noise_range": [0.1, 0.3], "ignore_last": False, "joint": "sum"}
+    for method, changed in (
+        ("flow_sde", ["num_steps 4, where it was 3", "noise_level 0.5, where it was 0.3", "ignore_last False, where"]),
+        (
+            "flow_noise",
+            ["num_steps 4", "method flow_noise", "noise_range (0.1, 0.3), where", "joint sum, where it was"],
+        ),
+    ):
+        caplog.clear()
+        load(tmp_path, settings("pi05", **other, method=method))
+        [line] = caplog.messages
+        said = line.partition(f"other settings than those of the policy in {tmp_path}: ")[2].split("; ")
+        assert len(said) == len(changed)
+        assert all(one.startswith(start) for one, start in zip(said, changed, strict=True))
 
 
 def test_a_policy_saved_below_its_base_model(copied: Copy, tmp_path: Path) -> None:

@@ -90,6 +90,39 @@ def test_imitation_does_not_depend_on_the_number_of_actors(start: Any, tmp_path:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("config", "settings", "said"),
+    [
+        ("tabletop_ppo_flow", ["algorithm.logprob_type=token_level"], ""),
+        (
+            "tabletop_ppo_flow",
+            ["algorithm.logprob_type=action_level", "model.value_type=action_level", "model.options.num_steps=3"],
+            "num_steps 3, where it was 4",
+        ),
+        (
+            "tabletop_grpo_flow",
+            ["model.options.method=flow_noise", "algorithm.group_size=2"],
+            "method flow_noise, where it was flow_sde",
+        ),
+    ],
+    ids=["token_level", "action_level", "grpo_over_flow_noise"],
+)
+def test_levels_and_estimators(
+    start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], config: str, settings: list[str], said: str
+) -> None:
+    """Ratios begin at 1 at each. What is other than the policy was trained with is said by one line, and written."""
+    more = ["runner.max_steps=1", "runner.val_check_interval=1", "env.eval.num_episodes=4", "env.eval.num_videos=0"]
+    small = [*PPO, "runner.save_interval=-1", *TOGETHER, *more]
+    result = start(*settings, config=config, small=small, root=tmp_path).run()
+    [line] = [line for line in read_metrics(result.run_dir) if "train/actor/policy_loss" in line]
+    assert line["rollout/logprob_drift"] < 1e-5
+    assert np.isfinite(line["train/actor/policy_loss"]) and line["train/actor/grad_norm"] > 0
+    notes = [line for line in capfd.readouterr().out.splitlines() if "other settings than those of the policy" in line]
+    assert [line.rpartition(": ")[2] for line in notes] == ([said] if said else [])
+    assert len(result.last_eval.protocol["notes"]) == len(notes)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("actors", ["0", "0-1"], ids=["whole", "sharded"])
 def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, actors: str) -> None:
     found = []

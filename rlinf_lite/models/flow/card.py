@@ -20,10 +20,13 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
+from rlinf_lite.config.resources import policy_config
+from rlinf_lite.models.flow.config import changed_settings, with_run_settings
 from rlinf_lite.models.lora import LoraOptions, other_adapters
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
+    from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.models.flow.config import FlowConfig
 
 Method = Literal["flow_sde", "flow_noise", "flow_cps"]
@@ -74,7 +77,8 @@ class FlowOptions(Section):
     """expert: the vision-language model keeps its weights."""
     keep_prefix: bool = False
     """With trainable: expert, keep what the vision-language model makes of each observation over the epochs of a step,
-    instead of computing it in each: 18 MB of the actor's host memory per decision at the published size in bf16."""
+    instead of computing it in each: 18 MB of the actor's host memory per decision at pi0's published size in bf16.
+    SmolVLA's state, whose projection trains, is computed in each. Not for imitation, where a step is one update."""
     lora: LoraOptions = LoraOptions()
     """Adapters in what trains, instead of its weights; the projections of states, actions and times, and the heads,
     train in full."""
@@ -106,8 +110,8 @@ class Flow(PolicyCard):
         low, high = model.options.noise_range or (0.0, 1.0)
         if low >= high:
             yield Problem("model.options.noise_range", f"from {low} to {high} is no range. Put the smaller one first")
-        if model.options.keep_prefix and self.name == "smolvla":
-            text = "is true, but smolvla's prefix ends in the state, whose projection trains. Set it to false"
+        if model.options.keep_prefix and config.runner.task_type == "sft":
+            text = "is true, but a step of imitation is one update, which reads each observation once. Set it to false"
             yield Problem("model.options.keep_prefix", text)
         elif model.options.keep_prefix and model.options.trainable == "all":
             text = (
@@ -154,6 +158,15 @@ class Flow(PolicyCard):
             state = -np.ones(cfg.state_dim)
             count = lambda sentence: len(encoder.ids(*prompt_text(sentence, state, cfg)))  # noqa: E731
             yield from long_prompt(config, cfg.max_prompt_length, count)
+
+    def notes(self, directory: Path, model: ModelConfig) -> Iterator[str]:
+        from rlinf_lite.models.flow.published import read_config
+
+        published = "rlinf_lite" not in policy_config(directory)
+        before = read_config(directory, model.options.asset_id)
+        changed = list(changed_settings(before, with_run_settings(before, model), published))
+        if changed:
+            yield f"other settings than those of the policy in {directory}: {'; '.join(changed)}"
 
 
 class Pi0(Flow):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -237,6 +237,23 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         text = f"is {cfg.delta_dims}, and there are {cfg.action_dim} actions and {cfg.state_dim} state numbers"
         raise ProblemError(Problem("model.options.delta_dims", text))
     return cfg
+
+
+def changed_settings(before: FlowConfig, after: FlowConfig, published: bool) -> Iterator[str]:
+    """In what a run goes on otherwise than a policy was trained, as far as it matters there. `published`: how that one
+    explored is not known, since nobody did."""
+    names = ["num_steps", "horizon"]
+    if not published:
+        names += ["num_action_chunks", "delta_dims", "state_in_prompt", "method"]
+        names += {
+            "flow_sde": ["noise_level", "ignore_last"],
+            "flow_cps": ["noise_level"],
+            "flow_noise": ["noise_range", "joint"],
+        }[after.method]
+    for name in names:
+        own, had = getattr(after, name), getattr(before, name)
+        if own != had:
+            yield f"{name} {own}, where it was {had}"
 
 
 def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:

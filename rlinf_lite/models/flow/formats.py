@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +26,7 @@ from torch import Tensor
 from rlinf_lite.config.resources import OWN_CONFIG, policy_config
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
+from rlinf_lite.models.flow.born import published_files
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
 
@@ -144,13 +144,12 @@ def _head(
 def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, Tensor], origin: Origin) -> None:
     """Write the policy whose state dict is `state`, in the layout that it came in."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name, content in origin.files.items():
+    born_here = "config.json" not in origin.files
+    for name, content in {**origin.files, **(published_files(cfg) if born_here else {})}.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": cfg.to_dict()}}
     (directory / OWN_CONFIG).write_text(json.dumps(own, indent=2) + "\n")
-    if "config.json" not in origin.files:
-        (directory / "config.json").write_text(json.dumps(_config(cfg), indent=2) + "\n")
 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
@@ -171,19 +170,6 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
         file.unlink(missing_ok=True)
     follow_umask([directory / WEIGHTS, directory / ADDITIONS])
-
-
-def _config(cfg: FlowConfig) -> dict[str, Any]:
-    """A config.json as published, of a policy that started from random weights."""
-    if cfg.layout == "lerobot":
-        return {"type": cfg.family, "chunk_size": cfg.horizon, "n_action_steps": cfg.num_action_chunks}
-    return {
-        "action_dim": cfg.max_action_dim,
-        "action_horizon": cfg.horizon,
-        "paligemma_variant": "gemma_2b" if cfg.text == FlowConfig.text else "tiny",
-        "action_expert_variant": "gemma_300m" if cfg.expert == FlowConfig.expert else "tiny",
-        "precision": "float32",
-    }
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

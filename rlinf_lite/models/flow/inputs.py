@@ -97,6 +97,7 @@ class Normalizer:
     def __init__(self, cfg: FlowConfig, name: str, num_dims: int) -> None:
         """Raises StatisticsError where the statistics do not fit."""
         self.kind: Norm = cfg.state_norm if name == "state" else cfg.action_norm
+        self.kind = self.kind if num_dims else "identity"  # of a robot without a state nobody has statistics
         self.num_dims, self._openpi, self._eps = num_dims, cfg.layout == "openpi", cfg.norm_eps
         found, entry = [], cfg.statistics.get(name, {})
         for key in _STATISTICS[self.kind]:
@@ -111,6 +112,17 @@ class Normalizer:
                 )
             found.append(np.array(entry[key][:num_dims], dtype=np.float64 if self._openpi else np.float32))
         self._statistics = tuple(found)
+        if found:
+            width = found[1] if self.kind == "mean_std" else found[1] - found[0]
+            (bad,) = np.nonzero(~(np.isfinite(found[0]) & np.isfinite(width) & (width >= 0)))
+            if len(bad):
+                said = " and ".join(
+                    f"{key} {numbers[bad[0]]}" for key, numbers in zip(_STATISTICS[self.kind], found, strict=True)
+                )
+                raise StatisticsError(
+                    f"the statistics{f' of {cfg.asset_id}' if cfg.asset_id else ''} say {said} of {name}[{bad[0]}], "
+                    "which is no range. Compute them again"
+                )
 
     def normalize(self, x: Numbers) -> Numbers:
         """`x` [..., num_dims], in the type of the statistics."""
@@ -179,7 +191,21 @@ def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.nda
             f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[1]}: it is of "
             "another robot"
         )
+    if not np.isfinite(state).all():
+        row, column = np.argwhere(~np.isfinite(state))[0]
+        raise ObservationError(f"state[{column}] of row {row} is {state[row, column]}; a finite number is needed")
     return state
+
+
+def read_instructions(obs: Mapping[str, Any]) -> Sequence[str]:
+    """Of an observation, a text per row. Raises ObservationError."""
+    found: Sequence[Any] | None = obs.get("instruction")
+    if found is None:
+        raise ObservationError("the policy reads an instruction, and the observation has none")
+    for row, text in enumerate(found):
+        if not isinstance(text, str):
+            raise ObservationError(f"the instruction of row {row} is {text!r}; a text is needed")
+    return found
 
 
 # prompts

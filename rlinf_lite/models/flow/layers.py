@@ -107,7 +107,7 @@ class Block(nn.Module):
         else:
             keys, values = _rotated(self._heads(attention.k_proj(x)), by), self._heads(attention.v_proj(x))
             # never appended to: the same prefix serves every step, and training as well as acting
-            seen = (keys, values) if memory is None else _joined(memory, (keys, values))
+            seen = (keys, values) if memory is None else joined(memory, (keys, values))
         out = F.scaled_dot_product_attention(queries, *seen, attn_mask=mask, enable_gqa=True)
         return attention.o_proj(out.transpose(1, 2).flatten(2)), keys, values
 
@@ -115,7 +115,8 @@ class Block(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-def _joined(before: Memory, own: Memory) -> Memory:
+def joined(before: Memory, own: Memory) -> Memory:
+    """Both, along P."""
     return torch.cat([before[0], own[0]], dim=2), torch.cat([before[1], own[1]], dim=2)
 
 

@@ -21,7 +21,7 @@ from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfi
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, llama
+from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, joined, llama
 
 
 @dataclass
@@ -39,6 +39,16 @@ class Prefix:
         weights = mask[..., None].float()
         mean = (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
         return cls(mask, memory, mean, states, embedded)
+
+    def followed_by(self, other: Prefix) -> Prefix:
+        count, more = (part.mask.sum(1, keepdim=True) for part in (self, other))
+        return Prefix(
+            torch.cat([self.mask, other.mask], dim=1),
+            [joined(one, two) for one, two in zip(self.memory, other.memory, strict=True)],
+            (self.mean * count + other.mean * more) / (count + more),
+            None if self.states is None or other.states is None else torch.cat([self.states, other.states], dim=1),
+            None if self.embedded is None or other.embedded is None else torch.cat([self.embedded, other.embedded], 1),
+        )
 
     def kept(self) -> dict[str, Tensor]:
         """As tensors, batch first; `from_kept` reads them."""
@@ -70,7 +80,15 @@ class FlowNetwork(nn.Module):
     def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
         """Of images float [B, N, 3, H, W] in [-1, 1], tokens [B, L] and padded states [B, max_state_dim]; masks are
         bool [B, N] and [B, L]."""
+        return self.with_state(self.read(images, image_mask, tokens, token_mask), state)
+
+    def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
+        """The part of `prefix` that the vision-language model alone makes: fixed while its weights are."""
         raise NotImplementedError
+
+    def with_state(self, prefix: Prefix, state: Tensor) -> Prefix:
+        """The rest: nothing, where the state is none of the prefix's tokens."""
+        return prefix
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """At noisy actions `x` [B, H, max_action_dim] and times `t` [B]: the velocity, and the expert's last states
@@ -141,7 +159,7 @@ class PiNetwork(FlowNetwork):
             self.state_proj = ExactLinear(cfg.max_state_dim, width)
             self._add_mixing()
 
-    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+    def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
         seen, seen_mask = self._seen(images, image_mask)
         words = self.language.embed_tokens(tokens)  # times sqrt(width): Gemma's embedding does that
         x, mask = torch.cat([seen, words.to(seen.dtype)], dim=1), torch.cat([seen_mask, token_mask], dim=1)
@@ -177,17 +195,20 @@ class SmolVLANetwork(FlowNetwork):
         self.state_proj = ExactLinear(cfg.max_state_dim, cfg.text.width)
         self._add_mixing()
 
-    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+    def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
         seen, seen_mask = self._seen(images, image_mask)
-        words = self.language.embed_tokens(tokens)
-        own, scale = self.state_proj(state)[:, None], math.sqrt(self.cfg.text.width)
-        x = torch.cat([seen * scale, (words * scale).to(seen.dtype), own.to(seen.dtype)], dim=1)
-        mask = torch.cat([seen_mask, token_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
-        length = mask.shape[1]
-        sees_state = torch.arange(length, device=mask.device) == length - 1  # only itself does
-        sees = mask[:, None] & (sees_state[:, None] | ~sees_state)
-        states, memory = self.language(x, mask.cumsum(1) - 1, sees[:, None])
+        words, scale = self.language.embed_tokens(tokens), math.sqrt(self.cfg.text.width)
+        x = torch.cat([seen * scale, (words * scale).to(seen.dtype)], dim=1)
+        mask = torch.cat([seen_mask, token_mask], dim=1)
+        states, memory = self.language(x, mask.cumsum(1) - 1, mask[:, None, None])
         return Prefix.of(x, mask, states, memory)
+
+    def with_state(self, prefix: Prefix, state: Tensor) -> Prefix:
+        """One token more, which sees all others, and none of them it: they are as they were."""
+        own = self.state_proj(state)[:, None].to(prefix.memory[0][1].dtype)
+        mask = F.pad(prefix.mask, (0, 1), value=True)
+        states, memory = self.language(own, prefix.mask.sum(1, keepdim=True), mask[:, None, None], prefix.memory)
+        return prefix.followed_by(Prefix.of(own, mask[:, -1:], states, memory))
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         causal = _all(x.shape[1], x).tril()

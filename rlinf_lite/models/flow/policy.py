@@ -7,7 +7,6 @@ actions that are executed and the dimensions that the robot has: `logprobs` [B, 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -50,22 +49,21 @@ from rlinf_lite.models.flow.inputs import (
     find_tokenizer,
     padded,
     pixel_values,
+    read_instructions,
     read_state,
     stored_images,
 )
 from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.published import read_config
-from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std
+from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
-from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.shipped import shipped
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
 
-log = logging.getLogger(__name__)
 _VLM = ("vision", "connector", "language")  # of the network: what trainable: expert freezes
 
 
@@ -153,16 +151,12 @@ class FlowPolicy(Policy):
         keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
         prefix = self._prefix(inputs)
         velocity = self._velocity(prefix, inputs["state"])
+        chain = self.sampler.act(velocity, keys, shape, mode, device)
+        actions, logprobs = self._to_env(self._executed(chain.actions), obs), self._executed(chain.logprobs)
         if mode != "train":
-            noise = torch.zeros(num_rows, *shape) if mode == "greedy" else self.sampler.draw_noise(keys, shape)[:, 0]
-            actions = self._executed(self.sampler.ode(velocity, noise.to(device)))
-            nothing = torch.zeros_like(actions)
-            return ActionOutput(self._to_env(actions, obs), nothing, nothing[:, :1, 0], {})
-        noise, steps = self.sampler.draw_noise(keys, shape), self.sampler.draw_steps(keys)
-        chain = self.sampler.explore(velocity, noise.to(device), steps.to(device))
+            return ActionOutput(actions, logprobs, logprobs[:, :1, 0], {})
         kept = {**inputs, "visited": chain.visited, "step": chain.step}
-        actions = self._to_env(self._executed(chain.actions), obs)
-        return ActionOutput(actions, self._executed(chain.logprobs), self._values(prefix), kept)
+        return ActionOutput(actions, logprobs, self._values(prefix), kept)
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         return self._values(self._prefix(self._inputs(obs)))
@@ -176,9 +170,7 @@ class FlowPolicy(Policy):
             raise ObservationError(f"model.options.cameras: {problem}")
         if self.prompts is None:
             raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
-        instructions = obs.get("instruction")
-        if instructions is None:
-            raise ObservationError("the policy reads an instruction, and the observation has none")
+        instructions = read_instructions(obs)
         inputs = {
             f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
             for slot, camera in present_slots(cfg, given).items()
@@ -214,11 +206,16 @@ class FlowPolicy(Policy):
     # the network
 
     def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
+        """Of what `_inputs` gives, and what `fixed_inputs` made of it where that is there."""
+        read = Prefix.from_kept(inputs) if "prefix_mask" in inputs else self._read(inputs)
+        return self.network.with_state(read, inputs["state"])
+
+    def _read(self, inputs: Mapping[str, Tensor]) -> Prefix:
         slots = [name for slot in self.cfg.slots if (name := f"image_{slot}") in inputs]
         images = torch.stack([pixel_values(inputs[name], self.cfg) for name in slots], dim=1)
         mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
         with torch.no_grad() if self._prefix_is_fixed else nullcontext():
-            return self.network.prefix(images, mask, inputs["tokens"], inputs["token_mask"], inputs["state"])
+            return self.network.read(images, mask, inputs["tokens"], inputs["token_mask"])
 
     def _velocity(self, prefix: Prefix, state: Tensor) -> Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -234,12 +231,11 @@ class FlowPolicy(Policy):
     # training
 
     def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The prefix, where `model.options.keep_prefix` says so."""
-        return self._prefix(forward_inputs).kept() if self._keep_prefix else {}
+        """What of the prefix does not train, where `model.options.keep_prefix` says so."""
+        return self._read(forward_inputs).kept() if self._keep_prefix else {}
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
-        has_prefix = "prefix_mask" in forward_inputs
-        prefix = Prefix.from_kept(forward_inputs) if has_prefix else self._prefix(forward_inputs)
+        prefix = self._prefix(forward_inputs)
         velocity = self._velocity(prefix, forward_inputs["state"])
         logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
         return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
@@ -249,8 +245,7 @@ class FlowPolicy(Policy):
         0.999 Beta(1.5, 1) + 0.001; what actions are relative to, where they are."""
         inputs = self._inputs(obs, torch.device("cpu"))
         keys = row_noise_keys(obs, len(inputs["state"]))
-        inputs["noise"] = self.sampler.draw_noise(keys, (self.cfg.horizon, self.cfg.max_action_dim))[:, 0]
-        inputs["time"] = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
+        inputs |= self.sampler.draw_imitation(keys, (self.cfg.horizon, self.cfg.max_action_dim))
         if self.cfg.delta_dims:
             inputs["offsets"] = self._offsets(obs)
         return inputs
@@ -274,11 +269,8 @@ class FlowPolicy(Policy):
     def flow_error(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """(v - (noise - actions))^2 per element, of normalised, padded `actions` [B, H, max_action_dim] and the `noise`
         and `time` of `inputs`."""
-        noise, time = inputs["noise"], inputs["time"]
-        t = time[:, None, None]
-        prefix = self._prefix(inputs)
-        v, _ = self.network.velocity(prefix, inputs["state"], t * noise + (1 - t) * actions, time)
-        return (v - (noise - actions)).square()
+        velocity = self._velocity(self._prefix(inputs), inputs["state"])
+        return velocity_error(velocity, actions, inputs["noise"], inputs["time"])
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
         """All of them, as a published policy has those of its robot; a state that is not there keeps its own."""
@@ -333,7 +325,9 @@ class FlowPolicy(Policy):
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config))
         init_weights(policy.network)
-        policy.origin = Origin.of(directory)
+        files = Origin.of(directory).files
+        folder = "tokenizer/" if config.layout == "lerobot" else ""  # where its processors look
+        policy.origin = Origin({f"{folder}{name}": content for name, content in files.items()})
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
@@ -345,9 +339,7 @@ class FlowPolicy(Policy):
             self._add_adapters(lora)
         for name in _VLM if frozen else ():
             self.network.get_submodule(name).requires_grad_(False)
-        # SmolVLA's prefix ends in the state, whose projection trains
-        self._prefix_is_fixed = frozen and self.cfg.family != "smolvla"
-        self._keep_prefix = self._prefix_is_fixed and cfg.options.keep_prefix
+        self._prefix_is_fixed, self._keep_prefix = frozen, frozen and cfg.options.keep_prefix
         if cfg.options.gradient_checkpointing:
             recompute_in_backward(self.fsdp_units())
         return self
@@ -405,12 +397,7 @@ class FlowPolicy(Policy):
             raise CheckpointFormatError(
                 f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
             )
-        before, cfg = cfg, cfg if model is None else with_run_settings(cfg, model)
-        for name in ("num_steps", "method", "noise_level", "noise_range", "horizon"):
-            if getattr(cfg, name) != getattr(before, name):
-                log.info(
-                    "model.options.%s: %s, where the policy was %s", name, getattr(cfg, name), getattr(before, name)
-                )
+        cfg = cfg if model is None else with_run_settings(cfg, model)
         file = find_tokenizer(directory, cfg)
         source = directory if tokenizer is None or file is not None else tokenizer
         with no_init_weights():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from torch import Tensor
 
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.sampling import normal_noise, uniform_noise
+
+if TYPE_CHECKING:
+    from rlinf_lite.models.base import Mode
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """x [B, H, D] and t [B] to the velocity, and the standard deviations that the noise head says (None without one)."""
@@ -49,16 +52,17 @@ def step_moments(
     `level` [B] is a; where it is 0, the step is the ODE's. `second` is t_1. `std` is the network's, for flow_noise.
     """
     t, s, level = (part[:, None, None] for part in (t, s, level))
-    step = t - s
+    step, x0, x1 = t - s, x - t * v, x + (1 - t) * v
     if method == "flow_noise":
         assert std is not None
-        return x - step * v, std * (level > 0)
+        # not x - step v: rounded as RLinf does, or log-probabilities of its transitions are 3e-6 off
+        return (1 - s) * x0 + s * x1, std * (level > 0)
     if method == "flow_cps":
         angle = 0.5 * math.pi * level
-        return (1 - s) * (x - t * v) + s * angle.cos() * (x + (1 - t) * v), (s * angle.sin()).expand_as(x)
+        return (1 - s) * x0 + s * angle.cos() * x1, (s * angle.sin()).expand_as(x)
     assert method == "flow_sde", method
     variance = level.square() * t / (1 - torch.where(t == 1, second, t))  # sigma squared
-    mean = x - step * v - variance * step / (2 * t) * (x + (1 - t) * v)
+    mean = x - step * v - variance * step / (2 * t) * x1
     return mean, (variance * step).sqrt().expand_as(x)
 
 
@@ -74,6 +78,13 @@ def entropy_of(std: Tensor) -> Tensor:
     """Of each element; 0 where `std` is 0."""
     certain = std == 0
     return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
+
+
+def velocity_error(velocity: Velocity, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """What imitation makes small: (v - (noise - actions))^2 per element, at times [B] between both, [B, H, D]."""
+    t = time[:, None, None]
+    v, _ = velocity(t * noise + (1 - t) * actions, time)
+    return (v - (noise - actions)).square()
 
 
 def head_std(raw: Tensor, low: float, high: float) -> Tensor:
@@ -116,6 +127,22 @@ class Sampler:
         for k in range(self.num_steps):
             x = x - step * velocity(x, t[k].expand(len(x)))[0]
         return x
+
+    def act(
+        self, velocity: Velocity, keys: np.ndarray, shape: tuple[int, int], mode: Mode, device: torch.device
+    ) -> Chain:
+        """Of each row's own key, [B, *shape]: train explores; sampled follows the ODE from random noise, greedy from
+        its mean, 0, and both leave nothing to train on."""
+        noise = self.draw_noise(keys, shape).to(device)
+        if mode == "train":
+            return self.explore(velocity, noise, self.draw_steps(keys).to(device))
+        first = torch.zeros_like(noise[:, 0]) if mode == "greedy" else noise[:, 0]
+        return Chain(self.ode(velocity, first), noise[:, :0], noise.new_zeros(len(keys)), torch.zeros_like(first))
+
+    def draw_imitation(self, keys: np.ndarray, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """`noise` [B, *shape] and `time` [B] of `velocity_error`: 0.999 Beta(1.5, 1) + 0.001."""
+        time = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
+        return {"noise": self.draw_noise(keys, shape)[:, 0], "time": time}
 
     def draw_steps(self, keys: np.ndarray) -> Tensor:
         """Which step each row samples, int64 [B], uniformly and by its own key; never flow_cps's last, which has no
