@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf_lite.checksums import is_whole, verify
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
@@ -78,9 +79,12 @@ def load_policy(
 
     Raises:
         CheckpointFormatError: where there is none, or a language model, which transformers loads.
+        CheckpointError: where files of a checkpoint are not what was written.
         ValueError: where the policy reads no tokenizer that is given.
     """
     directory = policy_directory(directory)
+    if read_weights and directory.name == "policy" and is_whole(directory.parent):
+        verify(directory.parent, "policy/")
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)
     if policy_id is None and is_language_model(config):
