@@ -13,6 +13,7 @@ import yaml
 
 from rlinf_lite import load_config, load_policy
 from rlinf_lite.cli import main
+from rlinf_lite.cli.examples import load_example
 from rlinf_lite.cli.export import export
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.envs import EnvSpec
@@ -228,3 +229,17 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     weights = next((run / "checkpoints" / "step_000040" / "policy").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "model.safetensors" in refused(run, tmp_path / "out") and not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation, path, names = load_example("eval"), tmp_path / "eval_step_000040.json", list[str]()
+    for seed in (1, 2, 1, 3):
+        summary = summarize_episodes([Episode(0, True)], "greedy", protocol={"seed": seed})
+        found = evaluation.free_name(path, summary)
+        found.write_text(summary.to_json())
+        names.append(found.name)
+    numbered = [f"eval_step_000040{number}.json" for number in ("", "-2", "", "-3")]
+    assert names == numbered and f"{path} is of other settings or code, and stays" in capsys.readouterr().out
+    words = {"env.eval.seed=3": True, "+env.options.x=1": True, "model.temperature=2": True}
+    words |= {"env.eval.num_envs=2": False, "env.train.num_envs=2": False, "cluster.accelerator=cpu": False}
+    assert {word: evaluation.plays_otherwise(word) for word in words} == words
