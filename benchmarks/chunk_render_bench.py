@@ -18,7 +18,7 @@ import numpy as np
 from common import Comparison, Report, interleaved, median, say
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import ChunkedEnv, Obs, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, Obs, make_env
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def make(args: argparse.Namespace) -> ChunkedEnv:
             "train": {"ignore_terminations": True, "max_episode_steps": 100_000},
         }
     )
-    env = make_vec_env(cfg, "train", args.num_envs)
+    env = make_env(cfg, "train", args.num_envs)
     assert isinstance(env, ChunkedEnv)
     return env
 

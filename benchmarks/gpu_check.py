@@ -176,12 +176,12 @@ def simulation(rehearse: bool) -> dict[str, Any]:
     import gymnasium as gym
 
     from rlinf_lite.envs.maniskill.setup import import_maniskill
-    from rlinf_lite.envs.registry import make_vec_env
+    from rlinf_lite.envs.registry import make_env
 
     count, steps, backend = (4, 5, "physx_cpu") if rehearse else (1024, 50, "physx_cuda")
     sizes = [f"env.train.num_envs={count}", f"env.options.sim_backend={backend}"]
     cfg = load_config("embodiment/maniskill_pushcube_ppo_mlp", [*sizes, *([] if rehearse else _ONE_CARD)])
-    ours: Any = make_vec_env(cfg.env, "train", count)
+    ours: Any = make_env(cfg.env, "train", count)
     ours.reset(list(range(count)))
     action = np.zeros((count, 1, ours.action_dim), np.float32)
     frames = count / _seconds(lambda: ours.chunk_step(action), "cpu", repeats=steps)

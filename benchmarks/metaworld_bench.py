@@ -19,7 +19,7 @@ import numpy as np
 from common import Comparison, Report, interleaved, median, print_table, say
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import ChunkedEnv, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, make_env
 from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES
 from rlinf_lite.metrics.evaluation import wilson_interval
 
@@ -70,9 +70,7 @@ MODES = ("fast", "exact")
 
 
 def make(task: str, num_envs: int, **options: Any) -> ChunkedEnv:
-    env = make_vec_env(
-        EnvConfig.model_validate({"id": "metaworld", "task": task, "options": options}), "train", num_envs
-    )
+    env = make_env(EnvConfig.model_validate({"id": "metaworld", "task": task, "options": options}), "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env
 

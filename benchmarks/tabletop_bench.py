@@ -18,7 +18,7 @@ import numpy as np
 from common import Comparison, Report, interleaved, median, say
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import ChunkedEnv, StepOutputs, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, StepOutputs, make_env
 
 TARGETS = {"env steps/s": 100_000, "pictures/s": 10_000}
 
@@ -56,7 +56,7 @@ def contestants(task: str, args: argparse.Namespace) -> dict[str, Callable[[], f
 
 def make(task: str, obs_mode: str, num_envs: int) -> ChunkedEnv:
     cfg = EnvConfig.model_validate({"id": "tabletop", "task": task, "options": {"obs_mode": obs_mode}})
-    env = make_vec_env(cfg, "train", num_envs)
+    env = make_env(cfg, "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env
 

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from rlinf_lite.cli.examples import evaluate as evaluate
     from rlinf_lite.cli.examples import train as train
     from rlinf_lite.config import load_config as load_config
-    from rlinf_lite.envs import make_vec_env as make_vec_env
+    from rlinf_lite.envs import make_env as make_env
+    from rlinf_lite.metrics import EvalSummary as EvalSummary
     from rlinf_lite.models import ActionQueue as ActionQueue
     from rlinf_lite.models import load_policy as load_policy
+    from rlinf_lite.runners import RunResult as RunResult
 
 __version__ = "0.1.0"
 
@@ -24,7 +26,9 @@ __getattr__ = lazy_names(
     {
         "cli.examples": ["evaluate", "train"],
         "config": ["load_config"],
-        "envs": ["make_vec_env"],
+        "envs": ["make_env"],
+        "metrics": ["EvalSummary"],
         "models": ["ActionQueue", "load_policy"],
+        "runners": ["RunResult"],
     },
 )

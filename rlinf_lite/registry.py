@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, StrategyNeeds, Suite
+from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, Problem, StrategyNeeds, Suite
 from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -143,6 +143,17 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
         named = [x.partition(":")[2] for x in of_card if x.startswith(f"{MAIN}:")]  # a card names what it stands for
         parts_of_main.update([attribute, *named])
     return part
+
+
+def import_function(path: str, where: str, error: type[PartError] = PartError) -> Any:
+    """The function at `pkg.module:function`, for processes that are started anew. `where` and what it raises: as
+    `import_part`, and `error` for what is no function, or defined in a script or a notebook."""
+    if path.startswith(f"{MAIN}:"):
+        raise error(f"{path} cannot be imported by another process. Move it to a file of its own", where)
+    function = import_part(path, where, error)
+    if not callable(function):
+        raise error(f"{path} is {function!r}, no function. Name one", where)
+    return function
 
 
 class Entry(NamedTuple):
@@ -305,6 +316,7 @@ ENGINES = Registry(
     UnknownEngineError,
     {"transformers": "rlinf_lite.generation.engine:TransformersEngine"},
 )
+_TRIAL = "rlinf_lite.envs.trial:problems_of"
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
 REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)}
@@ -317,6 +329,12 @@ def env_card(name: str) -> EnvCard:
     if not callable(part) and not isinstance(part, EnvCard):
         raise UnknownEnvError(f"{name} is {part!r}, neither a make_env nor a card", "env.id")
     return EnvCard.of(part, name)
+
+
+def problems_of_making(card: EnvCard, config: Any, num_envs: int) -> list[Problem]:
+    """What goes wrong where environments of a config are made, as a worker makes `num_envs`."""
+    found: list[Problem] = import_part(_TRIAL, "env.id")(card, config.env, num_envs)
+    return found
 
 
 def suites() -> dict[str, Suite]:

@@ -9,6 +9,8 @@ python examples/embodiment/eval_embodied_agent.py --config-name libero_eval --su
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +25,8 @@ from rlinf_lite.script import run_script
 if TYPE_CHECKING:
     from rlinf_lite.metrics import EvalSummary
 
+_WITHOUT_EFFECT = ("env.train.", "env.eval.num_envs", "env.eval.num_videos")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -30,7 +34,8 @@ def main() -> int:
     measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
     measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
     parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
-    parser.add_argument("--out", type=Path, help="where to write the JSON (default: <run>/eval_<checkpoint>.json)")
+    out_help = "where to write the JSON (default: <run>/eval_<checkpoint>.json, and beside it what has other settings)"
+    parser.add_argument("--out", type=Path, help=out_help)
     parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
     arguments = parser.parse_intermixed_args()
     runs, changes = names_and_overrides(arguments.words)
@@ -83,15 +88,35 @@ def main() -> int:
     if arguments.suite and suite != arguments.suite:
         print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
     name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"
-    name += f"_{suite}" if arguments.suite and suite else ""
+    if arguments.suite and suite:
+        name += f"_{suite}"
+    elif checkpoint and (of_suite or any(map(plays_otherwise, changes))):
+        name += "_changed"
     directory = checkpoint.parent.parent if checkpoint else Path(cfg.runner.logger.log_path)
-    out = arguments.out or directory / f"{name}.json"
+    out = arguments.out or free_name(directory / f"{name}.json", summary)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(summary.to_json())
     if film:
         out.with_suffix(".gif").write_bytes(film)
     print(f"written to {out}" + (f", its first episodes to {out.with_suffix('.gif')}" if film else ""))
     return 0
+
+
+def plays_otherwise(change: str) -> bool:
+    """Whether an override makes it another evaluation than the run's own ones."""
+    key = change.lstrip("+~").partition("=")[0]
+    return key.startswith(("env.", "model.")) and not key.startswith(_WITHOUT_EFFECT)
+
+
+def free_name(path: Path, summary: EvalSummary) -> Path:
+    """`path`, or with `-2`, `-3`, ...: the first that is free, or of an evaluation under the very same settings."""
+    protocol = json.loads(summary.to_json())["protocol"]
+    for number in itertools.count(1):
+        found = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+        if not found.exists() or json.loads(found.read_text()).get("protocol") == protocol:
+            break
+        print(f"{found} is of other settings or code, and stays")
+    return found
 
 
 def check_measurable(cfg: Config, name: str) -> None:

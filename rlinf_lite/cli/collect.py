@@ -135,12 +135,12 @@ def _said_of(policy: str) -> dict[str, Any]:
 def _play(cfg: Config, out: Path) -> None:
     import numpy as np
 
-    from rlinf_lite.envs import get_env_spec, make_vec_env
+    from rlinf_lite.envs import get_env_spec, make_env
     from rlinf_lite.workers.collecting import Collector, complete
 
     data, started, shown = cfg.data, time.monotonic(), 0.0
     num_envs = min(cfg.env.train.num_envs, data.num_episodes)
-    env = make_vec_env(cfg.env, "train", num_envs)
+    env = make_env(cfg.env, "train", num_envs)
     obs = env.reset()
     collector = Collector(cfg, env, obs, out, rank=0, device="cpu")
     by = f"the policy in {data.teacher_dir}" if data.teacher_dir else f"the expert of {cfg.env.id}"

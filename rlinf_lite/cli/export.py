@@ -53,7 +53,9 @@ class Source:
     """Of the run."""
     steps: int = 0
     evaluations: list[Path] = field(default_factory=list)
-    """Of these very weights."""
+    """Of these very weights, by the run's own protocol, or those that were named."""
+    others: list[Path] = field(default_factory=list)
+    """Of these weights, and left out."""
 
     def said(self, key: str) -> Any:
         """What the run's config has there; None where it has nothing."""
@@ -72,7 +74,7 @@ def export(arguments: Sequence[str]) -> int:
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ExportError(f"{given.directory} is there already, and not empty. Name a directory that is new")
-        source = find_source(given.policy)
+        source = find_source(given.policy, given.evaluation)
         # beside it and renamed at the end: a directory that is there is whole
         partial = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")
         partial.mkdir(parents=True)
@@ -88,6 +90,8 @@ def export(arguments: Sequence[str]) -> int:
     print(
         f"  read README.md and {RUN_CONFIG}, which names paths of this machine" if source.config else "  read README.md"
     )
+    for file in source.others:
+        print(f"  left out: {file}; --evaluation FILE names those that the card is to have")
     print(f"  nothing has been uploaded: hf upload <user>/{directory.name} {given.directory}")
     return 0
 
@@ -107,29 +111,39 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
     )
     parser.add_argument("--base-model", metavar="ID", help="on the Hub, which the policy was trained from")
+    parser.add_argument(
+        "--evaluation",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of these weights, for the card; several times for several (default: those by the run's own protocol)",
+    )
     given = parser.parse_intermixed_args(arguments)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
         parser.error(f"--license {given.license}: the Hub has words like apache-2.0, mit, cc-by-4.0, gemma, other")
     return given
 
 
-def find_source(path: Path) -> Source:
-    """The policy that `path` means, and what its run says of it.
+def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
+    """The policy that `path` means, and what its run says of it; `named`: files of evaluations, in place of its own.
 
     Raises:
         CheckpointError: where its files are not what was written.
-        ExportError: where there is none.
+        ExportError: where there is none, or what is named is no evaluation.
     """
     from rlinf_lite.config.resources import policy_directory
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state, verify
     from rlinf_lite.runners.run_config import CONFIG, read_config
 
+    for file in named:
+        _check_evaluation(file)
     try:
         checkpoint = find_checkpoint(path.parent if path.name == "policy" else path)
     except CheckpointError as error:
         directory = policy_directory(path)
         if (directory / "config.json").is_file():
-            return Source(directory)
+            return Source(directory, evaluations=list(named))
         other = "" if not directory.exists() else ". Nor is it a policy's directory, which has a config.json"
         raise ExportError(f"{error}{other}") from error
     verify(checkpoint)
@@ -137,10 +151,27 @@ def find_source(path: Path) -> Source:
     source = Source(checkpoint / "policy", checkpoint, config, int(read_state(checkpoint)["completed_steps"]))
     run = checkpoint.parent.parent
     logs = [run, Path(source.said("runner.logger.log_path") or run.parent) / run.name]
-    names = [f"eval/{checkpoint.name}.json", f"eval_{checkpoint.name}.json", f"eval_{checkpoint.name}_*.json"]
-    found = [file for name in names for log in logs for file in sorted(log.glob(name))]
-    source.evaluations = list({file.resolve(): file for file in found}.values())
+    own = [f"eval/{checkpoint.name}.json", f"eval_{checkpoint.name}.json"]
+
+    def of_run(*names: str) -> list[Path]:
+        found = [file for name in names for log in logs for file in sorted(log.glob(name))]
+        return list({file.resolve(): file for file in found}.values())
+
+    source.evaluations = list(named) or of_run(*own)
+    taken = {file.resolve() for file in source.evaluations}
+    every = of_run(*own, f"eval_{checkpoint.name}[-_]*.json")
+    source.others = [file for file in every if file.resolve() not in taken]
     return source
+
+
+def _check_evaluation(file: Path) -> None:
+    try:
+        content = json.loads(file.read_text())
+        known = {"headline", "total", "mode"} <= content.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise ExportError(f"--evaluation {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not known:
+        raise ExportError(f"--evaluation {file} is no evaluation, as rlinf-lite eval writes them. Name one")
 
 
 def _write(source: Source, directory: Path, name: str, license_id: str, base_model: str | None) -> None:

@@ -81,10 +81,10 @@ def simulator(env_id: str) -> str:
     import numpy as np
 
     from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs import ensure_valid_env, make_vec_env
+    from rlinf_lite.envs import ensure_valid_env, make_env
 
     cfg = EnvConfig.model_validate({"id": env_id, "options": env_card(env_id).probe_options})
-    env = make_vec_env(cfg, "train", _NUM_ENVS)
+    env = make_env(cfg, "train", _NUM_ENVS)
     ensure_valid_env(env)
     env.reset(list(range(_NUM_ENVS)))
     actions = np.zeros((_NUM_ENVS, 1, env.action_dim), np.float32)

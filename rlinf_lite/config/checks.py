@@ -398,6 +398,14 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
         yield from card.problems(config)
 
 
+@rule("env", "rollout.pipeline_stage_num", PLACEMENT, kinds=SIMULATED)
+def _an_environment_of_ones_own_can_be_made(config: Config, plan: Plan) -> Iterator[Problem]:
+    card, workers = env_card_of(config), plan.size("env")
+    if card is not None and workers and registry.IMPORT_PATH.fullmatch(config.env.id):
+        of_stage = config.env.train.num_envs // (workers * config.rollout.pipeline_stage_num)
+        yield from registry.problems_of_making(card, config, max(of_stage, 1))
+
+
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:
@@ -621,8 +629,11 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
 
 @rule("reward.fn", kinds=("reasoning",))
 def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
-    if config.reward.fn is not None and not registry.IMPORT_PATH.fullmatch(config.reward.fn):
-        yield Problem("reward.fn", f"{config.reward.fn!r} is no import path. Write pkg.module:function")
+    if config.reward.fn is not None:
+        try:
+            registry.import_function(config.reward.fn, "reward.fn")
+        except registry.PartError as error:
+            yield Problem("reward.fn", error.text)
 
 
 @rule("reward", kinds=("reasoning",))

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 _KNOWN = ("images", "state", "instruction", "noise_key")
 
 
+class ObservationError(ValueError):
+    """An observation that cannot be meant, or that a policy cannot read."""
+
+
 def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> Any:
     """The given rows of every entry; arrays of a slice are views."""
     taken = dict[str, Any]()
@@ -46,55 +50,79 @@ def num_rows(obs: Mapping[str, Any]) -> int:
 def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The observation with a batch dimension, and whether it had none.
 
-    Raises ValueError for entries that there are none of, images that are no uint8, and rows that do not agree.
+    Raises ObservationError for entries that there are none of, images that are no uint8 [H, W, 3], states that are no
+    numbers, instructions that are no texts, noise keys that are no uint64, and rows that do not agree.
     """
     unknown = [name for name in obs if name not in _KNOWN]
     if unknown or not obs:
-        raise ValueError(
+        raise ObservationError(
             f"an observation has {', '.join(_KNOWN[:3])}; here is {', '.join(map(repr, unknown)) or 'nothing'}"
         )
     images = obs.get("images", {})
     if not isinstance(images, Mapping):
-        raise ValueError("images is no dict. Give {camera: uint8 [H, W, 3] or [B, H, W, 3]}")
+        raise ObservationError("images is no dict. Give {camera: uint8 [H, W, 3] or [B, H, W, 3]}")
     arrays = {f"images[{camera!r}]": (np.asarray(image), 3) for camera, image in images.items()}
     if "state" in obs:
-        arrays["state"] = np.asarray(obs["state"], dtype=np.float32), 1
+        arrays["state"] = _state(obs["state"]), 1
     for name, (array, num_dims) in arrays.items():
         if array.ndim not in (num_dims, num_dims + 1):
-            raise ValueError(
+            raise ObservationError(
                 f"{name} is {list(array.shape)}; it must have {num_dims} dimensions, or a batch's one more"
             )
         if num_dims == 3 and array.dtype != np.uint8:
-            raise ValueError(f"{name} is {array.dtype}; pictures are uint8, 0 to 255")
-        if num_dims == 1 and not np.isfinite(array).all():
-            raise ValueError("state has numbers that are not finite")
+            raise ObservationError(f"{name} is {array.dtype}; pictures are uint8, 0 to 255")
+        if num_dims == 3 and array.shape[-1] != 3:
+            raise ObservationError(f"{name} is {list(array.shape)}; pictures are [H, W, 3], red first")
     singles = {name: array.ndim == num_dims for name, (array, num_dims) in arrays.items()}
     if isinstance(obs.get("instruction"), list):
         singles["instruction"] = False
     if len(set(singles.values())) > 1:
         text = ", ".join(f"{name} {'without' if single else 'with'}" for name, single in singles.items())
-        raise ValueError(f"some of the observation has a batch dimension and some has none: {text}")
+        raise ObservationError(f"some of the observation has a batch dimension and some has none: {text}")
     is_single = all(singles.values())
     rows = {name: array[None] if singles[name] else array for name, (array, _) in arrays.items()}
     return _assembled(obs, rows), is_single
 
 
+def _state(given: Any) -> NDArray[np.float32]:
+    try:
+        state = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ObservationError(f"state is no array of numbers: {error}") from error
+    if not np.isfinite(state).all():
+        raise ObservationError("state has numbers that are not finite")
+    return state
+
+
 def _assembled(obs: Mapping[str, Any], rows: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """`rows` by name, and the instruction of each."""
+    """`rows` by name, and the instruction and the noise key of each."""
     counts = {name: len(array) for name, array in rows.items()}
-    instruction = obs.get("instruction")
-    if isinstance(instruction, list):
-        counts["instruction"] = len(instruction)
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"rows of the observation differ: {', '.join(f'{n} has {c}' for n, c in counts.items())}")
     batch = dict[str, Any]()
     if "images" in obs:
         batch["images"] = {camera: rows[f"images[{camera!r}]"] for camera in obs["images"]}
     if "state" in obs:
         batch["state"] = rows["state"]
-    if instruction is not None:
-        num = next(iter(counts.values()), 1)
-        batch["instruction"] = instruction if isinstance(instruction, list) else [str(instruction)] * num
+    if "instruction" in obs:
+        given = obs["instruction"]
+        if isinstance(given, list):
+            counts["instruction"] = len(given)
+        texts = given if isinstance(given, list) else [given] * next(iter(counts.values()), 1)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                where = f" of row {row}" if isinstance(given, list) else ""
+                raise ObservationError(f"the instruction{where} is {text!r}. Give a text, or a list of a text per row")
+        batch["instruction"] = texts
     if "noise_key" in obs:
-        batch["noise_key"] = np.atleast_1d(np.asarray(obs["noise_key"], dtype=np.uint64))
+        batch["noise_key"] = _noise_keys(obs["noise_key"])
+        counts["noise_key"] = len(batch["noise_key"])
+    if len(set(counts.values())) > 1:
+        has = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise ObservationError(f"rows of the observation differ: {has}")
     return batch
+
+
+def _noise_keys(given: Any) -> NDArray[np.uint64]:
+    keys = np.atleast_1d(np.asarray(given))
+    if keys.ndim > 1 or keys.dtype.kind not in "iu" or (keys.dtype.kind == "i" and (keys < 0).any()):
+        raise ObservationError(f"noise_key is {given!r}; it is a whole number from 0 to 2**64 - 1, one for each row")
+    return keys.astype(np.uint64)

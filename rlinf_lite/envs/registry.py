@@ -29,7 +29,7 @@ def register_env(name: str) -> Callable[[M], M]:
     return ENVIRONMENTS.register(name)
 
 
-def make_vec_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
+def make_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
     """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`.
 
     Raises UnknownEnvError, MissingExtraError, RenderUnavailableError, or EnvContractError where what make_env returned
@@ -38,8 +38,8 @@ def make_vec_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
     return build_vec_env(env_card(cfg.id), cfg, split, num_envs)
 
 
-def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
-    """What a card makes, as a VecEnv."""
+def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, every_row: bool = True) -> VecEnv:
+    """What a card makes, as a VecEnv. `every_row` False: of separate gymnasium.Envs one alone, to try it out."""
     if card.simulator and card.part is None:
         card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)
     make, what = partial(card.make, num_envs, cfg, split), card.name
@@ -49,12 +49,12 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) ->
     else:
         rules = getattr(cfg, split)
         env = ChunkedEnv(
-            made if isinstance(made, Simulator) else _adapted(made, make, num_envs, what),
+            made if isinstance(made, Simulator) else _adapted(made, make, num_envs if every_row else 1, what),
             auto_reset=rules.auto_reset,
             ignore_terminations=rules.ignore_terminations,
             max_episode_steps=rules.max_episode_steps,
         )
-    if env.num_envs != num_envs:
+    if env.num_envs != num_envs and (every_row or env.num_envs != 1):
         raise EnvContractError(f"make_env was asked for {num_envs} environments and made {env.num_envs}.", what)
     return env
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lite.envs.observations import as_batch, num_rows
+from rlinf_lite.envs.observations import ObservationError, as_batch, num_rows
+from rlinf_lite.models.base import Mode, check_mode
 
 if TYPE_CHECKING:
-    from rlinf_lite.models.base import Mode, Policy
+    from rlinf_lite.models.base import Policy
 
 
 class ActionQueue:
@@ -21,8 +23,11 @@ class ActionQueue:
     """
 
     def __init__(self, policy: Policy, num_actions: int | None = None, mode: Mode = "greedy") -> None:
+        """Raises ValueError for a number of actions that no chunk has, UnknownModeError."""
+        check_mode(mode)
         chunk = policy.num_action_chunks
-        if num_actions is not None and not 1 <= num_actions <= chunk:
+        is_count = isinstance(num_actions, Integral) and not isinstance(num_actions, bool)
+        if num_actions is not None and not (is_count and 1 <= num_actions <= chunk):
             raise ValueError(f"num_actions is {num_actions}, and a chunk of this policy has {chunk}. Take 1 to {chunk}")
         self._policy, self._mode = policy, mode
         self._num_actions = chunk if num_actions is None else num_actions
@@ -34,13 +39,13 @@ class ActionQueue:
         self._taken = 0
 
     def act(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
-        """The next action, [D] or [B, D]; `obs` (see `Policy.act`) is read where a chunk begins. Raises ValueError
-        where it has other rows than the chunk that is executed."""
+        """The next action, [D] or [B, D]; `obs` (see `Policy.act`) is read where a chunk begins. Raises what that does,
+        and ObservationError where there are other rows than the chunk that is executed has."""
         if self._chunk is None or self._taken == self._num_actions:
             self._chunk, self._taken = self._policy.act(obs, self._mode), 0
         batch, is_single = as_batch(obs)
         if self._chunk.shape[:-2] != (() if is_single else (num_rows(batch),)):
-            raise ValueError(
+            raise ObservationError(
                 f"the chunk that is executed is {list(self._chunk.shape)}, and this observation has "
                 f"{'no batch dimension' if is_single else f'{num_rows(batch)} rows'}. Call reset() where episodes begin"
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config
-from rlinf_lite.envs.observations import as_batch
+from rlinf_lite.envs.observations import ObservationError, as_batch
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.registry import did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
@@ -64,6 +65,32 @@ class PolicyInputs:
     needs_all_cameras: bool = True
     """False: it does with some of them."""
 
+    def check(self, obs: Mapping[str, Any]) -> None:
+        """Raises ObservationError where a batch (`as_batch`) lacks what is read, or has another state."""
+        given = obs.get("images", {})
+        missing = [camera for camera in self.cameras if camera not in given]
+        has_others = len(missing) == len(self.cameras) or any(camera not in self.cameras for camera in given)
+        if missing and (self.needs_all_cameras or has_others):
+            seen = f"images of {', '.join(given)}" if given else "no images"
+            raise ObservationError(
+                f"the policy looks through {', '.join(self.cameras)}, and the observation has {seen}"
+            )
+        wanted = {"state": self.state_dim > 0, "instruction": self.has_instruction}
+        for name in [name for name, is_read in wanted.items() if is_read and name not in obs]:
+            raise ObservationError(f"the policy reads {name!r}, and the observation has {', '.join(obs)}")
+        if self.state_dim and (length := obs["state"].shape[1]) != self.state_dim:
+            raise ObservationError(f"state has {length} numbers, and the policy reads {self.state_dim}")
+
+
+class UnknownModeError(ValueError):
+    """No way of acting has that name."""
+
+
+def check_mode(mode: str) -> None:
+    """Raises UnknownModeError for a mode of acting that there is none of."""
+    if mode not in get_args(Mode):
+        raise UnknownModeError(f"there is no mode {mode!r}. {did_you_mean(str(mode), get_args(Mode))}")
+
 
 class CheckpointFormatError(ValueError):
     """A policy directory that cannot be loaded: a file or tensor is missing, foreign, or of the wrong shape."""
@@ -93,9 +120,13 @@ class Policy(nn.Module, ABC):
         them, or all of them with a batch dimension in front. What dropout there is, is switched off.
 
         Raises:
-            ValueError: for an observation that cannot be meant.
+            ObservationError: for an observation that cannot be meant, or that this policy cannot read.
+            UnknownModeError: for a mode that there is none of.
         """
+        check_mode(mode)
         batch, is_single = as_batch(obs)
+        if (reads := self.reads()) is not None:
+            reads.check(batch)
         if self.training:
             self.eval()
         with torch.inference_mode():
@@ -103,7 +134,8 @@ class Policy(nn.Module, ABC):
                 actions = self.predict_action_batch(batch, mode).actions
             except KeyError as error:
                 given = ", ".join(batch)
-                raise ValueError(f"the policy reads {error.args[0]!r}, and the observation has {given}") from error
+                text = f"the policy reads {error.args[0]!r}, and the observation has {given}"
+                raise ObservationError(text) from error
         acted: NDArray[np.float32] = actions.float().cpu().numpy()
         return acted[0] if is_single else acted
 

@@ -16,6 +16,7 @@ from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.heads import CategoricalTokens, Gaussian
+from rlinf_lite.models.pictures import resized
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
@@ -60,8 +61,10 @@ class BuiltPolicy(Policy):
 
     def inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         """What the network reads: `state` float32 [B, S], and the pictures of each camera under its name, uint8
-        [B, H, W, 3]. Trajectories keep it, so pictures stay bytes. Override it to read more, such as instructions."""
-        found = {name: torch.from_numpy(np.asarray(obs["images"][name])) for name in self.spec.cameras}
+        [B, H, W, 3], scaled to the size that the policy was made for. Trajectories keep it, so pictures stay bytes.
+        Override it to read more, such as instructions."""
+        images = {name: torch.from_numpy(np.asarray(obs["images"][name])) for name in self.spec.cameras}
+        found = {name: resized(image, self.spec.cameras[name]) for name, image in images.items()}
         if self.spec.state_dim is not None:
             found["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
         return found

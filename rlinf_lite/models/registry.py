@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf_lite.checksums import is_whole, verify
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
@@ -82,6 +83,7 @@ def load_policy(
 
     Raises:
         CheckpointFormatError: where there is none, or a language model, which transformers loads.
+        CheckpointError: where files of a checkpoint are not what was written.
         ValueError: where the policy reads no tokenizer that is given.
     """
     policy = _load(directory, model, read_weights, tokenizer)
@@ -93,6 +95,8 @@ def load_policy(
 def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
     """Without a word of `PolicyCard.notes`: of a run they are said once, not by every worker."""
     directory = policy_directory(directory)
+    if read_weights and directory.name == "policy" and is_whole(directory.parent):
+        verify(directory.parent, "policy/")
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)
     if policy_id is None and is_language_model(config):

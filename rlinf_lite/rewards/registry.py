@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_part
+from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_function
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
 """`score(solution, ground_truth, extra_info)`."""
@@ -74,10 +74,5 @@ def rule_of(data_source: str) -> Rule:
 def import_reward(path: str) -> RewardFn:
     """The function at `pkg.module:function`. Raises RewardError where there is none, PartImportError where its module
     raises."""
-    if path.startswith(f"{MAIN}:"):
-        raise RewardError(f"{path} cannot be imported by another process. Move it to a file of its own", "reward.fn")
-    function = import_part(path, "reward.fn", RewardError)
-    if not callable(function):
-        raise RewardError(f"{path} is {function!r}, no function", "reward.fn")
-    found: RewardFn = function
+    found: RewardFn = import_function(path, "reward.fn", RewardError)
     return found

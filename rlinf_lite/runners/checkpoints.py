@@ -11,7 +11,6 @@ same in shared memory: what a run goes on from after workers were started again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,10 +19,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from rlinf_lite.checksums import CHECKSUMS as CHECKSUMS
+from rlinf_lite.checksums import STEP, digest_of, is_whole
+from rlinf_lite.checksums import CheckpointError as CheckpointError
+from rlinf_lite.checksums import step_number as step_number
+from rlinf_lite.checksums import verify as verify
 from rlinf_lite.config.resources import checkpoint_roots
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.scheduler.context import get_context
@@ -31,17 +34,11 @@ from rlinf_lite.scheduler.segments import no_room
 
 log = logging.getLogger(__name__)
 
-CHECKSUMS = "checksums.json"
 SUPERSEDED = "superseded"
-_STEP = re.compile(r"step_\d+")
 _PUT_ASIDE = re.compile(r"\.step_\d+\.old")
 _AUTO_SHARE = 0.01  # of the time, at the most, that snapshots take
 _BYTES_PER_PARAMETER = 12
 """A weight and two moments of AdamW, in fp32."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, found, or trusted."""
 
 
 class CheckpointStore:
@@ -77,7 +74,7 @@ class CheckpointStore:
         with _writing(partial):
             files = sorted(path for path in partial.rglob("*") if path.is_file())
             follow_umask(files)
-            sums = {str(f.relative_to(partial)): (f.stat().st_size, _digest(f)) for f in files if self._durable}
+            sums = {str(f.relative_to(partial)): (f.stat().st_size, digest_of(f)) for f in files if self._durable}
             (partial / CHECKSUMS).write_text(json.dumps(sums, indent=1))
             if self._durable:
                 for path in (*partial.rglob("*"), partial):
@@ -99,7 +96,7 @@ class CheckpointStore:
         with _writing(self.root):
             for replaced in _named(self.root, _PUT_ASIDE):
                 final = self.root / replaced.name.removeprefix(".").removesuffix(".old")
-                if not _is_whole(replaced) or _is_whole(final):
+                if not is_whole(replaced) or is_whole(final):
                     _remove(replaced)
                     continue
                 if final.exists():
@@ -132,7 +129,7 @@ class CheckpointStore:
 
     def steps(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(filter(_is_whole, _named(self.root, _STEP)), key=step_number)
+        return sorted(filter(is_whole, _named(self.root, STEP)), key=step_number)
 
     def newest(self) -> Path | None:
         """The last of `steps`."""
@@ -207,14 +204,14 @@ class Snapshots(CheckpointStore):
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that `path` means: itself, or the last one of a run directory, wherever that keeps them, or of a
     `checkpoints` directory. Where `last` leads nowhere it is the newest whole one, and a warning says which."""
-    if _is_whole(path):
+    if is_whole(path):
         return path.resolve()
     of_run = checkpoint_roots(path)
     roots = [path, *of_run, *([path.parent] if path.name == "last" else [])]
     for root in roots:
         found = newest_checkpoint(root)
         if found is not None:
-            if not _is_whole(root / "last"):
+            if not is_whole(root / "last"):
                 log.warning("%s leads to no complete checkpoint: %s is the newest that is", root / "last", found)
             return found
     if not path.exists():
@@ -229,16 +226,10 @@ def find_checkpoint(path: Path) -> Path:
 def newest_checkpoint(root: Path) -> Path | None:
     """What `last` in a `checkpoints` directory names, or else the whole checkpoint of the highest step; one that was
     put aside counts where it is the only one of its step."""
-    if _is_whole(root / "last"):
+    if is_whole(root / "last"):
         return (root / "last").resolve()
-    whole = [path for path in (*_named(root, _STEP), *_named(root, _PUT_ASIDE)) if _is_whole(path)]
+    whole = [path for path in (*_named(root, STEP), *_named(root, _PUT_ASIDE)) if is_whole(path)]
     return max(whole, key=step_number).resolve() if whole else None
-
-
-def step_number(checkpoint: Path) -> int:
-    """The step of a checkpoint's directory; names of more than a million steps do not sort by themselves."""
-    found = re.search(r"\d+", checkpoint.name)
-    return int(found[0]) if found else -1
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -249,51 +240,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
-
-
-def verify(checkpoint: Path) -> None:
-    """Compare every file with its checksum, once per process.
-
-    Raises:
-        CheckpointError: naming the file that differs, and the checkpoint before this one.
-    """
-    try:
-        _verify(checkpoint, (checkpoint / CHECKSUMS).stat().st_mtime_ns)
-    except OSError as error:
-        raise CheckpointError(f"{error.filename or checkpoint} cannot be read: {error.strerror or error}") from error
-
-
-@cache
-def _verify(checkpoint: Path, _written_ns: int) -> None:
-    try:
-        content = json.loads((checkpoint / CHECKSUMS).read_text())
-        sums = {name: (size, digest) for name, (size, digest) in content.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{checkpoint / CHECKSUMS} {_damaged('cannot be read', checkpoint)}") from error
-    for name, (size, digest) in sums.items():
-        file = checkpoint / name
-        if not file.is_file():
-            problem = "is missing"
-        elif file.stat().st_size != size:
-            problem = f"has {file.stat().st_size} of {size} bytes"
-        elif _digest(file) != digest:
-            problem = "does not match its checksum"
-        else:
-            continue
-        raise CheckpointError(f"{file} {_damaged(problem, checkpoint)}")
-
-
-def _damaged(problem: str, checkpoint: Path) -> str:
-    earlier = []
-    if checkpoint.parent.name == "checkpoints":
-        steps = CheckpointStore(checkpoint.parent.parent, 1).steps()
-        earlier = [path for path in steps if step_number(path) < step_number(checkpoint)]
-    advice = f"Resume from the one before it: runner.resume={earlier[-1]}" if earlier else "There is none before it."
-    return f"{problem}: this checkpoint is damaged. {advice}"
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    return (checkpoint / CHECKSUMS).is_file()
 
 
 def _named(root: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -307,11 +253,6 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
     directory.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _name(step: int) -> str:

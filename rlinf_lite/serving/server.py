@@ -1,8 +1,8 @@
 """A policy behind a WebSocket, as openpi's clients expect it.
 
 One frame of metadata on connecting; then a request and its answer, `actions` [C, D] (or [B, C, D]) and `server_timing`
-(`infer_ms`, and from the second answer on `prev_total_ms`). What goes wrong is a text frame with the traceback, and the
-connection is closed with 1011. GET /healthz answers 200.
+(`infer_ms`, `wait_ms` for other clients before that, and from the second answer on `prev_total_ms`). What goes wrong is
+a text frame with the traceback, and the connection is closed with 1011. GET /healthz answers 200.
 
 Clients have a thread each, and the policy computes one request at a time. Noise of a client's n-th request (from 0) is
 that of `noise_keys(seed, client * 2**32 + row, n)`, where the request brings no `noise_key` of its own: it depends on
@@ -29,7 +29,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from rlinf_lite.envs.observations import as_batch, num_rows
-from rlinf_lite.models.base import NOISE_KEY, Mode, Policy
+from rlinf_lite.models.base import NOISE_KEY, Mode, Policy, check_mode
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.serving.requests import RequestError, camera_keys, observation
 from rlinf_lite.serving.wire import pack, unpack
@@ -49,6 +49,7 @@ class PolicyServer:
     def __init__(
         self, policy: Policy, bound: socket.socket, token: str | None = None, mode: Mode = "greedy", seed: int = 0
     ) -> None:
+        check_mode(mode)
         self._policy, self._token, self._mode, self._seed = policy.eval(), token, mode, seed
         self._reads, self._lock, self._clients = policy.reads(), threading.Lock(), itertools.count()
         reads = self._reads
@@ -145,7 +146,12 @@ class PolicyServer:
             keys = noise_keys(self._seed, (client << 32) + np.arange(rows), number)
         elif np.size(keys) != rows:
             raise RequestError(f"noise_key has {np.size(keys)} keys, and the observation {rows} rows")
-        began = time.perf_counter()
+        came = time.perf_counter()
         with self._lock:
+            began = time.perf_counter()
             actions = self._policy.act({**obs, NOISE_KEY: keys}, self._mode)
-        return {"actions": actions, "server_timing": {"infer_ms": 1e3 * (time.perf_counter() - began)}}
+            ended = time.perf_counter()
+        return {
+            "actions": actions,
+            "server_timing": {"infer_ms": 1e3 * (ended - began), "wait_ms": 1e3 * (began - came)},
+        }

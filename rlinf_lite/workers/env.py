@@ -25,7 +25,7 @@ from rlinf_lite.envs import (
     env_seed,
     episode_seed,
     get_env_spec,
-    make_vec_env,
+    make_env,
 )
 from rlinf_lite.envs.check import check_finite
 from rlinf_lite.envs.observations import take_rows
@@ -251,7 +251,7 @@ class EnvWorker(Worker):
         return [
             _Stage(
                 stage,
-                make_vec_env(self.cfg.env, split, layout.stage_size),
+                make_env(self.cfg.env, split, layout.stage_size),
                 layout.env_ids(self.rank, stage),
                 [piece for piece in pieces if piece.stage == stage],
                 self.cfg.env.num_threads,

@@ -269,7 +269,13 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     evaluated = run("eval", str(run_dir), cwd=tmp_path, timeout_s=200)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "(4 episodes)" in evaluated.stdout or "return" in evaluated.stdout
-    assert (run_dir / "eval_step_000002.json").is_file()
+    own = (run_dir / "eval_step_000002.json").read_text()
+    for seed, name in ((5, "_changed"), (6, "_changed-2")):
+        again = run("eval", str(run_dir), f"env.eval.seed={seed}", cwd=tmp_path, timeout_s=200)
+        assert again.returncode == 0, again.stderr
+        assert f"written to {run_dir}/eval_step_000002{name}.json" in again.stdout
+    assert f"{run_dir}/eval_step_000002_changed.json is of other settings or code, and stays" in again.stdout
+    assert (run_dir / "eval_step_000002.json").read_text() == own and '"seed": 6' not in own
 
     (run_dir / "report.html").unlink(missing_ok=True)
     assert run("report", str(run_dir), cwd=tmp_path).returncode == 0

@@ -13,6 +13,7 @@ import yaml
 
 from rlinf_lite import load_config, load_policy
 from rlinf_lite.cli import main
+from rlinf_lite.cli.examples import load_example
 from rlinf_lite.cli.export import export
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.envs import EnvSpec
@@ -71,11 +72,12 @@ def test_a_run_as_the_hub_expects_it(
     policy, out = load_policy(VLA), tmp_path / "hub" / "picker"
     run = checkpoint(policy.save_pretrained)
     measured = json.loads((run / "eval" / "step_000040.json").read_text())
-    (run / "eval_step_000040_mine.json").write_text(
-        json.dumps(measured | {"headline": "success 75.0% [a, b] (6/8), sampled"})
-    )
+    for name, headline in (("", "success 75.0% [a, b] (6/8), sampled"), ("_changed", "success 99.9%")):
+        (run / f"eval_step_000040{name}.json").write_text(json.dumps(measured | {"headline": headline}))
     assert main(["export", str(run), "--to", "hf", str(out), "--license", "apache-2.0", "--base-model", "me/base"]) == 0
-    assert "nothing has been uploaded: hf upload <user>/picker" in capsys.readouterr().out
+    written = capsys.readouterr().out
+    assert "nothing has been uploaded: hf upload <user>/picker" in written
+    assert f"left out: {run}/eval_step_000040_changed.json; --evaluation FILE" in written
 
     names = {path.name for path in out.iterdir()}
     assert names >= {
@@ -99,12 +101,31 @@ def test_a_run_as_the_hub_expects_it(
     assert [(x["type"], x["value"]) for x in result["metrics"]] == [("success_rate", 0.75)] * 2
     assert "| tabletop pick | success 75.0% [40.9, 92.9] (6/8), greedy | 7 | [step_000040.json](evaluations/" in page
     assert "success 75.0% [a, b] (6/8), sampled" in page and "25.0%" not in page  # that was before training
+    assert "99.9%" not in page and not (out / "evaluations" / "step_000040_changed.json").exists()
     assert (
         "40 steps of ppo, config `my_run`, seed 0." in page
         and "camera `top` | uint8 [H, W, 3], scaled to 64 x 64" in page
     )
     assert json.loads((out / "evaluations" / "step_000040.json").read_text()) == measured
     assert yaml.safe_load((out / "train_config.yaml").read_text())["runner"]["run_name"] == "my_run"
+
+
+def test_the_card_has_the_evaluations_that_are_named(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = checkpoint(load_policy(VLA).save_pretrained), tmp_path / "out"
+    measured = json.loads((run / "eval" / "step_000040.json").read_text())
+    chosen = run / "eval_step_000040_changed.json"
+    chosen.write_text(json.dumps(measured | {"headline": "success 99.9%"}))
+    words = ["export", str(run), "--to", "hf", str(out), "--license", "mit", "--evaluation"]
+    assert main([*words, str(run / "metrics.jsonl")]) == 2
+    assert "metrics.jsonl cannot be read: No such file" in capsys.readouterr().err
+    assert main([*words, str(run / "checkpoints" / "last" / "policy" / "config.json")]) == 2
+    assert "config.json is no evaluation, as rlinf-lite eval writes them" in capsys.readouterr().err
+    assert main([*words, str(chosen)]) == 0
+    assert [file.name for file in (out / "evaluations").iterdir()] == ["eval_step_000040_changed.json"]
+    front, page = card(out)
+    assert "success 99.9%" in page and len(front["model-index"][0]["results"]) == 1
 
 
 def test_the_code_of_the_card_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +229,17 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     weights = next((run / "checkpoints" / "step_000040" / "policy").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "model.safetensors" in refused(run, tmp_path / "out") and not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation, path, names = load_example("eval"), tmp_path / "eval_step_000040.json", list[str]()
+    for seed in (1, 2, 1, 3):
+        summary = summarize_episodes([Episode(0, True)], "greedy", protocol={"seed": seed})
+        found = evaluation.free_name(path, summary)
+        found.write_text(summary.to_json())
+        names.append(found.name)
+    numbered = [f"eval_step_000040{number}.json" for number in ("", "-2", "", "-3")]
+    assert names == numbered and f"{path} is of other settings or code, and stays" in capsys.readouterr().out
+    words = {"env.eval.seed=3": True, "+env.options.x=1": True, "model.temperature=2": True}
+    words |= {"env.eval.num_envs=2": False, "env.train.num_envs=2": False, "cluster.accelerator=cpu": False}
+    assert {word: evaluation.plays_otherwise(word) for word in words} == words

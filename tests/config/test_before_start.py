@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -88,6 +89,89 @@ def test_directories_can_be_written(key: str, tmp_path: Path, monkeypatch: pytes
             load_config(NAME, overrides)
     (tmp_path / "a").touch()
     assert f"{tmp_path}/a is a file" in problem(override, elsewhere=True)
+
+
+ENVIRONMENTS = """
+import gymnasium
+import numpy as np
+
+
+def raises(num_envs, cfg):
+    return np.zeros(3)[7]
+
+
+def none(num_envs, cfg):
+    pass
+
+
+def no_arguments():
+    return gymnasium.make("Pendulum-v1")
+
+
+def discrete(num_envs, cfg):
+    return gymnasium.make("CartPole-v1")
+
+
+def too_few(num_envs, cfg):
+    return gymnasium.make_vec("Pendulum-v1", num_envs=3)
+
+
+def lacks_a_package(num_envs, cfg):
+    import a_package_that_is_not_there
+
+
+def good(num_envs, cfg):
+    return gymnasium.make("Pendulum-v1")
+
+
+def score(solution, ground_truth, extra_info):
+    return 0.0
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "raises",
+            r"cannot be made: IndexError: index 7 is out .*, at .*own_environments\.py:7\. Correct it$",
+        ),
+        ("none", r"make_env returned builtins\.NoneType; it must return a VecEnv"),
+        ("no_arguments", r"is called as make_env\(num_envs, cfg\), and takes \(\): too many positional arguments"),
+        ("discrete", r"the action space is Discrete\(2\)"),
+        ("too_few", r"make_env was asked for \d+ environments and made 3"),
+    ],
+)
+def test_an_environment_of_ones_own_is_made_once(name: str, said: str, elsewhere: bool, module: Path) -> None:
+    (module / "own_environments.py").write_text(ENVIRONMENTS)
+    own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
+    found = problem(*own, elsewhere=elsewhere)
+    assert re.match(rf"env\.id: own_environments:{name}:? {said}", found), found
+
+
+def test_an_environment_may_lack_a_package_where_it_does_not_run(module: Path) -> None:
+    (module / "own_environments.py").write_text(ENVIRONMENTS)
+    own = ["env.id=own_environments:lacks_a_package", "env.train.max_episode_steps=200"]
+    assert "No module named 'a_package_that_is_not_there', at " in problem(*own)
+    load_config(NAME, own, elsewhere=True)
+    load_config(NAME, ["env.id=own_environments:good", "env.train.max_episode_steps=200"])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nomodule:none", "nomodule:none cannot be imported: No module named 'nomodule'"),
+        ("own_environments:scor", "own_environments has no 'scor'. Did you mean score?"),
+        ("own_environments:__doc__", "own_environments:__doc__ is None, no function. Name one"),
+        ("__main__:score", "__main__:score cannot be imported by another process. Move it to a file"),
+        ("score", "'score' is no import path. Write pkg.module:function"),
+    ],
+)
+def test_a_reward_function_is_found(path: str, said: str, module: Path) -> None:
+    (module / "own_environments.py").write_text(ENVIRONMENTS)
+    assert problem(f"reward.fn={path}", name="math_arithmetic_grpo").startswith(f"reward.fn: {said}")
+    load_config("math_arithmetic_grpo", ["reward.fn=own_environments:score"])
 
 
 def test_a_folder_of_demonstrations_is_a_dataset(tmp_path: Path) -> None:

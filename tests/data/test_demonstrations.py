@@ -19,7 +19,7 @@ from rlinf_lite.data.demonstrations import (
 from rlinf_lite.data.lerobot import writer
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
-from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, env_seed, get_env_spec, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, RenderUnavailableError, env_seed, get_env_spec, make_env
 from rlinf_lite.models import MLPGaussianPolicy
 from rlinf_lite.workers.collecting import Collector, complete, fps_of
 from tests.envs.toy import ToySimulator
@@ -38,7 +38,7 @@ def collect(directory, *overrides, splits=((0, 20), (20, 40))):
     writer.begin(directory)
     results = []
     for rank, (first, last) in enumerate(splits):
-        env = make_vec_env(cfg.env, "train", last - first)
+        env = make_env(cfg.env, "train", last - first)
         obs = env.reset()
         collector = Collector(cfg, env, obs, directory, rank, "cpu")
         collector.play(env, np.arange(first, last))
@@ -66,7 +66,7 @@ def test_a_batch_holds_what_the_expert_did_where_it_was(tmp_path):
     assert [everything["instruction"][i] for i in indices] == obs["instruction"] and all(obs["instruction"])
 
     # the first decision of an episode, played again
-    env = make_vec_env(cfg.env, "train", 1)
+    env = make_env(cfg.env, "train", 1)
     first = np.flatnonzero(played(found, records) == 5)[0]
     again = env.reset([env_seed(cfg.data.seed, 5)])
     assert np.array_equal(again["state"][0], everything["state"][first])
@@ -94,7 +94,7 @@ def test_noise_moves_the_states_and_not_the_labels(tmp_path):
     cfg, of_noisy, noisy = collect(tmp_path / "noisy", "data.action_noise=0.6")
     states = [found.read(np.arange(len(found)))[0]["state"] for found in (clean, noisy)]
     assert len(noisy) != len(clean) or not np.array_equal(*states)
-    env = make_vec_env(cfg.env, "train", 40)
+    env = make_env(cfg.env, "train", 40)
     env.reset([env_seed(cfg.data.seed, episode) for episode in range(40)])
     wanted = env.expert_actions(4)
     for found, records in ((clean, of_clean), (noisy, of_noisy)):
@@ -128,7 +128,7 @@ def test_steps_after_the_end_of_an_episode_are_masked(tmp_path):
 
 def test_a_teacher_with_shorter_chunks_is_asked_within_the_students(tmp_path):
     cfg = load_config("embodiment/tabletop_sft_mlp", SMALL)
-    env = make_vec_env(cfg.env, "train", 3)
+    env = make_env(cfg.env, "train", 3)
     obs = env.reset()
     spec = get_env_spec(env, obs)
     torch.manual_seed(0)

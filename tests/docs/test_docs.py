@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -257,11 +258,11 @@ def test_messages_of_the_faq_are_those_of_the_code() -> None:
 
 
 def test_the_shortest_environment_runs(tmp_path: Path, no_leftover_modules: None) -> None:
-    from rlinf_lite.envs import make_vec_env
+    from rlinf_lite.envs import make_env
 
     example("my_env.py", tmp_path)
     cfg = load_config("gym_pendulum_ppo_mlp", ["env.id=my_env:make_env", "env.train.max_episode_steps=30"])
-    env = make_vec_env(cfg.env, "train", 2)
+    env = make_env(cfg.env, "train", 2)
     env.reset(seeds=[1, 2])
     episodes = [
         record for _ in range(30) for record in env.chunk_step(np.zeros((2, 1, 2), np.float32)).episodes
@@ -381,6 +382,57 @@ def test_a_users_cards_are_as_good_as_ours(
     assert check_env(import_part("my_corridor.card:Corridor", "")) == []
     spec = EnvSpec(1, 2, {}, [-1.0], [1.0], 20, True)
     assert check_policy(import_part("my_linear.policy:LinearPolicy", ""), spec, cfg.model) == []
+
+
+def test_every_field_that_passes_by_is_in_a_table() -> None:
+    import rlinf_lite.models
+    from rlinf_lite import envs
+    from rlinf_lite.models import NOISE_KEY, ActionOutput, PolicyInputs, PolicyOutput
+
+    tables = dict[str, set[str]]()
+    for page in ("extending.md", "environments.md"):
+        for block in re.findall(r"(?:^\|.*\n)+", (REPO / "docs" / page).read_text(), re.M):
+            head, _, *rows = block.splitlines()
+            named = {name for row in rows for name in INLINE_CODE.findall(row.split("|")[1])}
+            tables |= {found[1]: named} if (found := INLINE_CODE.search(head.split("|")[1])) else {}
+    assert tables["obs"] == {*envs.Obs.__annotations__, NOISE_KEY}
+    for part in (envs.EnvSpec, envs.ChunkResult, envs.EpisodeRecord, ActionOutput, PolicyOutput, PolicyInputs):
+        assert tables[part.__name__] == {field.name for field in fields(part)}, part
+    assert tables["batch"] == {"sft_inputs(obs)", "actions", "mask"}
+    helpers = ("row_noise_keys", "normal_noise", "uniform_noise", "Gaussian", "CategoricalTokens")
+    assert all(callable(getattr(rlinf_lite.models, name)) for name in helpers)
+
+
+def test_the_program_of_the_python_page_runs(tmp_path: Path) -> None:
+    """Word for word, on a config made small."""
+    page = (REPO / "docs" / "python.md").read_text()
+    program = next(body for _, body in blocks(REPO / "docs" / "python.md", "python") if "def main()" in body)
+    small = ["runner.max_steps=1", "env.train.num_envs=8", "rollout.num_chunks=8", "rollout.pipeline_stage_num=1"]
+    small += ["env.eval.num_envs=4", "env.eval.num_episodes=4", "env.eval.max_episode_steps=10"]
+    small += ["actor.global_batch_size=64", "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]
+    program = f"""import rlinf_lite
+load_config = rlinf_lite.load_config
+rlinf_lite.load_config = lambda name, overrides: load_config(name, [*overrides, *{small}])
+{program}
+"""
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=program,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"return .* \(4 episodes\), greedy\n", done.stdout) and re.search(
+        r"^\[\[.*\]\]$", done.stdout, re.M
+    )
+    import rlinf_lite
+
+    names = re.findall(r"`rlinf_lite\.(\w+)", page)
+    assert {"train", "evaluate", "load_config", "load_policy", "make_env", "RunResult", "EvalSummary"} <= set(names)
+    assert all(getattr(rlinf_lite, name) for name in names)
 
 
 def test_the_estimator_of_the_docs_runs(tmp_path: Path, no_leftover_modules: None) -> None:

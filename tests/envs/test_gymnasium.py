@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_vec_env
+from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_env
 from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator, VectorEnvSimulator, simulator_of_vector_env
 from tests.envs.broken_envs import Good, SaysSuccessWhereItIs
 
@@ -20,7 +20,7 @@ def pendulum(**train: Any) -> EnvConfig:
 
 
 def test_pendulum_in_chunks_equals_single_steps() -> None:
-    env = make_vec_env(pendulum(), "train", 2)
+    env = make_env(pendulum(), "train", 2)
     actions = np.random.default_rng(0).uniform(-3, 3, (2, 200, 1)).astype(np.float32)
     obs = env.reset(seeds=[5, 6])
     chunks = [env.chunk_step(actions[:, i : i + 4]) for i in range(0, 200, 4)]
@@ -41,7 +41,7 @@ def test_pendulum_in_chunks_equals_single_steps() -> None:
 
 def test_the_time_limit_of_the_config_comes_first() -> None:
     for limit, expected in ((None, 200), (250, 250), (50, 50)):
-        env = make_vec_env(pendulum(max_episode_steps=limit), "train", 1)
+        env = make_env(pendulum(max_episode_steps=limit), "train", 1)
         env.reset()
         result = env.chunk_step(np.zeros((1, 300, 1), np.float32))
         assert env.max_episode_steps == expected and result.executed.sum() == expected
@@ -49,11 +49,11 @@ def test_the_time_limit_of_the_config_comes_first() -> None:
 
 def test_pendulum_resumes_exactly() -> None:
     actions = np.random.default_rng(0).uniform(-2, 2, (3, 60, 1)).astype(np.float32)
-    env = make_vec_env(pendulum(max_episode_steps=25), "train", 3)
+    env = make_env(pendulum(max_episode_steps=25), "train", 3)
     env.reset(seeds=[env_seed(0, row) for row in range(3)])
     env.chunk_step(actions[:, :30])
     assert isinstance(env, ChunkedEnv)
-    other = make_vec_env(pendulum(max_episode_steps=25), "train", 3)
+    other = make_env(pendulum(max_episode_steps=25), "train", 3)
     assert isinstance(other, ChunkedEnv)
     other.load_state_dict(env.state_dict())
     expected, got = env.chunk_step(actions[:, 30:]), other.chunk_step(actions[:, 30:])
@@ -114,7 +114,7 @@ def test_batched_vector_env_equals_separate_envs() -> None:
         vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
         return ChunkedEnv(VectorEnvSimulator(vector, "Pendulum-v1"), max_episode_steps=7)
 
-    separate, env = make_vec_env(pendulum(max_episode_steps=7), "train", 3), batched(3)
+    separate, env = make_env(pendulum(max_episode_steps=7), "train", 3), batched(3)
     for one in (separate, env):
         one.reset(seeds=[1, 2, 3])
     for chunk in range(5):
@@ -139,7 +139,7 @@ def test_a_vector_env_that_resets_itself_is_refused() -> None:
 
 def test_unusable_action_spaces_are_refused() -> None:
     with pytest.raises(EnvContractError, match="policies here act in a continuous Box"):
-        make_vec_env(EnvConfig(id="gymnasium", task="CartPole-v1"), "train", 1)
+        make_env(EnvConfig(id="gymnasium", task="CartPole-v1"), "train", 1)
     unbounded = gymnasium.make("Pendulum-v1")
     unbounded.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     with pytest.raises(EnvContractError, match=r"dimensions \[0\] have no finite bounds"):
@@ -151,20 +151,20 @@ def test_a_task_may_name_the_module_that_registers_it(tmp_path: Any, monkeypatch
     text = f"import gymnasium\ngymnasium.register('Their/Task-v0', '{entry}', max_episode_steps=7)\n"
     (tmp_path / "their_tasks.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    env = make_vec_env(EnvConfig(id="gymnasium", task="their_tasks:Their/Task-v0"), "train", 2)
+    env = make_env(EnvConfig(id="gymnasium", task="their_tasks:Their/Task-v0"), "train", 2)
     assert env.max_episode_steps == 7
     with pytest.raises(UnknownEnvError, match="no_such_tasks cannot be imported"):
-        make_vec_env(EnvConfig(id="gymnasium", task="no_such_tasks:Task-v0"), "train", 1)
+        make_env(EnvConfig(id="gymnasium", task="no_such_tasks:Task-v0"), "train", 1)
 
 
 def test_an_unknown_task_gets_the_nearest_name() -> None:
     with pytest.raises(UnknownEnvError, match="Did you mean Pendulum-v1"):
-        make_vec_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)
+        make_env(EnvConfig(id="gymnasium", task="Pendulm-v1"), "train", 1)
 
 
 def mountain_car(**eval_rules: Any) -> ChunkedEnv:
     task = {"id": "gymnasium", "task": "MountainCarContinuous-v0", "eval": eval_rules}
-    env = make_vec_env(EnvConfig.model_validate(task), "eval", 2)
+    env = make_env(EnvConfig.model_validate(task), "eval", 2)
     assert isinstance(env, ChunkedEnv)
     return env
 

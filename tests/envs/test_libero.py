@@ -480,16 +480,16 @@ def test_a_process_that_dies_is_named_and_started_again(simulator: LiberoSimulat
 def test_without_a_driver_pictures_are_refused_and_states_work(repo: Path, assets: Path) -> None:
     code = f"""
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import RenderUnavailableError, make_vec_env
+from rlinf_lite.envs import RenderUnavailableError, make_env
 given = {{"id": "libero", "task": {STOVE!r}, "options": {{"assets": {str(assets)!r}}}}}
 try:
-    make_vec_env(EnvConfig.model_validate(given), "train", 1)
+    make_env(EnvConfig.model_validate(given), "train", 1)
 except RenderUnavailableError as error:
     assert "libegl1" in str(error) and "env.options.cameras" in str(error), error
 else:
     raise AssertionError("drawn")
 given["options"]["cameras"] = []
-assert make_vec_env(EnvConfig.model_validate(given), "train", 1).reset(seeds=[1])["state"].shape == (1, 8)
+assert make_env(EnvConfig.model_validate(given), "train", 1).reset(seeds=[1])["state"].shape == (1, 8)
 """
     done = python(code, repo, MUJOCO_GL="egl", MUJOCO_EGL_DEVICE_ID="77")
     assert done.returncode == 0, done.stderr

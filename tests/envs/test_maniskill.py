@@ -20,7 +20,7 @@ from rlinf_lite.envs import (
     UnknownEnvError,
     check_env,
     get_env_spec,
-    make_vec_env,
+    make_env,
 )
 
 pytest.importorskip("mani_skill")
@@ -35,7 +35,7 @@ def config(task: str = "PickCube-v1", control_mode: str = "pd_ee_delta_pos", **t
 
 
 def make(num_envs: int, cfg: EnvConfig) -> ChunkedEnv:
-    env = make_vec_env(cfg, "train", num_envs)
+    env = make_env(cfg, "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env
 
@@ -170,12 +170,12 @@ def test_an_unknown_task_gets_the_nearest_name() -> None:
 def test_images_without_a_device_are_refused_and_states_work(repo: Path) -> None:
     code = """
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import RenderUnavailableError, make_vec_env
-assert make_vec_env(EnvConfig(task="StackCube-v1"), "train", 1).reset(seeds=[1])["state"].shape == (1, 48)
+from rlinf_lite.envs import RenderUnavailableError, make_env
+assert make_env(EnvConfig(task="StackCube-v1"), "train", 1).reset(seeds=[1])["state"].shape == (1, 48)
 for backend in ("auto", "cpu", "gpu"):
     try:
         settings = {"obs_mode": "rgb", "render_backend": backend}
-        make_vec_env(EnvConfig.model_validate({"options": settings}), "train", 1)
+        make_env(EnvConfig.model_validate({"options": settings}), "train", 1)
     except RenderUnavailableError as error:
         assert "mesa-vulkan-drivers" in str(error) and "obs_mode=state" in str(error), error
     else:
@@ -190,7 +190,7 @@ for backend in ("auto", "cpu", "gpu"):
 def test_render_backend_none_cannot_make_images() -> None:
     maniskill = {"obs_mode": "rgb", "render_backend": "none"}
     with pytest.raises(RenderUnavailableError, match="set it to auto"):
-        make_vec_env(EnvConfig.model_validate({"options": maniskill}), "train", 1)
+        make_env(EnvConfig.model_validate({"options": maniskill}), "train", 1)
 
 
 def test_images() -> None:

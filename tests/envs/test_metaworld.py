@@ -16,7 +16,7 @@ from rlinf_lite.envs import (
     UnknownEnvError,
     check_env,
     get_env_spec,
-    make_vec_env,
+    make_env,
 )
 from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES, MT10, SENTENCES, tasks_of
 
@@ -30,7 +30,7 @@ def config(task: str = "reach-v3", options: dict[str, Any] | None = None, **trai
 
 
 def make(num_envs: int, cfg: EnvConfig) -> ChunkedEnv:
-    env = make_vec_env(cfg, "train", num_envs)
+    env = make_env(cfg, "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env
 
@@ -120,7 +120,7 @@ def test_success_ends_an_episode_or_not_by_the_table() -> None:
     assert not limited.chunk_step(np.zeros((1, 599, 4), np.float32)).episodes, "no limit but the config's"
     assert limited.chunk_step(np.zeros((1, 1, 4), np.float32)).truncated.all()
     assert make(1, config()).max_episode_steps == 500
-    assert make_vec_env(config(), "eval", 1).simulator.reports_success  # evaluations play on, by default
+    assert make_env(config(), "eval", 1).simulator.reports_success  # evaluations play on, by default
 
 
 def test_resume_is_exact_across_tasks() -> None:
@@ -268,11 +268,11 @@ def test_without_a_driver_pictures_are_refused_and_states_work(repo: Any, lackin
 
     code = """
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import RenderUnavailableError, make_vec_env
+from rlinf_lite.envs import RenderUnavailableError, make_env
 state = {"id": "metaworld", "task": "push-v3"}
-assert make_vec_env(EnvConfig.model_validate(state), "train", 1).reset(seeds=[1])["state"].shape == (1, 39)
+assert make_env(EnvConfig.model_validate(state), "train", 1).reset(seeds=[1])["state"].shape == (1, 39)
 try:
-    make_vec_env(EnvConfig.model_validate(state | {"options": {"obs_mode": "rgb"}}), "train", 1)
+    make_env(EnvConfig.model_validate(state | {"options": {"obs_mode": "rgb"}}), "train", 1)
 except RenderUnavailableError as error:
     assert "libegl1" in str(error) and "obs_mode=state" in str(error), error
 else:

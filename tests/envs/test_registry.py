@@ -21,7 +21,7 @@ from rlinf_lite.envs import (
     MissingExtraError,
     UnknownEnvError,
     check_env,
-    make_vec_env,
+    make_env,
     register_env,
 )
 from rlinf_lite.registry import ENVIRONMENTS, PartImportError
@@ -36,10 +36,10 @@ def custom(**train: Any) -> EnvConfig:
 
 def test_custom_env_in_one_file(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(repo))
-    env = make_vec_env(custom(num_envs=4), "train", 4)
+    env = make_env(custom(num_envs=4), "train", 4)
     assert check_env(env) == []
     assert "puck_push" in ENVIRONMENTS.names()
-    by_name = make_vec_env(custom().model_copy(update={"id": "puck_push"}), "eval", 4)
+    by_name = make_env(custom().model_copy(update={"id": "puck_push"}), "eval", 4)
     assert isinstance(by_name, ChunkedEnv) and not by_name.auto_reset  # the rules of env.eval
     obs = by_name.reset(seeds=range(4))
     assert obs["instruction"] == ["push the puck to the goal"] * 4
@@ -66,7 +66,7 @@ def test_unknown_names_get_the_nearest(tmp_path: Path, monkeypatch: pytest.Monke
 
     def wrong(env_id: str) -> str:
         with pytest.raises(UnknownEnvError) as caught:
-            make_vec_env(EnvConfig(id=env_id), "train", 1)
+            make_env(EnvConfig(id=env_id), "train", 1)
         return str(pickle.loads(pickle.dumps(caught.value)))
 
     assert "Did you mean maniskill" in wrong("manyskill")
@@ -75,20 +75,18 @@ def test_unknown_names_get_the_nearest(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(
         PartImportError, match="ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
     ) as of:
-        make_vec_env(EnvConfig(id="broken_task:make_env"), "train", 1)
+        make_env(EnvConfig(id="broken_task:make_env"), "train", 1)
     assert isinstance(of.value.__cause__, ModuleNotFoundError)
     (tmp_path / "heavy_task.py").write_text("import mani_skill_of_another_name\n")
     (tmp_path / "mani_skill_of_another_name.py").write_text("raise ModuleNotFoundError('no', name='sapien')\n")
     with pytest.raises(PartImportError, match=r"pip install 'rlinf_lite\[maniskill\]'"):
-        make_vec_env(EnvConfig(id="heavy_task:make_env"), "train", 1)
+        make_env(EnvConfig(id="heavy_task:make_env"), "train", 1)
 
 
 def test_what_make_env_may_return() -> None:
-    def build(make_env: Any, num_envs: int = 2) -> Any:
-        register_env("a_test_env")(make_env)
-        return make_vec_env(
-            EnvConfig.model_validate({"id": "a_test_env", "train": {"max_episode_steps": 5}}), "train", 2
-        )
+    def build(own: Any, num_envs: int = 2) -> Any:
+        register_env("a_test_env")(own)
+        return make_env(EnvConfig.model_validate({"id": "a_test_env", "train": {"max_episode_steps": 5}}), "train", 2)
 
     def simulator(num_envs: int, cfg: EnvConfig) -> Any:
         return ToySimulator(num_envs)
@@ -103,8 +101,8 @@ def test_what_make_env_may_return() -> None:
     def vector_env(num_envs: int, cfg: EnvConfig) -> Any:
         return gymnasium.make_vec("Pendulum-v1", num_envs=num_envs)
 
-    for make_env, limit in ((simulator, 5), (vec_env, 3), (one_env, 5), (vector_env, 5)):
-        env = build(make_env)
+    for own, limit in ((simulator, 5), (vec_env, 3), (one_env, 5), (vector_env, 5)):
+        env = build(own)
         assert env.num_envs == 2 and env.max_episode_steps == limit
         env.reset()
         assert env.chunk_step(np.zeros((2, 6, 1), np.float32)).executed.sum() <= 2 * limit
@@ -124,7 +122,7 @@ def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     absent = "mani_skill"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == absent else find(name, *rest))
     with pytest.raises(MissingExtraError, match=r"pip install 'rlinf_lite\[maniskill\]'") as caught:
-        make_vec_env(EnvConfig(), "train", 1)
+        make_env(EnvConfig(), "train", 1)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

@@ -19,7 +19,7 @@ from rlinf_lite.envs import (
     Obs,
     UnknownEnvError,
     check_env,
-    make_vec_env,
+    make_env,
 )
 from rlinf_lite.envs.tabletop import language
 from rlinf_lite.envs.tabletop.language import COLOURS, FAMILIES, HELD_OUT
@@ -40,7 +40,7 @@ def tabletop(
     """An environment, frozen at the end of its episodes, and its first observation."""
     rules = {"auto_reset": False, "ignore_terminations": False} | (rules or {})
     given = {"id": "tabletop", "task": task, "options": options, "train": rules, "eval": rules}
-    env = make_vec_env(EnvConfig.model_validate(given), "eval" if split == "eval" else "train", num_envs)
+    env = make_env(EnvConfig.model_validate(given), "eval" if split == "eval" else "train", num_envs)
     assert isinstance(env, ChunkedEnv)
     return env, env.reset(seeds=range(num_envs) if seeds is None else seeds)
 
@@ -299,7 +299,7 @@ def test_an_unknown_task_is_refused() -> None:
 
 
 def test_evaluations_play_on_by_default_so_that_success_at_the_end_means_something() -> None:
-    env = make_vec_env(EnvConfig(id="tabletop", task="pick"), "eval", 3)
+    env = make_env(EnvConfig(id="tabletop", task="pick"), "eval", 3)
     assert isinstance(env, ChunkedEnv)
     env.reset(seeds=[1, 2, 3])
     assert [record.length for record in play(env)] == [24, 24, 24]

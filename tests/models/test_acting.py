@@ -5,10 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from torch import Tensor, nn
 
 import rlinf_lite
 from rlinf_lite import ActionQueue
-from rlinf_lite.models import CheckpointFormatError, MLPGaussianPolicy, Policy, load_policy
+from rlinf_lite.checksums import CheckpointError
+from rlinf_lite.envs import EnvSpec
+from rlinf_lite.envs.observations import ObservationError
+from rlinf_lite.models import CheckpointFormatError, GaussianPolicy, MLPGaussianPolicy, Policy, load_policy
+from rlinf_lite.models.base import UnknownModeError
+from rlinf_lite.runners.checkpoints import CheckpointStore
 
 RNG = np.random.default_rng(0)
 VLA = "assets/tabletop_vla"
@@ -78,8 +85,17 @@ def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
         queue.act({"state": states[0, 0]})
     queue.reset()
     assert (queue.act({"state": states[1, 0]}) == mlp.act({"state": states[1, 0]})[0]).all()
-    with pytest.raises(ValueError, match="num_actions is 5, and a chunk of this policy has 4"):
-        ActionQueue(mlp, 5)
+    for wrong in (5, 0, 2.5, True):
+        with pytest.raises(ValueError, match=f"num_actions is {wrong}, and a chunk of this policy has 4. Take 1 to 4"):
+            ActionQueue(mlp, wrong)
+
+
+@pytest.mark.parametrize(("mode", "hint"), [("Greedy", r"Did you mean greedy\?"), ("best", "Known: greedy, sampled, ")])
+def test_modes_that_there_are_none_of(mode: Any, hint: str, mlp: MLPGaussianPolicy) -> None:
+    with pytest.raises(UnknownModeError, match=f"there is no mode '{mode}'. {hint}"):
+        mlp.act({"state": np.zeros(3)}, mode)
+    with pytest.raises(UnknownModeError, match=f"there is no mode '{mode}'. {hint}"):
+        ActionQueue(mlp, mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +110,25 @@ def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
         ),
         ({"state": np.array([0.0, np.nan])}, "state has numbers that are not finite"),
         ({"state": np.zeros((1, 2))}, r"images\['top'\] without, state with"),
+        (
+            {"images": {"top": np.zeros((3, 64, 64), np.uint8)}},
+            r"is \[3, 64, 64\]; pictures are \[H, W, 3\], red first",
+        ),
+        ({"state": "left"}, "state is no array of numbers"),
+        ({"instruction": 5}, "the instruction is 5. Give a text, or a list of a text per row"),
+        ({"instruction": b"pick"}, "the instruction is b'pick'. Give a text"),
+        ({"instruction": None}, "the instruction is None. Give a text"),
+        ({"noise_key": 2.5}, r"noise_key is 2\.5; it is a whole number from 0 to 2\*\*64 - 1"),
+        ({"noise_key": -1}, "noise_key is -1; it is"),
+        ({"noise_key": 2**64}, "noise_key is 18446744073709551616; it is"),
+        ({"noise_key": True}, "noise_key is True; it is"),
+        ({"noise_key": [1, 2]}, "rows of the observation differ: .* noise_key has 2"),
+        (
+            {"images": {"top": np.zeros((2, 64, 64, 3), np.uint8)}, "instruction": ["a", None]},
+            "the instruction of row 1 is None. Give a text",
+        ),
+        ({"images": {"wrist": np.zeros((64, 64, 3), np.uint8)}}, "looks through top, .* has images of wrist"),
+        ({"images": {}}, "the policy looks through top, and the observation has no images"),
         ({"instruction": ["a"]}, r"images\['top'\] without, instruction with"),
         (
             {"images": {"top": np.zeros((1, 64, 64, 3), np.uint8)}, "instruction": ["a", "b"]},
@@ -103,7 +138,7 @@ def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
 )
 def test_observations_that_cannot_be_meant(vla: Policy, change: dict[str, Any], problem: str) -> None:
     obs = {"images": {"top": np.zeros((64, 64, 3), np.uint8)}, "instruction": "pick up the red block"}
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ObservationError, match=problem):
         vla.act(obs | change)
 
 
@@ -112,12 +147,64 @@ def test_what_the_policy_reads_is_named_where_it_is_missing(mlp: MLPGaussianPoli
         mlp.act({"instruction": "pick"})
     with pytest.raises(ValueError, match="here is nothing"):
         mlp.act({})
+    with pytest.raises(ObservationError, match="state has 2 numbers, and the policy reads 3"):
+        mlp.act({"state": [0.0, 1.0]})
+
+
+def test_a_flow_names_what_it_reads_in_words_of_the_observation() -> None:
+    flow, picture = load_policy("assets/tabletop_flow"), np.zeros((64, 64, 3), np.uint8)
+    obs = {"images": {"top": picture}, "instruction": "pick up the red block", "state": np.zeros(4)}
+    with pytest.raises(ObservationError, match="looks through top, and the observation has images of wrist"):
+        flow.act(obs | {"images": {"wrist": picture}})
+    with pytest.raises(ObservationError, match="state has 6 numbers, and the policy reads 4"):
+        flow.act(obs | {"state": np.zeros(6)})
+    assert flow.act(obs | {"images": {"top": picture, "other": picture}}).shape == (4, 3)
+
+
+class Convolutions(GaussianPolicy):
+    def build(self) -> None:
+        self.actor = nn.Conv2d(3, self.num_outputs, 5, stride=3)
+        self.critic = nn.Linear(1, self.num_values)
+
+    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        pixels = inputs["top"].permute(0, 3, 1, 2).float() / 255
+        return self.actor(pixels).mean((2, 3)), self.critic(pixels.new_zeros(len(pixels), 1))
+
+
+def test_pictures_of_any_size_are_scaled_to_that_of_the_policy(vla: Policy) -> None:
+    """As PIL does, to the bit, for policies of one's own as for ours: this one would act otherwise on another size."""
+    spec = EnvSpec(2, None, {"top": (48, 64)}, [-1.0] * 2, [1.0] * 2, 10, False)
+    policy, camera = Convolutions(spec, {}), RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    small = np.array(Image.fromarray(camera).resize((64, 48), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(policy.inputs({"images": {"top": camera[None]}})["top"][0], small)
+    acted = policy.act({"images": {"top": camera}})
+    assert (acted == policy.act({"images": {"top": small}})).all()
+    batch = np.stack([camera, camera[::-1]])
+    assert (policy.act({"images": {"top": batch}})[0] == acted).all()
+    with pytest.raises(ObservationError, match="looks through top, and the observation has images of wrist"):
+        policy.act({"images": {"wrist": camera}})
+    square = np.array(Image.fromarray(camera).resize((64, 64), Image.Resampling.BICUBIC))
+    obs = {"instruction": "pick up the red block"}
+    assert (vla.act(obs | {"images": {"top": camera}}) == vla.act(obs | {"images": {"top": square}})).all()
+
+
+def test_a_damaged_checkpoint_does_not_act(mlp: MLPGaussianPolicy, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, 2)
+    first, damaged = (store.write(step, lambda directory: mlp.save_pretrained(directory / "policy")) for step in (1, 2))
+    weights = damaged / "policy" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    for path in (tmp_path, damaged, damaged / "policy"):
+        with pytest.raises(CheckpointError, match=f"does not match its checksum: .* Take the one before it: {first}$"):
+            load_policy(path)
+    assert load_policy(first).act({"state": np.zeros(3)}).shape == (4, 2)
 
 
 def test_it_acts_in_its_environment(vla: Policy) -> None:
     """As the run's own evaluation does, where it succeeds in two thirds of the episodes."""
     cfg = rlinf_lite.load_config("tabletop_ppo_vla")
-    env = rlinf_lite.make_vec_env(cfg.env, "eval", 32)
+    env = rlinf_lite.make_env(cfg.env, "eval", 32)
     obs, successes = env.reset(list(range(32))), list[bool]()
     while len(successes) < 32:
         result = env.chunk_step(vla.act(obs))

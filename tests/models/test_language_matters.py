@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import make_vec_env
+from rlinf_lite.envs import make_env
 from rlinf_lite.models import load_policy
 from rlinf_lite.shipped import shipped
 
@@ -20,7 +20,7 @@ def policy():
 
 def success(policy, **tabletop) -> float:
     cfg = EnvConfig.model_validate({"id": "tabletop", "task": "pick", "options": tabletop})
-    env = make_vec_env(cfg, "eval", NUM_EPISODES)
+    env = make_env(cfg, "eval", NUM_EPISODES)
     obs = env.reset(seeds=range(10_000, 10_000 + NUM_EPISODES))
     ended = {}
     for _ in range(-(-env.max_episode_steps // policy.num_action_chunks)):

@@ -17,7 +17,7 @@ from torch import Tensor
 from examples.embodiment.custom_policy import SquashedGaussianPolicy
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.config.plan import observed, plan_of
-from rlinf_lite.envs import EnvSpec, get_env_spec, make_vec_env
+from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
 from rlinf_lite.models import ActionOutput, Policy, PolicyOutput, build_policy, policy_class
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.preview.fake import Meter, count, fake_tensors
@@ -84,7 +84,7 @@ def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) 
     modes = [f"env.options.obs_mode={obs_mode}"] * (env_card(env_id).Options is not None)
     policy = "examples.embodiment.custom_policy:SquashedGaussianPolicy"
     config = load(f"env.id={env_id}", f"env.task={task}", *modes, f"model.id={policy}")
-    env = make_vec_env(config.env, "train", 1)
+    env = make_env(config.env, "train", 1)
     spec, seen = get_env_spec(env, env.reset([1])), observed(config)
     assert seen is not None
     assert (seen.action_dim, seen.state_dim, seen.cameras) == (spec.action_dim, spec.state_dim or 0, spec.cameras)

@@ -42,7 +42,7 @@ def test_ten_tasks_are_trained_on_and_evaluated_as_a_suite(
     assert "there is no suite 'metaworld-mt1'. Did you mean metaworld-mt10" in capsys.readouterr().err
     smaller = ["env.eval.num_episodes=20", "env.eval.max_episode_steps=10"]
     assert command_line(["eval", "--checkpoint", str(run), "--suite", "metaworld-mt10", *smaller]) == 0
-    written = json.loads((run / "eval_step_000001.json").read_text())
+    written = json.loads((run / "eval_step_000001_changed.json").read_text())
     said = written["protocol"]
     assert said["suite"] is None and said["ignore_terminations"] is False and said["episodes_per_task"] == 2
     assert "mean of the 3 groups" in capsys.readouterr().out

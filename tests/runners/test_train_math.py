@@ -60,19 +60,19 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_run_goes_on_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "said", "code"),
     [
-        ("reward.fn=tests.no_such_module:length", "RewardError|No module named 'tests.no_such_module'"),
-        ("data.max_prompt_length=2", "all 400 prompts have more than 2 tokens"),
-        ("data.arithmetic.max_number=1", "400 train rows were asked for"),
+        ("reward.fn=tests.no_such_module:length", "No module named 'tests.no_such_module'", 2),
+        ("data.max_prompt_length=2", "all 400 prompts have more than 2 tokens", 1),
+        ("data.arithmetic.max_number=1", "400 train rows were asked for", 1),
     ],
 )
-def test_what_cannot_work_is_said_before_ray_starts(tmp_path, monkeypatch, capsys, command_line, override, said):
+def test_what_cannot_work_is_said_before_ray_starts(tmp_path, monkeypatch, capsys, command_line, override, said, code):
     def start_ray(*_, **__):
         raise AssertionError("Ray starts")
 
     monkeypatch.setattr("rlinf_lite.scheduler.Cluster.from_config", start_ray)
     paths = [f"runner.logger.log_path={tmp_path}"]
-    assert command_line(["math", *SMALL, *paths, override]) == 1
+    assert command_line(["math", *SMALL, *paths, override]) == code
     output = capsys.readouterr().err
-    assert any(part in output for part in said.split("|")), output
+    assert said in output

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import rlinf_lite
 from rlinf_lite.cli import main
 from rlinf_lite.models import MLPGaussianPolicy, Policy, load_policy
-from rlinf_lite.models.base import PolicyInputs
+from rlinf_lite.models.base import PolicyInputs, UnknownModeError
 from rlinf_lite.models.sampling import noise_keys
 
 pytest.importorskip("websockets")
@@ -120,7 +121,7 @@ def test_an_environment_is_driven_to_the_same_actions(mode: Any, vla: Policy, se
     """Three episodes of Tabletop at a time, by the server; in process, the same observations give the same bits."""
     server = serve(vla, mode=mode, seed=5)
     cfg = rlinf_lite.load_config("tabletop_ppo_vla", ["env.eval.auto_reset=false"])
-    env = rlinf_lite.make_vec_env(cfg.env, "eval", 3)
+    env = rlinf_lite.make_env(cfg.env, "eval", 3)
     obs, episodes, number = env.reset([0, 1, 2]), 0, 0
     with client_of(server) as connection:
         metadata = read(connection.recv())
@@ -131,7 +132,7 @@ def test_an_environment_is_driven_to_the_same_actions(mode: Any, vla: Policy, se
             reply = ask(connection, dict(obs))
             keys = noise_keys(5, np.arange(3), number)
             assert (reply["actions"] == vla.act({**obs, "noise_key": keys}, mode)).all()
-            assert set(reply["server_timing"]) == {"infer_ms"} | ({"prev_total_ms"} if number else set())
+            assert set(reply["server_timing"]) == {"infer_ms", "wait_ms"} | ({"prev_total_ms"} if number else set())
             result = env.chunk_step(reply["actions"])
             obs, episodes, number = result.obs, episodes + len(result.episodes), number + 1
     assert number > 1
@@ -177,6 +178,30 @@ def test_clients_at_once_do_not_touch_each_other(mlp: MLPGaussianPolicy, serve: 
             assert (actions == mlp.act({"state": state, "noise_key": key}, "sampled")).all()
 
 
+def test_the_policys_own_time_is_without_the_wait_for_other_clients(
+    mlp: MLPGaussianPolicy, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once: whoever is second waits as long as the policy takes for the first."""
+    computing, act = threading.Event(), mlp.act
+
+    def slow(*arguments: Any) -> np.ndarray:
+        computing.set()
+        time.sleep(0.5)
+        return act(*arguments)
+
+    monkeypatch.setattr(mlp, "act", slow)
+    with client_of(server := serve(mlp)) as first, client_of(server) as second:
+        for connection in (first, second):
+            connection.recv()
+        first.send(pack({"state": np.zeros(3)}))
+        assert computing.wait(30)
+        second.send(pack({"state": np.zeros(3)}))
+        timings = [read(connection.recv())["server_timing"] for connection in (first, second)]
+    assert all(timing["infer_ms"] >= 500 for timing in timings)
+    assert timings[0]["wait_ms"] < 100 < 300 < timings[1]["wait_ms"]
+    assert timings[1]["infer_ms"] < 900  # not those of both
+
+
 def test_a_client_may_choose_its_noise(mlp: MLPGaussianPolicy, serve: Serve) -> None:
     with client_of(serve(mlp, mode="sampled")) as connection:
         connection.recv()
@@ -193,7 +218,7 @@ def test_a_client_may_choose_its_noise(mlp: MLPGaussianPolicy, serve: Serve) -> 
     [
         (pack({"prompt": "pick"}), "RequestError: the policy reads a state: give state or observation/state; the "),
         (pack({"state": np.zeros(4)}), r"RequestError: state is [4]; the policy reads 3 numbers"),
-        (pack({"state": np.array([0.0, 0.0, np.nan])}), "ValueError: state has numbers that are not finite"),
+        (pack({"state": np.array([0.0, 0.0, np.nan])}), "ObservationError: state has numbers that are not finite"),
         (b"\xc1", "WireError: this is not msgpack"),
         (msgpack.packb([1]), "RequestError: a request is a map of texts"),
         ("state", "RequestError: a request is a binary frame of msgpack, and this is a text"),
@@ -263,6 +288,8 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
     assert "the policy came without a tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):
         pass
+    with bind("127.0.0.1", 0) as bound, pytest.raises(UnknownModeError, match="there is no mode 'Greedy'"):
+        PolicyServer(load_policy(VLA), bound, mode="Greedy")
     bind("localhost", 0).close()
     bind("0.0.0.0", 0, has_token=True).close()
 

@@ -173,6 +173,20 @@ def test_ranks_that_share_layers_train_as_one_does(tmp_path):
         check_states(states(actor), expected[layout]["later"][:1])
 
 
+def gradients(model, ids):
+    """Of log-probabilities of tokens, each weighted differently, by parameter."""
+    logprobs = torch.log_softmax(model.language_model(input_ids=ids).logits[:, :-1], -1)
+    chosen = logprobs.gather(-1, ids[:, 1:, None])
+    (chosen * torch.linspace(-1, 1, chosen.numel(), dtype=chosen.dtype).view_as(chosen)).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters()}
+    return {name: (g.full_tensor() if isinstance(g, DTensor) else g).double() for name, g in found.items()}
+
+
+def error_of(got, exact):
+    """The largest among parameters, relative to the norm of a parameter's gradient."""
+    return max(((got[name] - want).norm() / want.norm()).item() for name, want in exact.items())
+
+
 def forward_main(rank, num_ranks, port, path):
     torch.set_num_threads(1)
     init_process_group(rank, num_ranks, "127.0.0.1", port, "cpu", 60)
@@ -190,6 +204,11 @@ def forward_main(rank, num_ranks, port, path):
             assert sum(p.numel() for p in model.parameters()) == num_whole  # what was tied still is
             in_layers = [unit.self_attn.q_proj.weight for unit in model.fsdp_units()]
             assert all(p.to_local().shape[0] == p.shape[0] // num_ranks for p in in_layers)
+            if kind is CausalLM:
+                exact = gradients(build(kind, layout).double(), ids)
+                errors = {"whole": error_of(gradients(build(kind, layout), ids), exact)}
+                errors["split"] = error_of(gradients(model, ids), exact)
+                assert errors["split"] < min(1e-5, 5 * errors["whole"]), errors
     refused = {
         r"cannot split models of type 'gpt2': transformers has no plan": {"model_type": "gpt2", "n_embd": 32},
         r"2 ranks do not divide num_key_value_heads = 3 of the model \(3 / 2 = 1\.5\)": {
@@ -202,7 +221,7 @@ def forward_main(rank, num_ranks, port, path):
     dist.destroy_process_group()
 
 
-def test_logits_are_those_of_the_whole_model(tmp_path):
+def test_logits_and_gradients_are_those_of_the_whole_model(tmp_path):
     spawn(forward_main, 2, tmp_path)
 
 

@@ -22,10 +22,10 @@ def imported(env_id: str) -> str:
 def played(env_id: str) -> str:
     """An environment with both cameras. Raises where there are no assets, or no driver, or pictures are blank."""
     from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs.registry import make_vec_env
+    from rlinf_lite.envs.registry import make_env
 
     cfg = EnvConfig.model_validate({"id": env_id, "options": {"camera_size": [128, 128]}})
-    env = make_vec_env(cfg, "train", 1)
+    env = make_env(cfg, "train", 1)
     images = env.reset([0])["images"]
     blank = [camera for camera, image in images.items() if image.std() < 1]
     if blank:

@@ -97,11 +97,11 @@ def rendered_frame(env_id: str) -> str:
     import time
 
     from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs.registry import make_vec_env
+    from rlinf_lite.envs.registry import make_env
 
     options = {"obs_mode": "rgb", "camera_size": [128, 128], "sim_backend": "physx_cpu"}
     cfg = EnvConfig.model_validate({"id": env_id, "options": options})
-    env = make_vec_env(cfg, "train", 1)
+    env = make_env(cfg, "train", 1)
     image = next(iter(env.reset([1])["images"].values()))
     if image.std() < 1:
         raise RuntimeError(f"the frame is blank (all pixels near {image.mean():.0f})")

@@ -33,10 +33,10 @@ def painted(env_id: str) -> str:
     import time
 
     from rlinf_lite.config import EnvConfig
-    from rlinf_lite.envs.registry import make_vec_env
+    from rlinf_lite.envs.registry import make_env
 
     cfg = EnvConfig.model_validate({"id": env_id, "options": {"obs_mode": "rgb"}})
-    env = make_vec_env(cfg, "train", 1)
+    env = make_env(cfg, "train", 1)
     image = env.reset([1])["images"][CAMERA]
     if image.std() < 1:
         raise RuntimeError(f"the picture is blank (all pixels near {image.mean():.0f})")

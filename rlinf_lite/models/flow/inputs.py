@@ -19,15 +19,12 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlinf_lite.envs.observations import ObservationError as ObservationError
 from rlinf_lite.models.flow.config import FlowConfig, Norm, StatisticsError
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
 _KNOWN_PROMPTS = 4096  # that are kept as ids
 _STATISTICS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
-
-
-class ObservationError(ValueError):
-    """An observation that this policy cannot read."""
 
 
 class TokenizerError(ValueError):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlinf_lite.envs.observations import ObservationError as ObservationError
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import (
     ActionOutput,
@@ -40,10 +41,6 @@ from rlinf_lite.shipped import shipped
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
-
-
-class ObservationError(ValueError):
-    """An observation that this policy cannot read: no such camera, or images of the wrong type or size."""
 
 
 class OpenVLAPolicy(Policy):

@@ -1,0 +1,71 @@
+"""Environments of a user's own, made once where a config is checked: mistakes are known before anything starts."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lite.cards import EnvCard, Problem
+from rlinf_lite.envs.errors import EnvContractError
+from rlinf_lite.envs.registry import build_vec_env
+from rlinf_lite.registry import PartError
+
+if TYPE_CHECKING:
+    from rlinf_lite.config import EnvConfig
+
+_made = set[tuple[str, int, str, int]]()
+"""Those of this process that could be: a config may be checked on many placements."""
+
+
+def problems_of(card: EnvCard, cfg: EnvConfig, num_envs: int) -> list[Problem]:
+    """Of making `num_envs` environments and closing them; of separate gymnasium.Envs, one."""
+    key = card.name, id(card.part or type(card)), cfg.model_dump_json(), num_envs
+    if key in _made:
+        return []
+    found = list(_problems(card, cfg, num_envs))
+    if not found:
+        _made.add(key)
+    return found
+
+
+def _problems(card: EnvCard, cfg: EnvConfig, num_envs: int) -> Iterator[Problem]:
+    if card.part is not None and (wrong := _signature_problem(card.part)):
+        yield Problem("env.id", f"{card.name} {wrong}")
+        return
+    try:
+        env: Any = build_vec_env(card, cfg, "train", num_envs, every_row=False)
+        if callable(close := getattr(env, "close", None)):
+            close()
+    except EnvContractError as error:
+        yield Problem("env.id", f"{card.name}: {' '.join(error.problems)}")
+    except PartError as error:
+        yield Problem(error.key or "env.id", error.text)
+    except Exception as error:  # of the environment's own code
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"{card.name} cannot be made: {said}, at {_where(error, card)}. Correct it"
+        yield Problem("env.id", text, of_machine=isinstance(error, ImportError))
+
+
+def _signature_problem(make_env: Any) -> str | None:
+    try:
+        signature = inspect.signature(make_env)
+    except (TypeError, ValueError):  # one that Python cannot look into
+        return None
+    try:
+        signature.bind(*("num_envs", "cfg", "split")[: 3 if "split" in signature.parameters else 2])
+    except TypeError as error:
+        return f"is called as make_env(num_envs, cfg), and takes {signature}: {error}. Correct its arguments"
+    return None
+
+
+def _where(error: BaseException, card: EnvCard) -> str:
+    """The last line of the user's own file that was reached, or else the last there is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        own = inspect.getsourcefile(card.part or type(card))
+    except TypeError:
+        own = None
+    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"

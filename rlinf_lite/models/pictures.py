@@ -1,0 +1,45 @@
+"""Pictures of another size than a policy's, scaled as PIL does."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_UNIT = 2**22  # of PIL's fixed-point weights
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 [..., *size, 3] of uint8 [..., H, W, 3], bicubic, to the bit as PIL does; those of that size as they are.
+    `size`: height and width. The aspect ratio is not kept."""
+    shape, device = images.shape, images.device
+    if shape[-3:-1] == size:
+        return images
+    height, width = size
+    x = images.reshape(-1, *shape[-3:]).permute(0, 3, 1, 2).double()  # [N, 3, H, W]
+    if x.shape[3] != width:
+        x = _rounded(x @ _bicubic(x.shape[3], width, device).T)
+    if x.shape[2] != height:
+        x = _rounded(_bicubic(x.shape[2], height, device) @ x)
+    return x.to(torch.uint8).permute(0, 2, 3, 1).reshape(*shape[:-3], height, width, 3).contiguous()
+
+
+@lru_cache(maxsize=32)
+def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
+    """PIL's weights [out, in], float64 whole numbers in `_UNIT`ths: convolution with a cubic (a = -0.5), widened when
+    shrinking so that nothing aliases."""
+    scale = num_in / num_out
+    width = max(scale, 1.0)
+    centres = (torch.arange(num_out, dtype=torch.float64)[:, None] + 0.5) * scale
+    pixels = torch.arange(num_in, dtype=torch.float64)
+    first, last = (centres - 2 * width + 0.5).floor(), (centres + 2 * width + 0.5).floor()
+    d = ((pixels - centres + 0.5) / width).abs()
+    near, far = (1.5 * d - 2.5) * d * d + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2
+    weights = torch.where(d < 1, near, torch.where(d < 2, far, 0.0)) * ((pixels >= first) & (pixels < last))
+    weights = weights / weights.sum(1, keepdim=True) * _UNIT
+    return (weights + 0.5 * weights.sign()).trunc().to(device)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return ((x + _UNIT // 2) / _UNIT).floor().clamp(0, 255)
