@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
-from typing import Protocol
+from typing import Any, Protocol
 
 Interval = tuple[float, float]
 
@@ -65,7 +65,7 @@ class EvalSummary:
     episodes: tuple[dict[str, object], ...]
     groups: tuple[TaskSummary, ...] = ()
     """Sets of the tasks, such as difficulties; every episode counts once."""
-    protocol: Mapping[str, object] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
     """Under which settings, by which code: what another evaluation has to share to be compared."""
 
     def headline(self) -> str:
@@ -104,7 +104,7 @@ def summarize_episodes(
     records: Iterable[EpisodeLike],
     mode: str,
     groups: Mapping[str, Sequence[str]] | None = None,
-    protocol: Mapping[str, object] | None = None,
+    protocol: Mapping[str, Any] | None = None,
 ) -> EvalSummary:
     """Summarise an evaluation; the order of `records` does not matter. `groups`: sets of tasks by name, of which those
     are kept that some task, and not every task, is in. Raises ValueError where there are no records."""

@@ -86,8 +86,11 @@ def load_policy(
         CheckpointError: where files of a checkpoint are not what was written.
         ValueError: where the policy reads no tokenizer that is given.
     """
+    directory = policy_directory(directory)
+    if read_weights and directory.name == "policy" and is_whole(directory.parent):
+        verify(directory.parent, "policy/")
     policy = _load(directory, model, read_weights, tokenizer)
-    for line in [] if model is None else policy_card(policy.policy_id).notes(policy_directory(directory), model):
+    for line in [] if model is None else policy_card(policy.policy_id).notes(directory, model):
         log.warning(line)
     return policy
 
@@ -95,8 +98,6 @@ def load_policy(
 def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
     """Without a word of `PolicyCard.notes`: of a run they are said once, not by every worker."""
     directory = policy_directory(directory)
-    if read_weights and directory.name == "policy" and is_whole(directory.parent):
-        verify(directory.parent, "policy/")
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)
     if policy_id is None and is_language_model(config):

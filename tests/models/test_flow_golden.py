@@ -140,6 +140,6 @@ def test_imitation_loss_at_the_end_of_an_episode(name: str) -> None:
     policy, found = policy_of(name), golden(name)
     inputs = policy.sft_inputs(observation(name))
     inputs |= {"noise": tensor(name, "loss_noise"), "time": tensor(name, "loss_time")}
-    policy._prefix = lambda _: golden_prefix(policy, name)  # type: ignore[method-assign]
+    policy._prefix = lambda _: golden_prefix(policy, name)
     batch = {**inputs, "actions": tensor(name, "actions_raw"), "mask": ~tensor(name, "loss_is_pad")}
     assert float(policy.sft_loss(batch)) == pytest.approx(float(found["loss_mean_with_pad"]), rel=1e-5)

@@ -17,6 +17,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
 from rlinf_lite.scheduler.heartbeat import Activity, Heartbeat
 from rlinf_lite.training.learner import Learner
+from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
 from rlinf_lite.weights.sync import _Ready
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker
@@ -83,7 +84,7 @@ def test_a_language_models_passes_with_every_micro_batch(update):
             found = score(model, rows).mean()
             return found, [({"loss": found}, 1.0)]
 
-        worker._update(batch, loss)
+        worker._update(batch, loss, MetricSums())
     else:
         worker._column(batch, score)
     forward.remove()

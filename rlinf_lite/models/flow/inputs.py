@@ -96,7 +96,8 @@ class Normalizer:
         self.kind: Norm = cfg.state_norm if name == "state" else cfg.action_norm
         self.kind = self.kind if num_dims else "identity"  # of a robot without a state nobody has statistics
         self.num_dims, self._openpi, self._eps = num_dims, cfg.layout == "openpi", cfg.norm_eps
-        found, entry = [], cfg.statistics.get(name, {})
+        found: list[np.ndarray] = []
+        entry = cfg.statistics.get(name, {})
         for key in _STATISTICS[self.kind]:
             if key not in entry:
                 raise StatisticsError(

@@ -111,6 +111,7 @@ class OpenVLA(PolicyCard):
         except TokenizerError:  # loading the policy says so
             return
         except PromptTooLongError as error:
-            yield Problem(*str(error).split(": ", 1))
+            key, text = str(error).split(": ", 1)
+            yield Problem(key, text)
             return
         yield from long_prompt(config, cfg.max_prompt_length, lambda sentence: len(encoder.token_ids(sentence)))
