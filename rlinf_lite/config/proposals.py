@@ -33,7 +33,7 @@ _DIVISIONS = {
     ),
 }
 """Roles that share slots, by the kind of run; those of different brackets have slots of their own."""
-SHARING = {"embodied": ("actor", "rollout"), "sft": (), "reasoning": ROLES}
+SHARING = {"embodied": ("actor", "rollout"), "sft": (), "eval": ("actor", "rollout"), "reasoning": ROLES}
 """Roles that may share a process: an environment's has no torch."""
 
 

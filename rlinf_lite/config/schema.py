@@ -344,8 +344,8 @@ class DataConfig(Section):
     pictures: Literal["image", "video"] = "image"
     """How pictures are written: image (PNG, lossless), or video (AV1, a fraction of the size, not quite the same)."""
     fps: PositiveInt | None = None
-    """Env steps per second, as datasets that are written say; null: those of the simulation (MetaWorld 80, LIBERO and
-    ManiSkill 20, of gymnasium what an environment's metadata say), 10 where it has no clock."""
+    """Env steps per second, as datasets that are written say; null: those of the simulation, as its card or its
+    metadata say, 10 where it has no clock."""
     num_episodes: PositiveInt = 400
     """Episodes that the expert plays; those that succeed become demonstrations."""
     keep_failures: bool = False

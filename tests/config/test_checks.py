@@ -26,6 +26,7 @@ HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 INTERPOLATED = ["algorithm.correction.kind=decoupled", "algorithm.correction.proximal=interpolate"]
 OLD = ["runner.mode=async", "runner.max_staleness=2"]
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
+TOY_LIMITS = ["env.train.max_episode_steps=8", "env.eval.max_episode_steps=8"]
 
 
 VLA = ["model.id=openvla", "env.id=tabletop", "env.task=pick"]
@@ -290,7 +291,7 @@ def test_rules(name: str, overrides: list[str], expected: str) -> None:
         (GRPO, ["algorithm.adv_type=reinforce_plus_plus", "algorithm.group_size=1"]),
         (GRPO, ["algorithm.adv_type=opo", "algorithm.loss_type=cispo"]),
         (PPO, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
-        (PPO, ["env.id=tests.envs.toy:make_env", "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy"]),
+        (PPO, ["env.id=tests.envs.toy:make_env", *TOY_LIMITS, "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy"]),
     ],
 )  # fmt: skip
 def test_rules_that_hold(name: str, overrides: list[str]) -> None:
@@ -464,7 +465,7 @@ def test_a_policy_of_another_task_is_refused_before_anything_starts(repo: Path, 
         "env.options. Name one that was trained on these"
     ]
     reach = ["env.id=metaworld", "env.task=reach-v3", "env.options.obs_mode=rgb", "model.options.cameras=[corner2]"]
-    [problem] = problems_of("tabletop_ppo_vla", f"actor.checkpoint_load_path={repo}/assets/tabletop_vla", *reach)
+    problem, *_ = problems_of("tabletop_ppo_vla", f"actor.checkpoint_load_path={repo}/assets/tabletop_vla", *reach)
     assert problem.startswith("actor.checkpoint_load_path: the policy's action has 3 numbers, and that of reach-v3 4")
     statistics = {"reach": {"action": {"q01": [-1.0] * 4, "q99": [1.0] * 4}}}  # of a published one
     for num_actions, expected in ((4, 0), (5, 1)):
