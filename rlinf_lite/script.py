@@ -50,6 +50,12 @@ def own_command(program: str, module: str) -> str:
         return f"{sys.executable} -m {module}"
     if shutil.which(program) == str(path):
         return program
+    return shown_path(path)
+
+
+def shown_path(path: Path) -> str:
+    """As it is typed here: from the working directory where that is above."""
+    path = path.absolute()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

@@ -1,4 +1,5 @@
-"""Measure a saved policy on the fixed, seeded evaluation episodes of its run, or of a config.
+"""Measure a saved policy on the fixed, seeded evaluation episodes of its run, or of a config; a language model on the
+validation problems.
 
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
 python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400
@@ -13,14 +14,17 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlinf_lite.cli.parse import names_and_overrides
-from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.cli.examples import load_example
+from rlinf_lite.cli.parse import SCRIPTS, names_and_overrides
+from rlinf_lite.config import Config, ConfigError, ReasoningConfig, load_config
 from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.registry import PartError, suite_overrides, suites
-from rlinf_lite.script import run_script
+from rlinf_lite.script import run_script, shown_path
 
 if TYPE_CHECKING:
     from rlinf_lite.metrics import EvalSummary
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 _WITHOUT_EFFECT = ("env.train.", "env.eval.num_envs", "env.eval.num_videos")
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
@@ -37,7 +41,7 @@ def main() -> int:
     out_help = "where to write the JSON (default: <run>/eval_<checkpoint>.json, and beside it what has other settings)"
     parser.add_argument("--out", type=Path, help=out_help)
     parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(words)
     runs, changes = names_and_overrides(arguments.words)
     named = [*runs, *filter(None, [arguments.checkpoint, arguments.config_name])]
     if len(named) != 1:
@@ -72,13 +76,17 @@ def main() -> int:
             )
         return 2
 
+    from rlinf_lite.data.prompt_files import DatasetError
+    from rlinf_lite.data.tokenizers import TokenizerError
+    from rlinf_lite.rewards import RewardError
     from rlinf_lite.scheduler import PlacementError, SchedulerError
 
+    known = (CheckpointError, DatasetError, PlacementError, RewardError, SchedulerError, TokenizerError)
     with tempfile.TemporaryDirectory() as scratch:
         films = Path(scratch) / "films.gif"
         try:
             summary = evaluate(cfg, films)
-        except (CheckpointError, PlacementError, SchedulerError) as error:
+        except known as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
             return 1
         film = films.read_bytes() if films.exists() else b""
@@ -98,14 +106,15 @@ def main() -> int:
     out.write_text(summary.to_json())
     if film:
         out.with_suffix(".gif").write_bytes(film)
-    print(f"written to {out}" + (f", its first episodes to {out.with_suffix('.gif')}" if film else ""))
+    film_path = shown_path(out.with_suffix(".gif"))
+    print(f"written to {shown_path(out)}" + (f", its first episodes to {film_path}" if film else ""))
     return 0
 
 
 def plays_otherwise(change: str) -> bool:
     """Whether an override makes it another evaluation than the run's own ones."""
     key = change.lstrip("+~").partition("=")[0]
-    return key.startswith(("env.", "model.")) and not key.startswith(_WITHOUT_EFFECT)
+    return key.startswith(("env.", "model.", "data.")) and not key.startswith(_WITHOUT_EFFECT)
 
 
 def free_name(path: Path, summary: EvalSummary) -> Path:
@@ -119,23 +128,21 @@ def free_name(path: Path, summary: EvalSummary) -> Path:
     return found
 
 
-def check_measurable(cfg: Config, name: str) -> None:
-    """Raise ConfigError where there is no policy that plays episodes; `name`: what the config is called."""
-    start = start_dir(cfg)
-    if cfg.runner.task_type == "reasoning":
-        from rlinf_lite.report.page import measure_overrides
-
-        how = measure_overrides(Path(cfg.actor.checkpoint_load_path or start or "DIR"))
-        command = f"rlinf-lite math {name} {how} runner.resume=never"
-        text = f"is reasoning, and a language model plays no episodes. What measures it on its problems: {command}"
-        raise ConfigError(name, [f"runner.task_type: {text}"])
-    if start is None:
+def check_measurable(cfg: BaseConfig, name: str) -> None:
+    """Raise ConfigError where there is no policy, or a language model has no problems; `name`: that of the config."""
+    if isinstance(cfg, ReasoningConfig) and cfg.data.train_files and not cfg.data.val_files:
+        raise ConfigError(name, ["data.val_files: names no problems to measure on. Set it to files that hold some"])
+    if start_dir(cfg) is None:
         text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
         raise ConfigError(name, [f"rollout.model_dir: {text}"])
 
 
-def evaluate(cfg: Config, films: Path | None = None) -> EvalSummary:
+def evaluate(cfg: BaseConfig, films: Path | None = None) -> EvalSummary:
     check_measurable(cfg, cfg.runner.run_name or "NAME")
+    if isinstance(cfg, ReasoningConfig):
+        summary: EvalSummary = load_example(SCRIPTS["reasoning"]).evaluate(cfg)
+        return summary
+    assert isinstance(cfg, Config)
     from rlinf_lite.runners import EmbodiedRunner
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
+from rlinf_lite.cli.train import run_to_its_end
 from rlinf_lite.config import Config
 from rlinf_lite.script import run_script
 
@@ -20,16 +21,7 @@ if TYPE_CHECKING:
 def main() -> int:
     about = "Train a policy in a simulator by reinforcement learning."
     cfg = parse_cli(sys.argv[1:], default_config="embodiment/tabletop_ppo_vla", description=about)
-
-    # only now what takes time to import: mistakes in the config are reported at once
-    from rlinf_lite.runners import CheckpointError
-    from rlinf_lite.scheduler import PlacementError, SchedulerError
-
-    try:
-        return 130 if train(cfg).interrupted else 0
-    except (CheckpointError, PlacementError, SchedulerError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
-        return 1
+    return run_to_its_end(train, cfg)
 
 
 def train(cfg: Config) -> RunResult:

@@ -10,29 +10,19 @@ import sys
 from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
+from rlinf_lite.cli.train import run_to_its_end
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.script import run_script
 
 if TYPE_CHECKING:
+    from rlinf_lite.metrics import EvalSummary
     from rlinf_lite.runners import RunResult
 
 
 def main() -> int:
     about = "Train a language model by reinforcement learning on problems with known answers."
     cfg = parse_cli(sys.argv[1:], default_config="math/math_arithmetic_grpo", description=about, task_type="reasoning")
-
-    # only now what takes time to import: mistakes in the config are reported at once
-    from rlinf_lite.data.prompt_files import DatasetError
-    from rlinf_lite.data.tokenizers import TokenizerError
-    from rlinf_lite.rewards import RewardError
-    from rlinf_lite.runners import CheckpointError
-    from rlinf_lite.scheduler import PlacementError, SchedulerError
-
-    try:
-        return 130 if train(cfg).interrupted else 0
-    except (CheckpointError, DatasetError, PlacementError, RewardError, SchedulerError, TokenizerError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
-        return 1
+    return run_to_its_end(train, cfg)
 
 
 def train(cfg: ReasoningConfig) -> RunResult:
@@ -61,6 +51,21 @@ def train(cfg: ReasoningConfig) -> RunResult:
             result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
+
+
+def evaluate(cfg: ReasoningConfig) -> EvalSummary:
+    """How the policy answers the validation problems."""
+    from rlinf_lite.data.problems import open_problems
+    from rlinf_lite.runners import ReasoningRunner, check_rewards
+    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+    from rlinf_lite.workers.reasoning import launch_roles
+
+    problems = open_problems(cfg)
+    check_rewards(cfg, problems)
+    with Cluster.from_config(cfg.cluster) as cluster:
+        runner = ReasoningRunner(cfg, problems, **launch_roles(cfg, cluster, HybridComponentPlacement(cfg)))
+        runner.init_workers()
+        return runner.evaluate()
 
 
 if __name__ == "__main__":

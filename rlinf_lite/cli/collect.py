@@ -45,7 +45,7 @@ def collect(arguments: Sequence[str]) -> int:
     same = [f"\"{key}='{value}'\"" if "," in value else f"{key}={value}" for key, value in env.items() if value]
     same += [shlex.quote(text) for text in given.overrides if text.startswith("env.options")]
     where = " ".join(["data.source=folder", shlex.quote(f"data.demos_dir={given.out}"), *same])
-    print(f"  imitate it: rlinf-lite sft {name} {where}")
+    print(f"  imitate it: rlinf-lite train {name} {where}")
     return 0
 
 

@@ -42,7 +42,7 @@ _SCRIPT = """\
         init) [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "env policy" -- "$word")); return ;;
         completion) COMPREPLY=($(compgen -W "bash zsh" -- "$word")); return ;;
         job) [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "list status logs stop" -- "$word")); return ;;
-        train|sft|math|sweep|collect|doctor) ;;
+        train|sweep|collect|doctor) ;;
         *) return ;;
     esac
     words="$configs"
@@ -51,8 +51,8 @@ _SCRIPT = """\
         case " $configs " in *" ${{COMP_WORDS[i]}} "*) words="$keys"; break ;; esac
     done
     case "$word" in
-        -*) COMPREPLY=($(compgen -W "--dry-run --resume --help" -- "$word")); return ;;
-        *.*) [ "$words" = "$configs" ] && {{ words="$keys"; [ "$command" = math ] && words="$language_keys"; }} ;;
+        -*) COMPREPLY=($(compgen -W "--dry-run --resume --help --help-all" -- "$word")); return ;;
+        *.*) [ "$words" = "$configs" ] && words="$keys" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
     case "${{COMPREPLY[0]}}" in *=) compopt -o nospace 2>/dev/null ;; esac
@@ -80,7 +80,7 @@ def script(shell: str) -> str:
         before="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
         commands=" ".join(COMMANDS),
         configs=" ".join(one.name for one in found),
-        language=" ".join(one.name for one in found if one.command == "math"),
+        language=" ".join(one.name for one in found if one.kind == "reasoning"),
         keys=_assignments(Config),
         language_keys=_assignments(ReasoningConfig),
     )

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from rlinf_lite.cli.parse import COMMAND_OF
 from rlinf_lite.registry import env_card
 from rlinf_lite.shipped import shipped
 
@@ -30,7 +29,9 @@ class Listed:
 
     name: str
     command: str
-    """That runs it: train, sft, math or eval."""
+    """That runs it: train or eval."""
+    kind: str
+    """`runner.task_type`."""
     task: str
     about: str
     """The first sentence of its comment."""
@@ -88,7 +89,8 @@ def _read(path: Path) -> Listed:
         task = f"{env['id']} {env.get('task') or next(iter(env_card(env['id']).tasks))}"
     return Listed(
         name=path.stem,
-        command=COMMAND_OF[task_type],
+        command="eval" if task_type == "eval" else "train",
+        kind=task_type,
         task=task,
         about=re.split(r"(?<=\.) ", prose, maxsplit=1)[0].rstrip(":."),
         time=takes[1] if takes else "",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.cli.parse import COMMAND_OF, EXAMPLES
-from rlinf_lite.config import Config, ConfigError
+from rlinf_lite.cli.parse import SCRIPTS
+from rlinf_lite.config import ConfigError
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.shipped import shipped
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from rlinf_lite.runners import RunResult
 
 
-def load_example(command: str) -> Any:
-    """The module that a command is."""
-    script = shipped("examples") / EXAMPLES[command]
+EVAL = "embodiment/eval_embodied_agent.py"
+
+
+def load_example(path: str) -> Any:
+    """The module at `path` in examples/."""
+    script = shipped("examples") / path
     spec = spec_from_file_location(script.stem, script)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -26,17 +29,17 @@ def load_example(command: str) -> Any:
 
 
 def train(cfg: BaseConfig) -> RunResult:
-    """Train as `rlinf-lite train`, `sft` or `math` do, by `runner.task_type`, and print what they print, on a Ray of
-    its own where this process has none. Raises what ends the run."""
+    """Train as `rlinf-lite train` does, by `runner.task_type`, and print what it prints, on a Ray of its own where this
+    process has none. Raises what ends the run."""
     if cfg.runner.task_type == "eval":
         text = "is eval, which trains nothing: rlinf_lite.evaluate(cfg). Set it to embodied, with sizes of training"
         raise ConfigError(cfg.runner.run_name or "NAME", [f"runner.task_type: {text}"])
-    result: RunResult = load_example(COMMAND_OF[cfg.runner.task_type]).train(cfg)
+    result: RunResult = load_example(SCRIPTS[cfg.runner.task_type]).train(cfg)
     return result
 
 
-def evaluate(cfg: Config) -> EvalSummary:
-    """Measure the policy at `actor.checkpoint_load_path`, or `rollout.model_dir`, on the evaluation episodes, as
-    `rlinf-lite eval` does. Raises ConfigError where neither is set, and for a language model."""
-    summary: EvalSummary = load_example("eval").evaluate(cfg)
+def evaluate(cfg: BaseConfig) -> EvalSummary:
+    """Measure the policy at `actor.checkpoint_load_path`, or `rollout.model_dir`, on the evaluation episodes, or a
+    language model on the validation problems, as `rlinf-lite eval` does. Raises ConfigError where neither is set."""
+    summary: EvalSummary = load_example(EVAL).evaluate(cfg)
     return summary

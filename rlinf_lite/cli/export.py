@@ -279,10 +279,8 @@ def _success(evaluations: Iterable[tuple[Path, dict[str, Any]]], policy: Policy 
         seed = "-" if protocol.get("seed") is None else str(protocol["seed"])
         rows.append(f"| {what} | {content['headline']} | {seed} | [{file.name}]({EVALUATIONS}/{file.name}) |")
     if not rows and policy is None:
-        from rlinf_lite.report.page import measure_overrides
-
         config = RUN_CONFIG if (directory / RUN_CONFIG).is_file() else "NAME"
-        how = f"rlinf-lite math {config} {measure_overrides(Path('DIR'))} runner.resume=never"
+        how = f"rlinf-lite eval --config-name {config} actor.checkpoint_load_path=DIR"
         return f"These weights have not been evaluated: `{how}` does that, where DIR is this directory."
     if not rows:
         return "These weights have not been evaluated: `rlinf-lite eval RUN` does that, and another export says it."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -17,24 +18,34 @@ from rlinf_lite.config.schema import Config
 from rlinf_lite.hub import on_hub
 from rlinf_lite.registry import REGISTRIES
 
-EXAMPLES = {
-    "train": "embodiment/train_embodied_agent.py",
-    "eval": "embodiment/eval_embodied_agent.py",
+SCRIPTS = {
+    "embodied": "embodiment/train_embodied_agent.py",
     "sft": "embodiment/train_sft.py",
-    "math": "math/train_math.py",
+    "reasoning": "math/train_math.py",
 }
-"""The script that a command is."""
-COMMAND_OF = {"embodied": "train", "sft": "sft", "eval": "eval", "reasoning": "math"}  # by `runner.task_type`
+"""What trains, in examples/, by `runner.task_type`."""
+COMMON_KEYS = (
+    *("runner.max_steps", "runner.seed", "runner.val_check_interval", "runner.save_interval", "runner.logger.log_path"),
+    *("env.id", "env.task", "env.train.num_envs", "env.eval.num_episodes", "data.num_prompts"),
+    *("actor.checkpoint_load_path", "rollout.model_dir", "actor.optim.lr", "actor.global_batch_size"),
+    *("actor.micro_batch_size", "cluster.num_gpus_per_node"),
+)
+"""Those that are changed most, which `--help` shows."""
+WIDTH = 80
+"""Of help, in characters."""
 
 
-def parse_cli(argv: Sequence[str], default_config: str, description: str = "", task_type: str = "embodied") -> Any:
-    """The config that a command line asks for, with the schema of `task_type`, which must be that of the config.
+def parse_cli(
+    argv: Sequence[str], default_config: str, description: str = "", task_type: str | None = "embodied"
+) -> Any:
+    """The config that a command line asks for, which must be of `task_type`, if that is given.
 
-    Exits with 0 after `--help` and `--dry-run`, with 1 where that finds demonstrations that do not serve, and with 2
-    after listing what is wrong with the config.
+    Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where that finds demonstrations that do not serve,
+    and with 2 after listing what is wrong with the config.
     """
     parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
-    parser.add_argument("words", nargs="*", metavar="NAME key=value", help="a config, and overrides in Hydra's grammar")
+    about = "a config, or a run to go on with; overrides in Hydra's grammar"
+    parser.add_argument("words", nargs="*", metavar="NAME|RUN key=value", help=about)
     parser.add_argument(
         "--config-name",
         "-cn",
@@ -45,28 +56,31 @@ def parse_cli(argv: Sequence[str], default_config: str, description: str = "", t
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
     parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
     parser.add_argument("--help", "-h", action="store_true", help="this text, and exit")
+    parser.add_argument("--help-all", action="store_true", help="the same with every key, and exit")
     arguments = parser.parse_intermixed_args(argv)
-    from rlinf_lite.config.loading import config_names, load_config  # Hydra, which other commands do without
+    from rlinf_lite.config.loading import load_config  # Hydra, which other commands do without
 
-    if arguments.help:
+    if arguments.help or arguments.help_all:
         parser.print_help()
-        print("\nconfigs (each also by its last part alone):")
-        print("\n".join(f"  {name}" for name in config_names()))
-        print("\nkeys:")
-        print("\n".join(key_lines(ReasoningConfig if task_type == "reasoning" else Config)))
+        print("\n".join(_help_on_keys(task_type, arguments.help_all)))
         sys.exit(0)
     named, overrides = config_and_overrides(arguments.words, arguments.config_name)
     if arguments.resume is not None:
         overrides.append(f"runner.resume={arguments.resume}")
     name = named or default_config
+    if run_config := _config_of_run(name):
+        overrides = [f"runner.resume={name}", *overrides]
+        name = str(run_config)
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
         config = load_config(name, overrides, elsewhere=arguments.dry_run)
-        if config.runner.task_type != task_type:
-            command = COMMAND_OF[config.runner.task_type]
-            text = f"is {config.runner.task_type}, which `rlinf-lite {command}` runs (examples/{EXAMPLES[command]})"
-            raise ConfigError(name, [f"runner.task_type: {text}. Start that one, or set it to {task_type}"])
+        kind = config.runner.task_type
+        if kind not in SCRIPTS:
+            raise ConfigError(name, [f"runner.task_type: is {kind}, which trains nothing. `rlinf-lite eval` measures"])
+        if task_type not in (None, kind):
+            text = f"is {kind}, which `rlinf-lite train` and examples/{SCRIPTS[kind]} run"
+            raise ConfigError(name, [f"runner.task_type: {text}. Start one of these, or set it to {task_type}"])
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -108,8 +122,33 @@ def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for word in words if not is_override[word]], [word for word in words if is_override[word]]
 
 
-def key_lines(schema: type[BaseModel] = Config) -> Iterator[str]:
-    """One entry per key: its name, its default, its help. Options are those of all built-in parts."""
+def _config_of_run(name: str) -> Path | None:
+    """What a run's directory has been trained with."""
+    path = Path(name) / "config.yaml"
+    return path if path.is_file() else None
+
+
+def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:
+    """Entries of all keys, or the common ones, of the kinds of run that a command line is for."""
+    kinds: dict[str, type[BaseModel]] = {"in a simulator": Config, "of language models": ReasoningConfig}
+    wanted = [
+        kind
+        for kind, schema in kinds.items()
+        if task_type is None or (task_type == "reasoning") == (schema is ReasoningConfig)
+    ]
+    if not every:
+        yield "\ncommon keys:"
+        lines = {key: line for kind in reversed(wanted) for key, line in key_lines(kinds[kind])}
+        yield from (lines[key] for key in COMMON_KEYS if key in lines)
+        yield "\n--help-all: every key. rlinf-lite configs: every config"
+        return
+    for kind in wanted:
+        yield f"\nkeys of runs {kind}:"
+        yield from (line for _, line in key_lines(kinds[kind]))
+
+
+def key_lines(schema: type[BaseModel] = Config) -> Iterator[tuple[str, str]]:
+    """Every key, and its entry: its name, its default, its help. Options are those of all built-in parts."""
     entries = list(walk(schema, built_in_cards(schema)))
     sections = {key.rpartition(".")[0] for key, _, _ in entries}
     for key, field, part in entries:
@@ -118,4 +157,9 @@ def key_lines(schema: type[BaseModel] = Config) -> Iterator[str]:
             choices = tuple(REGISTRIES[key].names()) if key in REGISTRIES else choices
             shown = f" ({' | '.join(choices)})" if choices else ""
             help_text = " ".join(f"{part + ': ' if part else ''}{field.description or ''}".split())
-            yield f"  {key}: {yaml_text(field.default)}{shown}\n      {help_text}"
+            title = _filled(f"{key}: {yaml_text(field.default)}{shown}", "  ", "    ")
+            yield key, f"{title}\n{_filled(help_text, '      ', '      ')}"
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)

@@ -41,23 +41,25 @@ class Run:
 
 
 def runs(arguments: Sequence[str]) -> int:
-    """Print the list; returns 2 where there is no such directory."""
+    """Print the list; returns 2 where a directory is named that is not there."""
     parser = argparse.ArgumentParser(prog="rlinf-lite runs", description="Runs: status, steps and what was reached.")
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("results"), help="of runs (default: results)")
+    parser.add_argument("directory", nargs="?", type=Path, help="of runs (default: results)")
     parser.add_argument("--json", action="store_true", help="as a list of JSON objects")
     options = parser.parse_args(arguments)
-    if not options.directory.is_dir():
-        print(f"{options.directory}: no such directory. Name the one that runs are in", file=sys.stderr)
+    directory = options.directory or Path("results")
+    if options.directory is not None and not directory.is_dir():
+        print(f"{directory}: no such directory. Name the one that runs are in", file=sys.stderr)
         return 2
-    found = [run for path in sorted(options.directory.iterdir()) if (run := read_run(path)) is not None]
+    paths = sorted(directory.iterdir()) if directory.is_dir() else []
+    found = [run for path in paths if (run := read_run(path)) is not None]
     found.sort(key=lambda run: run.changed)
     if options.json:
         print(json.dumps([asdict(run) for run in found], indent=2))
         return 0
-    titles = ("directory", "status", "steps", "metric", "before", "last", "episodes", "changed")
+    titles = ("status", "steps", "metric", "before", "last", "episodes", "changed", "directory")
     print_table(titles, [_row(run) for run in found])
     if not found:
-        print(f"no runs in {options.directory}")
+        print(f"no runs in {directory}: `rlinf-lite train` makes the first")
     return 0
 
 
@@ -114,4 +116,4 @@ def _row(run: Run) -> tuple[str, ...]:
     steps = f"{run.step} of {run.max_steps}" if run.max_steps else str(run.step)
     changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed))
     name = os.path.relpath(run.directory)
-    return name, run.status, steps, run.metric, shown(run.before), shown(run.last), str(run.episodes or "-"), changed
+    return run.status, steps, run.metric, shown(run.before), shown(run.last), str(run.episodes or "-"), changed, name

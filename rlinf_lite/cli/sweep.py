@@ -1,15 +1,17 @@
-"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: every combination as a run of its own, one after the other, as
-`rlinf-lite train` (or sft, math) would run it. Imports neither torch nor ray."""
+"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: every combination as a run of its own, as `rlinf-lite train` would run
+it, one after the other, or N at a time."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rlinf_lite.cli.parse import COMMAND_OF, names_and_overrides
+from rlinf_lite.cli.parse import names_and_overrides
 from rlinf_lite.cli.tables import print_table
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.schema import ClusterConfig
 from rlinf_lite.report.page import measured
 from rlinf_lite.report.run_files import RunFiles
 
@@ -28,6 +31,7 @@ COMMAND = (sys.executable, "-m", "rlinf_lite.cli")
 PATIENCE = 2
 """Ctrl-C's that a run gets, the first of which it obeys in order; the next one kills it."""
 
+POLL_S = 0.1
 
 MAX_NAME = 70
 """Characters of a run's name; its number keeps it apart."""
@@ -42,16 +46,36 @@ class Trial:
     log_path: Path
     words: tuple[str, ...]
     """Of the command, after `rlinf-lite`."""
+    cluster: ClusterConfig
 
     def directories(self) -> set[Path]:
         """Of runs of this name."""
         return set(self.log_path.glob(f"{self.run_name}-*"))
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a run has of this machine, beside others."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass
+class Running:
+    trial: Trial
+    share: Share
+    process: subprocess.Popen[bytes]
+    before: set[Path]
+    """Runs of its name that were there."""
+
+
 def sweep(arguments: Sequence[str]) -> int:
     """Run all and print the table; returns 1 where one failed, 2 where a config is wrong, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="rlinf-lite sweep", description=__doc__, allow_abbrev=False)
     parser.add_argument("words", nargs="+", metavar="NAME key=v1,v2", help="a config, what varies, other overrides")
+    about = "runs at a time (default: 1), each with its share of the cores, or with GPUs of its own"
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help=about)
     parser.add_argument("--dry-run", action="store_true", help="list the commands; exit")
     options = parser.parse_intermixed_args(arguments)
     names, overrides = names_and_overrides(options.words)
@@ -59,6 +83,7 @@ def sweep(arguments: Sequence[str]) -> int:
         parser.error(f"name one config, here are {len(names)}{': ' * bool(names)}{', '.join(names)}")
     try:
         keys, trials = trials_of(names[0], overrides)
+        shares = shares_of(names[0], options.parallel, [trial.cluster for trial in trials])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -71,21 +96,39 @@ def sweep(arguments: Sequence[str]) -> int:
     signal.signal(
         signal.SIGHUP, signal.default_int_handler
     )  # of a terminal that is closed: the run is not in its group
-    rows, code = list[tuple[str, ...]](), 0
-    for number, trial in enumerate(trials, start=1):
-        said = ", ".join(f"{key}={value}" for key, value in zip(keys, trial.values, strict=True))
-        print(f"{number} of {len(trials)}: {said}", flush=True)
-        before = trial.directories()
-        ended, interrupted = _run(trial)
-        rows.append(_row(trial, before, ended))
-        code = 130 if interrupted or ended == 130 else 1 if ended else code
-        if code == 130:
-            break
+    rows, code = _run_all(keys, trials, shares)
     print()
-    print_table([*titles, "status", "metric", "last", "95%", "directory"], rows)
+    print_table([*titles, "status", "metric", "last", "95%", "directory"], [rows[i] for i in sorted(rows)])
     if len(rows) < len(trials):
         print(f"interrupted: {len(trials) - len(rows)} of {len(trials)} were not started")
     return code
+
+
+def shares_of(name: str, number: int, clusters: Sequence[ClusterConfig]) -> list[Share | None]:
+    """What each of `number` runs at a time has; None: all, where it is one. Raises ConfigError where a run would not
+    have what its config needs."""
+    if number == 1:
+        return [None]
+    if number < 1:
+        raise ConfigError(name, [f"--parallel {number}: no run would start. Give a number from 1"])
+    if os.environ.get("RAY_ADDRESS") or any(cluster.num_nodes > 1 for cluster in clusters):
+        text = "each run has a Ray of its own on this machine, which RAY_ADDRESS and cluster.num_nodes above 1 rule out"
+        raise ConfigError(name, [f"--parallel {number}: {text}. Leave --parallel out"])
+    from rlinf_lite.scheduler.placement import detect_num_gpus, detect_slots
+
+    found = [detect_slots(cluster.accelerator, cluster.num_gpus_per_node) for cluster in clusters]
+    needed = max((slots for kind, slots in found if kind == "cuda"), default=0)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(detect_num_gpus() if needed else 0)))
+    gpus = [gpu for gpu in visible.split(",") if gpu] if needed else []
+    if number * needed > len(gpus):
+        text = f"each run has {needed} GPUs (cluster.num_gpus_per_node), {number} have {number * needed}, and "
+        advice = f"Run {len(gpus) // needed} at a time, or set that key lower"
+        raise ConfigError(name, [f"--parallel {number}: {text}this machine has {len(gpus)}. {advice}"])
+    cores = sorted(os.sched_getaffinity(0))
+    if number > len(cores):
+        text = f"a run needs a CPU core, and this machine has {len(cores)}. Run {len(cores)} at a time"
+        raise ConfigError(name, [f"--parallel {number}: {text}"])
+    return [Share(tuple(cores[i::number]), tuple(gpus[i * needed : (i + 1) * needed])) for i in range(number)]
 
 
 def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Trial]]:
@@ -116,31 +159,66 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         parts = [f"{key.rpartition('.')[2]}{value.strip('[{}]')}" for key, value in zip(keys, values, strict=True)]
         parts = [f"{config.runner.run_name}-{number:02d}", *parts]
         run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in parts)[:MAX_NAME]
-        command = COMMAND_OF[config.runner.task_type]
-        if command == "eval":
+        if config.runner.task_type == "eval":
             raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
-        words = (command, name, *fixed, *chosen, f"runner.run_name={run_name}")
-        trials.append(Trial(values, run_name, Path(config.runner.logger.log_path), words))
+        words = ("train", name, *fixed, *chosen, f"runner.run_name={run_name}")
+        trials.append(Trial(values, run_name, Path(config.runner.logger.log_path), words, config.cluster))
     if problems:
         raise ConfigError(name, problems)
     return keys, trials
 
 
-def _run(trial: Trial) -> tuple[int, bool]:
-    """Start it and wait for its end: its exit code, and whether Ctrl-C came, which is passed on."""
-    requests = 0
-    with subprocess.Popen([*COMMAND, *trial.words], process_group=0) as process:  # else a terminal asks it as well
-        while True:
-            try:
-                return process.wait(), requests > 0
-            except KeyboardInterrupt:
-                requests += 1
-                process.send_signal(signal.SIGINT if requests <= PATIENCE else signal.SIGKILL)
+def _run_all(
+    keys: Sequence[str], trials: Sequence[Trial], shares: Sequence[Share | None]
+) -> tuple[dict[int, tuple[str, ...]], int]:
+    """Rows of the table, by the place of their trial, and the exit code. Ctrl-C is passed on; no more are started."""
+    rows, running = dict[int, tuple[str, ...]](), dict[int, Running]()
+    free, waiting, code, requests = list(shares), list(range(len(trials))), 0, 0
+    while running or (waiting and code != 130):
+        try:
+            while free and waiting and code != 130:
+                place = waiting.pop(0)
+                said = ", ".join(f"{key}={value}" for key, value in zip(keys, trials[place].values, strict=True))
+                running[place] = _start(trials[place], free.pop(0), f"{place + 1} of {len(trials)}: {said}")
+            time.sleep(POLL_S)
+            for place, one in list(running.items()):
+                if (ended := one.process.poll()) is None:
+                    continue
+                rows[place] = _row(one.trial, one.before, ended)
+                code = 130 if ended == 130 or code == 130 else 1 if ended else code
+                free.append(running.pop(place).share)
+                if len(shares) > 1:
+                    print(f"{place + 1} of {len(trials)}: {rows[place][len(keys)]}", flush=True)
+        except KeyboardInterrupt:
+            code, requests = 130, requests + 1
+            for one in running.values():
+                one.process.send_signal(signal.SIGINT if requests <= PATIENCE else signal.SIGKILL)
+    return rows, code
+
+
+def _start(trial: Trial, share: Share | None, said: str) -> Running:
+    """Beside others it writes into a file of its own."""
+    before, environment = trial.directories(), dict(os.environ)
+    if share is None:
+        print(said, flush=True)
+        process = subprocess.Popen([*COMMAND, *trial.words], process_group=0)  # else a terminal asks it as well
+        return Running(trial, share, process, before)
+    if share.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    trial.log_path.mkdir(parents=True, exist_ok=True)
+    output = trial.log_path / f"{trial.run_name}.log"
+    print(f"{said}  (output: {output})", flush=True)
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, *trial.words], process_group=0, stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
+    os.sched_setaffinity(process.pid, share.cores)  # its threads and processes inherit it
+    return Running(trial, share, process, before)
 
 
 def _row(trial: Trial, before: set[Path], code: int) -> tuple[str, ...]:
     status = {0: "finished", 130: "stopped"}.get(code, f"failed ({code})")
-    new = max(trial.directories() - before, default=None)
+    new = max((path for path in trial.directories() - before if path.is_dir()), default=None)
     if new is None:
         return (*trial.values, status, "-", "-", "-", "-")
     try:

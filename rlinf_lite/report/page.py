@@ -268,22 +268,16 @@ class _Video:
 
 def _commands(run: RunFiles) -> dict[str, str]:
     checkpoint, commands = run.checkpoint, dict[str, str]()
-    if checkpoint is not None:
-        commands["Measure the policy"] = f"rlinf-lite eval {checkpoint}"
-        if "__main__:" in run.config_text:  # which no other program has
-            commands["Measure the policy"] = "rlinf_lite.evaluate, in the program or notebook that trained it"
-        if run.section("runner").get("task_type") == "reasoning":
-            commands["Measure the policy"] = f"the same command with {measure_overrides(checkpoint)}"
-        commands["Go on"] = f"the same command with runner.resume={checkpoint} runner.max_steps=<more>"
+    if checkpoint is not None and "__main__:" in run.config_text:  # which no other program has
+        commands["Measure the policy"] = "rlinf_lite.evaluate, in the program or notebook that trained it"
+    elif checkpoint is not None:
+        planned = run.section("runner").get("max_steps") or 0
+        more = f" runner.max_steps={2 * planned}" if 0 < planned <= run.completed_steps else ""
+        commands["Measure the policy"] = f"rlinf-lite eval {run.run_dir}"
+        commands["Go on"] = f"rlinf-lite train {run.run_dir}{more}"
     commands["Curves"] = f"tensorboard --logdir {run.run_dir}"
     commands["This page anew"] = f"rlinf-lite report {run.run_dir}"
     return commands
-
-
-def measure_overrides(checkpoint: Path) -> str:
-    """What makes a reasoning run evaluate a checkpoint and end, also where it trained without evaluations."""
-    measured = "runner.max_steps=0 runner.val_check_interval=1 runner.save_interval=-1 sft.num_steps=0"
-    return f"actor.checkpoint_load_path={checkpoint} {measured}"
 
 
 def _data_uri(kind: str, content: bytes) -> str:

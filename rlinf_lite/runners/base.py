@@ -25,7 +25,6 @@ from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest
 from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
-from rlinf_lite.script import own_command
 
 log = logging.getLogger(__name__)
 
@@ -232,15 +231,8 @@ class Runner(ABC):
             total_steps=self.total_steps,
             evals=list(self._evals),
             report=report,
-            measure=self._how_to_measure(checkpoint),
+            program=any(of_main()),
         )
-
-    def _how_to_measure(self, checkpoint: Path | None) -> str:
-        """A command that evaluates a checkpoint; of what this program alone defines, a call in it."""
-        if any(of_main()):
-            given = f'[..., "actor.checkpoint_load_path={checkpoint}"]'
-            return f"in this program, rlinf_lite.evaluate(rlinf_lite.load_config(..., {given}))"
-        return f"{own_command('rlinf-lite', 'rlinf_lite.cli')} eval {checkpoint}"
 
     # what a step is made of
 

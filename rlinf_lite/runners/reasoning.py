@@ -29,7 +29,6 @@ from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
-from rlinf_lite.report.page import measure_overrides
 from rlinf_lite.rewards import RewardError, RewardScorer
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
@@ -285,9 +284,6 @@ class ReasoningRunner(Runner):
         data = self.cfg.data
         protocol = {"problems": data.val_files, "num_problems": len(rows), "seed": self.cfg.runner.seed, **code()}
         return summarize_episodes(answers, "greedy", protocol=protocol)
-
-    def _how_to_measure(self, checkpoint: Path | None) -> str:
-        return f"the same command with {measure_overrides(checkpoint)}" if checkpoint else "no checkpoint"
 
     def _supervise(self) -> None:
         """Train on the solutions of the problems, from the update on that a resumed run has come to."""

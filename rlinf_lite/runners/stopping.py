@@ -6,6 +6,7 @@ no file is left half written, and no update half submitted. The second one raise
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlinf_lite.metrics import EvalSummary
-from rlinf_lite.script import own_command
+from rlinf_lite.script import own_command, shown_path
 
 SAME_REQUEST_S = 1.0
 """A terminal, make and a batch system may each pass on one and the same request."""
@@ -84,8 +85,8 @@ class RunResult:
     total_steps: int
     evals: list[EvalSummary]
     report: Path | None
-    measure: str
-    """How to evaluate the checkpoint."""
+    program: bool = False
+    """Whether it needs what its own program defines, so that no other command can go on with it."""
 
     @property
     def first_eval(self) -> EvalSummary | None:
@@ -104,12 +105,21 @@ class RunResult:
             lines += [f"  before: {first.headline()}"] if first is not last else []
             lines.append(f"  reached: {last.headline()}")
             lines += [f"    {row}" for row in last.task_lines(first)] if len(last.tasks) > 1 else []
-        lines += [f"  report: {self.report}"] if self.report is not None else []
-        lines.append(f"  metrics: {self.run_dir}/metrics.jsonl")
-        lines.append(f"  curves: {own_command('tensorboard', 'tensorboard.main')} --logdir {self.run_dir}")
+        lines += [f"  report: {shown_path(self.report)}"] if self.report is not None else []
+        lines.append(f"  metrics: {shown_path(self.run_dir / 'metrics.jsonl')}")
+        run, own = shlex.quote(shown_path(self.run_dir)), own_command("rlinf-lite", "rlinf_lite.cli")
+        lines.append(f"  curves: {own_command('tensorboard', 'tensorboard.main')} --logdir {run}")
         if self.checkpoint is not None:
-            more = "" if self.completed_steps < self.total_steps else " runner.max_steps=<more>"
-            lines.append(f"  checkpoint: {self.checkpoint}")
-            lines.append(f"  go on: the same command with runner.resume={self.checkpoint}{more}")
-            lines.append(f"  measure: {self.measure}")
+            checkpoint = shown_path(self.checkpoint)
+            lines.append(f"  checkpoint: {checkpoint}")
+            steps = "" if self.completed_steps < self.total_steps else f"runner.max_steps={2 * self.total_steps or 1}"
+            if self.program:
+                more = "".join(f', "{step}"' for step in steps.split())
+                load = "rlinf_lite.load_config(..., [...,"
+                lines.append(f'  go on: in this program, rlinf_lite.train({load} "runner.resume={checkpoint}"{more}]))')
+                weights = f'"actor.checkpoint_load_path={checkpoint}"'
+                lines.append(f"  measure: in this program, rlinf_lite.evaluate({load} {weights}]))")
+            else:
+                lines.append(f"  go on: {own} train {run} {steps}".rstrip())
+                lines.append(f"  measure: {own} eval {run}")
         return "\n".join(lines)

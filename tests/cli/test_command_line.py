@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import pytest
 
 import rlinf_lite
 from rlinf_lite import __version__
-from rlinf_lite.cli import EXAMPLES
 from rlinf_lite.cli.collect import requested
+from rlinf_lite.cli.parse import SCRIPTS
 from rlinf_lite.config import ConfigError, ReasoningConfig
 from rlinf_lite.config.loading import config_names, load_config
 from rlinf_lite.models import CheckpointFormatError
@@ -37,7 +36,7 @@ def run(*words: str, cwd: Path, timeout_s: float = 60, path: str = "") -> subpro
 def test_exit_codes(words: list[str], code: int, capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
     assert command_line(words) == code
     written = capsys.readouterr()
-    assert ("invalid choice: 'trian'" in written.err) == (words == ["trian"])
+    assert ("there is no command trian. Did you mean train?" in written.err) == (words == ["trian"])
     assert (f"rlinf_lite {__version__}" in written.out) == (words == ["--version"])
 
 
@@ -64,18 +63,24 @@ def test_info_reads_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "config"),
-    [("train", "gym_pendulum_ppo_mlp"), ("sft", "tabletop_sft_mlp"), ("sft", "gym_pendulum_ppo_mlp")],
+    ("kind", "config"),
+    [("embodied", "gym_pendulum_ppo_mlp"), ("sft", "tabletop_sft_mlp"), ("reasoning", "math_arithmetic_grpo")],
 )
-def test_commands_do_what_the_examples_do(command: str, config: str, repo: Path, tmp_path: Path) -> None:
+def test_train_does_what_the_example_of_that_kind_does(kind: str, config: str, repo: Path, tmp_path: Path) -> None:
     words = ["--config-name", config, "--dry-run", "runner.seed=3"]
-    script = repo / "examples" / EXAMPLES[command]
+    script = repo / "examples" / SCRIPTS[kind]
     example = subprocess.run(
         [sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    ours = run(command, *words, cwd=tmp_path)
+    ours = run("train", *words, cwd=tmp_path)
     assert (ours.returncode, ours.stdout, ours.stderr) == (example.returncode, example.stdout, example.stderr)
-    assert ours.returncode == (2 if (command, config) == ("sft", "gym_pendulum_ppo_mlp") else 0)
+    assert ours.returncode == 0
+
+
+def test_an_example_is_for_one_kind(repo: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repo / "examples" / SCRIPTS["sft"]), "--config-name", "gym_pendulum_ppo_mlp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "`rlinf-lite train` and examples/embodiment/train_embodied_agent.py" in done.stderr
 
 
 def test_a_config_by_its_name_alone(tmp_path: Path) -> None:
@@ -185,30 +190,41 @@ def test_what_cannot_be_measured_is_said_in_one_message(
     assert len(written.err.splitlines()) <= 2
 
 
-def test_a_language_model_is_sent_to_the_command_that_measures_it(
+SMALL_MATH = [
+    *("data.num_prompts=8", "actor.global_batch_size=64", "actor.micro_batch_size=64", "rollout.max_batch_size=32"),
+    *("data.arithmetic.num_train=64", "data.arithmetic.num_val=16", "sft.num_steps=3", "sft.batch_size=16"),
+    *("cluster.num_gpus_per_node=1", "cluster.component_placement={actor: 0, rollout: 0, reward: 0}"),
+]
+
+
+def pasted(said: str, what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What the line of that name at a run's end says to type, typed."""
+    [command] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith(f"  {what}: ")]
+    return subprocess.run(command, shell=True, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_a_language_model_is_trained_and_measured_by_the_same_commands(tmp_path: Path) -> None:
+    words = ["math_arithmetic_grpo", "runner.max_steps=1", "runner.val_check_interval=-1", *SMALL_MATH]
+    trained = run("train", *words, "runner.save_interval=1", cwd=tmp_path, timeout_s=300)
+    assert trained.returncode == 0, trained.stderr
+    [run_dir] = (tmp_path / "results").iterdir()
+    measured = pasted(trained.stdout, "measure", tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    assert "(16 answers" in measured.stdout or "/16)" in measured.stdout
+    assert measured.stdout.endswith(f"written to results/{run_dir.name}/eval_step_000001.json\n")
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [run_dir.name]  # no run beside it
+
+
+def test_a_language_model_is_not_loaded_as_a_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command_line: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
     elsewhere = f"actor.checkpoint_save_path={tmp_path / 'disk'}"
-    cfg = load_config(
-        "math_arithmetic_grpo",
-        [elsewhere, "runner.run_name=mine", "data.arithmetic.num_val=7", "runner.val_check_interval=-1"],
-    )
+    cfg = load_config("math_arithmetic_grpo", [elsewhere, "runner.run_name=mine"])
     run, store = tmp_path / "results" / "run", CheckpointStore(tmp_path / "disk" / "run", keep=1)
     checkpoint = store.write(2, lambda directory: write_language_checkpoint(directory, cfg))
     run.mkdir(parents=True)
     write_config(cfg, run)
-
-    assert command_line(["eval", "results/run", "data.max_val_prompts=5"]) == 2
-    written = capsys.readouterr().err
-    assert "a language model plays no episodes" in written and written.count("\n") == 2
-    name, *words = shlex.split(written.partition("rlinf-lite math ")[2])
-    measuring = load_config(name, words)
-    assert isinstance(measuring, ReasoningConfig) and measuring.data.arithmetic.num_val == 7
-    assert (measuring.runner.max_steps, measuring.sft.num_steps, measuring.runner.resume) == (0, 0, "never")
-    assert measuring.actor.checkpoint_load_path == str(checkpoint) and measuring.runner.val_check_interval == 1
-    with pytest.raises(ConfigError, match="a language model plays no episodes"):
-        rlinf_lite.evaluate(measuring)
 
     said = rf"{checkpoint.parent}/last/policy is a language model, .*AutoModelForCausalLM\.from_pretrained\('/"
     with pytest.raises(CheckpointFormatError, match=said + r".*PeftModel\.from_pretrained\(model, '/.*/adapter'\)"):
@@ -263,19 +279,27 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     trained = run("train", *words, "runner.val_check_interval=2", cwd=tmp_path, timeout_s=200)
     assert trained.returncode == 0, trained.stderr
     [run_dir] = (tmp_path / "results").iterdir()
-    assert f"rlinf-lite eval results/{run_dir.name}/checkpoints/" in trained.stdout
+    assert f"eval results/{run_dir.name}\n" in trained.stdout
     assert f"tensorboard --logdir results/{run_dir.name}" in trained.stdout
+    assert str(tmp_path) not in trained.stdout
 
-    evaluated = run("eval", str(run_dir), cwd=tmp_path, timeout_s=200)
+    evaluated = pasted(trained.stdout, "measure", tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert "(4 episodes)" in evaluated.stdout or "return" in evaluated.stdout
+    assert evaluated.stdout.endswith(f"written to results/{run_dir.name}/eval_step_000002.json\n")
     own = (run_dir / "eval_step_000002.json").read_text()
     for seed, name in ((5, "_changed"), (6, "_changed-2")):
         again = run("eval", str(run_dir), f"env.eval.seed={seed}", cwd=tmp_path, timeout_s=200)
         assert again.returncode == 0, again.stderr
-        assert f"written to {run_dir}/eval_step_000002{name}.json" in again.stdout
+        assert f"written to results/{run_dir.name}/eval_step_000002{name}.json" in again.stdout
     assert f"{run_dir}/eval_step_000002_changed.json is of other settings or code, and stays" in again.stdout
     assert (run_dir / "eval_step_000002.json").read_text() == own and '"seed": 6' not in own
+
+    gone_on = pasted(trained.stdout, "go on", tmp_path)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert "2 steps are done" in gone_on.stdout and "finished after 4 of 4 steps" in gone_on.stdout
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [run_dir.name]
+    assert run("train", run_dir.name, "--dry-run", cwd=run_dir.parent).returncode == 0  # from within its directory
 
     (run_dir / "report.html").unlink(missing_ok=True)
     assert run("report", str(run_dir), cwd=tmp_path).returncode == 0

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.cli.configs import every_config
-from rlinf_lite.cli.parse import COMMAND_OF
 from rlinf_lite.config import load_config
 from rlinf_lite.config.loading import config_names
 
@@ -39,8 +38,8 @@ def test_times_are_those_of_the_table(repo: Path) -> None:
 def test_what_the_files_say_is_what_hydra_makes_of_them(name: str) -> None:
     config = load_config(name, elsewhere=True)
     one = next(one for one in every_config() if one.name == name)
-    assert one.command == COMMAND_OF[config.runner.task_type]
-    assert one.task == (f"{config.env.id} {config.env.task}" if one.command != "math" else "arithmetic")
+    assert (one.command, one.kind) == ("train", config.runner.task_type)
+    assert one.task == (f"{config.env.id} {config.env.task}" if one.kind != "reasoning" else "arithmetic")
 
 
 def test_words_filter(capsys: pytest.CaptureFixture[str], command_line: Callable[[list[str]], int]) -> None:

@@ -202,8 +202,7 @@ def test_language_models_are_transformers_own(checkpoint: Checkpoint, tmp_path: 
         file.unlink()
     assert main(["export", str(run), "--to", "hf", str(tmp_path / "again"), "--license", "mit"]) == 0
     _, page = card(tmp_path / "again")
-    assert "rlinf-lite math train_config.yaml actor.checkpoint_load_path=DIR runner.max_steps=0" in page
-    assert "rlinf-lite eval" not in page
+    assert "`rlinf-lite eval --config-name train_config.yaml actor.checkpoint_load_path=DIR` does that" in page
 
 
 def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.cli import parse_cli
-from rlinf_lite.config import load_config
-from rlinf_lite.config.loading import config_names
+from rlinf_lite.cli.parse import COMMON_KEYS
+from rlinf_lite.config import Config, ReasoningConfig, load_config
+from rlinf_lite.config.names import schema_keys
 from rlinf_lite.preview.dry_run import describe
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
@@ -73,21 +75,29 @@ def test_a_bad_config_exits_with_2_and_a_list() -> None:
     assert "  - algorithm.lr: there is no such key. lr belongs in actor.optim.lr\n" in done.stderr
 
 
-def test_help_lists_configs_and_every_key() -> None:
+LR = "  actor.optim.lr: 0.0003\n      Learning rate; at 0 nothing trains, and acting and training must agree.\n"
+
+
+def test_help_fits_and_shows_what_is_changed_most() -> None:
     done = cli("--help")
     assert done.returncode == 0, done.stderr
-    assert all(f"  {name}\n" in done.stdout for name in config_names())
-    assert (
-        "  actor.optim.lr: 0.0003\n      Learning rate; at 0 nothing trains, and acting and training must agree.\n"
-        in done.stdout
-    )
-    assert "  actor.precision: fp32 (fp32 | bf16)\n" in done.stdout
-    lines = done.stdout.split("keys:\n")[1].splitlines()
-    assert all(help_line.strip() for help_line in lines[1::2]), "a key has no line of help in schema.py"
+    lines = done.stdout.splitlines()
+    assert len(lines) < 90 and max(map(len, lines)) <= 80
+    assert LR in done.stdout and "actor.precision" not in done.stdout and "--help-all: every key" in lines[-1]
+    assert set(COMMON_KEYS) <= {*schema_keys(Config), *schema_keys(ReasoningConfig)}
+
+
+def test_help_all_lists_every_key() -> None:
+    done = cli("--help-all")
+    assert done.returncode == 0, done.stderr
+    assert LR in done.stdout and "  actor.precision: fp32 (fp32 | bf16)\n" in done.stdout
+    text = done.stdout.split("keys of runs in a simulator:\n")[1]
+    entries = re.findall(r"^  (\S+): .*(?:\n    \S.*)*((?:\n      \S.*)*)", text, re.M)
+    assert all(help_text.strip() for _, help_text in entries), "a key has no line of help in schema.py"
     code = "from rlinf_lite.config.names import schema_keys; print(*schema_keys())"
     keys = python(code).stdout.split()  # in this process other tests have registered parts
     leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
-    assert [line.split(":")[0].strip() for line in lines[::2]] == leaves
+    assert [key for key, _ in entries] == leaves
 
 
 def test_dry_run_prints_the_plan_and_exits() -> None:

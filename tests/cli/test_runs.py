@@ -65,21 +65,40 @@ def test_runs_and_what_became_of_them(
     }
     assert runs([]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[1][:9] == ["results/better", "finished", "4", "of", "4", "success", "25.0%", "50.0%", "20"]
-    assert rows[2][5:9] == ["return", "-", "-3.25", "20"] and rows[5][:4] == ["results/resumed", "ended", "3", "return"]
-    assert rows[6][1] == "ended"  # its lock is nobody's any more
+    assert rows[1][:8] == ["finished", "4", "of", "4", "success", "25.0%", "50.0%", "20"]
+    assert rows[1][-1] == "results/better"
+    assert rows[2][4:8] == ["return", "-", "-3.25", "20"]
+    assert (rows[5][:3], rows[5][-1]) == (["ended", "3", "return"], "results/resumed")
+    assert rows[6][0] == "ended"  # its lock is nobody's any more
+
+
+def test_eighty_columns_are_enough(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal: a run's directory is a word that can be copied, and everything else one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "gym_pendulum_ppo_mlp-Pendulum-v1-seed0-20261124-220000-3f2a"
+    make(name, 4, [evaluated(0, success_once=0.25), evaluated(4, success_once=0.5)], "running", "finished")
+    assert runs([]) == 0
+    titles, row, directory = capsys.readouterr().out.splitlines()
+    assert directory.split() == [f"results/{name}"] and titles.startswith("status ") and "directory" not in titles
+    assert row.startswith("finished  4 of 4  success  25.0%   50.0%") and max(map(len, (titles, row, directory))) <= 80
 
 
 def test_what_cannot_be_listed(
     make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert runs([]) == 2 and capsys.readouterr().err.startswith("results: no such directory")
+    assert runs(["elsewhere"]) == 2 and capsys.readouterr().err.startswith("elsewhere: no such directory")
+    assert runs([]) == 0 and capsys.readouterr().out.startswith("no runs in results: `rlinf-lite train` makes")
+    assert runs(["--json"]) == 0 and capsys.readouterr().out == "[]\n"
     broken = make("broken", 1, [])
     (broken / "config.yaml").write_text("{")
     assert runs([]) == 0
     said = capsys.readouterr()
-    assert said.out == "no runs in results\n" and "results/broken: cannot be read (while parsing" in said.err
+    assert said.out.startswith("no runs in results") and "results/broken: cannot be read (while parsing" in said.err
 
 
 def test_it_is_light(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """`rlinf-lite sweep`: every combination, through the door of `train`; what runs is a stand-in here."""
 
+import json
+import os
 import shlex
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +75,84 @@ def test_ctrl_c_stops_the_present_one_and_shows_what_is_done(
     assert last == "interrupted: 1 of 3 were not started"
 
 
+BESIDE = """
+import json, os, sys, time
+from pathlib import Path
+from rlinf_lite.config import load_config
+from tests.report.test_report import write_run
+
+cfg = load_config(sys.argv[2], sys.argv[3:])
+run = Path("results") / f"{cfg.runner.run_name}-Pendulum-v1-seed{cfg.runner.seed}-x"
+print("playing")
+Path(f"here{cfg.runner.seed}").write_text(str(sorted(os.sched_getaffinity(0))))
+if cfg.runner.max_steps == 7:  # until it is stopped
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        write_run(run, last=60)
+        sys.exit(130)
+while not (Path("here0").exists() and Path("here1").exists()):
+    time.sleep(0.01)
+write_run(run, last=90)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_two_at_a_time(stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
+    """Each waits for the other, so that none would end alone; cores are shared out."""
+    (stand_in / "stand_in.py").write_text(BESIDE)
+    assert command_line(["sweep", NAME, "runner.seed=0,1,2", "--parallel", "2"]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()[-4:]]
+    assert [row[0] for row in rows[1:]] == ["0", "1", "2"] and rows[0][0] == "seed"
+    assert [row[1] for row in rows[1:]] == ["finished"] * 3
+    cores = [set(json.loads((stand_in / f"here{seed}").read_text())) for seed in (0, 1)]
+    assert cores[0] | cores[1] == os.sched_getaffinity(0) and not cores[0] & cores[1]
+    assert (stand_in / "results" / f"{NAME}-01-seed0.log").read_text() == "playing\n" and "playing" not in out
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_ctrl_c_stops_all_that_run(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    (stand_in / "stand_in.py").write_text(BESIDE)
+
+    def press() -> None:
+        while not ((stand_in / "here0").exists() and (stand_in / "here1").exists()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    assert command_line(["sweep", NAME, "runner.seed=0,1,2", "runner.max_steps=7", "--parallel", "2"]) == 130
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert first.split()[:4] == ["0", "stopped", "success", "60.0%"]
+    assert second.split()[:4] == ["1", "stopped", "success", "60.0%"]
+    assert last == "interrupted: 1 of 3 were not started"
+
+
+def test_a_run_has_gpus_of_its_own_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shares(number: int, *overrides: str) -> list[tuple[str, ...]]:
+        cluster = load_config(NAME, [*overrides, "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]).cluster
+        return [share.gpus for share in module.shares_of(NAME, number, [cluster]) if share is not None]
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("rlinf_lite.scheduler.placement.detect_num_gpus", lambda: 4)
+    two = "cluster.num_gpus_per_node=2"
+    assert shares(2, two) == [("0", "1"), ("2", "3")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert shares(2, two) == [("4", "5"), ("6", "7")] and shares(1, two) == []
+    with pytest.raises(ConfigError, match=r"each run has 2 GPUs .*3 have 6, and this machine has 4\. Run 2 at a time"):
+        shares(3, two)
+    with pytest.raises(ConfigError, match="each run has 4 GPUs"):  # all that are found, where the key is not set
+        shares(2)
+    assert shares(3, "cluster.accelerator=cpu") == [(), (), ()]
+    with pytest.raises(ConfigError, match=r"this machine has 3\. Run 3 at a time"):
+        shares(4, "cluster.accelerator=cpu")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
+        shares(2, two)
+
+
 def test_commands_are_listed(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
     sizes = "model.options.hidden_sizes=[32,16],[64,64]"
     fixed = ["runner.max_steps=3", "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]
@@ -84,10 +167,10 @@ def test_commands_are_listed(capsys: pytest.CaptureFixture[str], command_line: C
     assert all(cfg.runner.max_steps == 3 for cfg in configs)
 
 
-def test_the_command_is_that_of_the_configs_kind() -> None:
-    for name, command in (("math_arithmetic_grpo", "math"), ("tabletop_sft_mlp", "sft")):
+def test_one_command_trains_every_kind() -> None:
+    for name in ("math_arithmetic_grpo", "tabletop_sft_mlp"):
         _, trials = trials_of(name, ["runner.seed=1,2"])
-        assert {trial.words[0] for trial in trials} == {command}
+        assert {trial.words[:2] for trial in trials} == {("train", name)}
 
 
 def test_what_is_wrong_is_said_before_anything_starts(

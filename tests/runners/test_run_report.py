@@ -5,6 +5,7 @@ import json
 
 from PIL import Image
 
+from rlinf_lite.script import shown_path
 from tests.runners.conftest import read_metrics
 
 PICK = [
@@ -25,7 +26,7 @@ def test_a_run_ends_with_before_and_after_videos_and_a_report(start):
     said = result.describe()
     assert f"before: {first.headline()}" in said and f"reached: {last.headline()}" in said
     assert f"{last.tasks[0].task_id}:" in said and " -> " in said
-    assert f"report: {result.run_dir / 'report.html'}" in said and f"checkpoint: {result.checkpoint}" in said
+    assert f"report: {shown_path(result.report)}" in said and f"checkpoint: {shown_path(result.checkpoint)}" in said
 
     for step in (0, 2):
         with Image.open(result.run_dir / "eval" / f"step_{step:06d}.gif") as gif:
