@@ -63,7 +63,8 @@ def evaluate(cfg: ReasoningConfig) -> EvalSummary:
     problems = open_problems(cfg)
     check_rewards(cfg, problems)
     with Cluster.from_config(cfg.cluster) as cluster:
-        runner = ReasoningRunner(cfg, problems, **launch_roles(cfg, cluster, HybridComponentPlacement(cfg)))
+        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
+        runner = ReasoningRunner(cfg, problems, **roles, supervisor=None, claim=None)
         runner.init_workers()
         return runner.evaluate()
 

@@ -27,7 +27,7 @@ _ABOUT = """commands, each with a --help of its own:
   serve       a policy behind a WebSocket, for openpi's clients
   export      a policy with a model card, as the Hugging Face Hub expects it
   configs     the configs that come with rlinf_lite: what, task, time, hardware
-  init        write a file with an environment or a policy of your own, which trains
+  init        write an environment or a policy of your own: a file that trains
   report      write a run's report.html
   compare     one page about several runs, their curves over each other
   runs        what there is in results/: status, steps, success

@@ -64,7 +64,7 @@ class Share:
 @dataclass
 class Running:
     trial: Trial
-    share: Share
+    share: Share | None
     process: subprocess.Popen[bytes]
     before: set[Path]
     """Runs of its name that were there."""

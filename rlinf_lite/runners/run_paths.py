@@ -206,7 +206,9 @@ def begin_run(
         print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
-    command = shlex.join([os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0], *sys.argv[1:]])
+    program = os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
+    program = program if program.startswith("rlinf-lite ") else shlex.quote(program)  # which is two words
+    command = f"{program} {shlex.join(sys.argv[1:])}".strip()
     found = {"command": command, "seed": str(cfg.runner.seed), "commit": commit() or "of no clone", **versions()}
     found["machine"] = ", ".join([platform.platform(), f"{os.cpu_count()} CPU cores", *gpu_names()])
     (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -21,6 +21,7 @@ from rlinf_lite.config.loading import config_names, load_config
 from rlinf_lite.models import CheckpointFormatError
 from rlinf_lite.runners.checkpoints import CheckpointStore
 from rlinf_lite.runners.run_config import write_config
+from tests.runners.conftest import SMALL_MATH
 
 CommandLine = Callable[[list[str]], int]
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
@@ -38,6 +39,7 @@ def test_exit_codes(words: list[str], code: int, capsys: pytest.CaptureFixture[s
     written = capsys.readouterr()
     assert ("there is no command trian. Did you mean train?" in written.err) == (words == ["trian"])
     assert (f"rlinf_lite {__version__}" in written.out) == (words == ["--version"])
+    assert max(map(len, (written.out + written.err).splitlines())) <= 80
 
 
 def test_info_is_light_and_complete(tmp_path: Path) -> None:
@@ -190,13 +192,6 @@ def test_what_cannot_be_measured_is_said_in_one_message(
     assert len(written.err.splitlines()) <= 2
 
 
-SMALL_MATH = [
-    *("data.num_prompts=8", "actor.global_batch_size=64", "actor.micro_batch_size=64", "rollout.max_batch_size=32"),
-    *("data.arithmetic.num_train=64", "data.arithmetic.num_val=16", "sft.num_steps=3", "sft.batch_size=16"),
-    *("cluster.num_gpus_per_node=1", "cluster.component_placement={actor: 0, rollout: 0, reward: 0}"),
-]
-
-
 def pasted(said: str, what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """What the line of that name at a run's end says to type, typed."""
     [command] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith(f"  {what}: ")]
@@ -204,14 +199,13 @@ def pasted(said: str, what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_language_model_is_trained_and_measured_by_the_same_commands(tmp_path: Path) -> None:
-    words = ["math_arithmetic_grpo", "runner.max_steps=1", "runner.val_check_interval=-1", *SMALL_MATH]
-    trained = run("train", *words, "runner.save_interval=1", cwd=tmp_path, timeout_s=300)
+    trained = run("train", "math_arithmetic_grpo", *SMALL_MATH, "runner.save_interval=2", cwd=tmp_path, timeout_s=300)
     assert trained.returncode == 0, trained.stderr
     [run_dir] = (tmp_path / "results").iterdir()
     measured = pasted(trained.stdout, "measure", tmp_path)
     assert measured.returncode == 0, measured.stderr
-    assert "(16 answers" in measured.stdout or "/16)" in measured.stdout
-    assert measured.stdout.endswith(f"written to results/{run_dir.name}/eval_step_000001.json\n")
+    assert "/6), greedy" in measured.stdout
+    assert measured.stdout.endswith(f"written to results/{run_dir.name}/eval_step_000002.json\n")
     assert [path.name for path in (tmp_path / "results").iterdir()] == [run_dir.name]  # no run beside it
 
 
@@ -282,6 +276,8 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
     assert f"eval results/{run_dir.name}\n" in trained.stdout
     assert f"tensorboard --logdir results/{run_dir.name}" in trained.stdout
     assert str(tmp_path) not in trained.stdout
+    said = json.loads((run_dir / "versions.json").read_text())["command"]
+    assert said.startswith("rlinf-lite train --config-name gym_pendulum_ppo_mlp runner.max_steps=2 ")
 
     evaluated = pasted(trained.stdout, "measure", tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
