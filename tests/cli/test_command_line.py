@@ -365,7 +365,14 @@ def test_collected_episodes_are_a_dataset(
     assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
     assert info["features"]["observation.images.top"]["dtype"] == "video"
 
-    folder = ["sft", "tabletop_sft_vla", "data.source=folder", f"data.demos_dir={out}", *imitated.split(), "--dry-run"]
+    folder = [
+        "train",
+        "tabletop_sft_vla",
+        "data.source=folder",
+        f"data.demos_dir={out}",
+        *imitated.split(),
+        "--dry-run",
+    ]
     assert command_line(folder) == 0
     assert f"demonstrations the LeRobotDataset in {out}" in capsys.readouterr().out
     [table] = (out / "data").glob("*/*.parquet")
