@@ -90,9 +90,9 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
             return 1
         film = films.read_bytes() if films.exists() else b""
-    notes = [f"note: {line}" for line in summary.protocol["notes"]]
+    notes = [f"note: {line}" for line in summary.protocol.get("notes", [])]
     print("\n".join([*notes, summary.headline(), *summary.task_lines()]))
-    suite = summary.protocol["suite"]
+    suite = summary.protocol.get("suite")
     if arguments.suite and suite != arguments.suite:
         print(f"settings of {arguments.suite} were changed: this is {suite or 'an evaluation of its own'}")
     name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"

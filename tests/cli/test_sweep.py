@@ -33,8 +33,8 @@ run.parent.mkdir(exist_ok=True)
 if cfg.runner.seed == 1:
     sys.exit(1)
 if cfg.runner.seed == 2:  # somebody presses Ctrl-C
-    os.kill(os.getppid(), signal.SIGINT)
     try:
+        os.kill(os.getppid(), signal.SIGINT)
         time.sleep(60)
     except KeyboardInterrupt:
         write_run(run, last=60)
