@@ -26,7 +26,7 @@ HYBRID = str(YAML / "hybrid.yaml")  # 4 env workers, 4 rollout workers, 8 actors
 INTERPOLATED = ["algorithm.correction.kind=decoupled", "algorithm.correction.proximal=interpolate"]
 OLD = ["runner.mode=async", "runner.max_staleness=2"]
 ACTION_LEVEL = ["model.value_type=action_level", "algorithm.reward_type=action_level"]
-TOY_LIMITS = ["env.train.max_episode_steps=8", "env.eval.max_episode_steps=8"]
+TOY = ["env.id=tests.envs.toy:make_env", "env.train.max_episode_steps=8", "env.eval.max_episode_steps=8"]
 
 
 VLA = ["model.id=openvla", "env.id=tabletop", "env.task=pick"]
@@ -291,7 +291,7 @@ def test_rules(name: str, overrides: list[str], expected: str) -> None:
         (GRPO, ["algorithm.adv_type=reinforce_plus_plus", "algorithm.group_size=1"]),
         (GRPO, ["algorithm.adv_type=opo", "algorithm.loss_type=cispo"]),
         (PPO, ["cluster.component_placement.rollout=0:0-2"]),  # uneven rows are routed
-        (PPO, ["env.id=tests.envs.toy:make_env", *TOY_LIMITS, "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy"]),
+        (PPO, [*TOY, "model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy"]),
     ],
 )  # fmt: skip
 def test_rules_that_hold(name: str, overrides: list[str]) -> None:
