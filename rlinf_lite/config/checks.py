@@ -400,8 +400,11 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
 
 @rule("env", "rollout.pipeline_stage_num", PLACEMENT, kinds=SIMULATED)
 def _an_environment_of_ones_own_can_be_made(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Not in a cluster of GPUs, where a simulator may take one: this process would keep part of it."""
     card, workers = env_card_of(config), plan.size("env")
-    if card is not None and workers and registry.IMPORT_PATH.fullmatch(config.env.id):
+    if card is None or not workers or slots(config.cluster)[0] == "cuda":
+        return
+    if registry.IMPORT_PATH.fullmatch(config.env.id):
         of_stage = config.env.train.num_envs // (workers * config.rollout.pipeline_stage_num)
         yield from registry.problems_of_making(card, config, max(of_stage, 1))
 
