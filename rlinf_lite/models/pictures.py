@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable, Hashable
+from functools import lru_cache, wraps
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 _UNIT = 2**22  # of PIL's fixed-point weights
 
@@ -25,7 +27,19 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     return x.to(torch.uint8).permute(0, 2, 3, 1).reshape(*shape[:-3], height, width, 3).contiguous()
 
 
-@lru_cache(maxsize=32)
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The last 32 tensors that a function has made, instead of making them again; not what it makes of fake tensors
+    (`preview.fake`), which have no numbers for those who ask afterwards."""
+    keeping = lru_cache(maxsize=32)(make)
+
+    @wraps(make)
+    def kept_or_made(*args: Hashable) -> Tensor:
+        return keeping(*args) if detect_fake_mode() is None else make(*args)
+
+    return kept_or_made
+
+
+@kept
 def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
     """PIL's weights [out, in], float64 whole numbers in `_UNIT`ths: convolution with a cubic (a = -0.5), widened when
     shrinking so that nothing aliases."""

@@ -231,7 +231,11 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
 
 
 def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluation, path, names = load_example("eval"), tmp_path / "eval_step_000040.json", list[str]()
+    evaluation, path, names = (
+        load_example("embodiment/eval_embodied_agent.py"),
+        tmp_path / "eval_step_000040.json",
+        list[str](),
+    )
     for seed in (1, 2, 1, 3):
         summary = summarize_episodes([Episode(0, True)], "greedy", protocol={"seed": seed})
         found = evaluation.free_name(path, summary)

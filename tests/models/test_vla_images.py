@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rlinf_lite.models.pictures import resized
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
 from rlinf_lite.models.vla.inputs import normalize_images, resize_images
 
@@ -64,3 +66,10 @@ def test_the_centre_crop_has_nine_tenths_of_the_area() -> None:
     margin = 100 * (1 - 0.9**0.5) / 2
     expected = margin + torch.arange(101) * 0.9**0.5
     assert (row - expected).abs().max() <= 1
+
+
+def test_a_preview_of_memory_keeps_no_weights_without_numbers() -> None:
+    size, wanted = (11, 13), torch.arange(5 * 7 * 3, dtype=torch.uint8).view(1, 5, 7, 3)
+    with FakeTensorMode() as fake:
+        resized(fake.from_tensor(wanted), size)
+    assert resized(wanted, size).float().mean().item() > 0

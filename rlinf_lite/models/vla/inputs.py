@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from rlinf_lite.models.pictures import resized
+from rlinf_lite.models.pictures import kept, resized
 from rlinf_lite.models.vla.config import VLAConfig
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation that DINOv2 was trained with
@@ -53,7 +52,7 @@ def normalize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
     return pixels.view(batch, cameras * len(towers) * 3, size, size)
 
 
-@lru_cache(maxsize=8)
+@kept
 def _bilinear_crop(size: int, device: torch.device) -> Tensor:
     """Weights [out, in] that stretch the middle of a row over the whole, corner pixel on corner pixel.
 
