@@ -96,13 +96,7 @@ def test_imitation_does_not_depend_on_the_number_of_actors(start: Any, tmp_path:
         ("tabletop_ppo_flow", ["algorithm.logprob_type=token_level"], "noise_level 1.0, where it was 0.5"),
         (
             "tabletop_ppo_flow",
-            [
-                "algorithm.logprob_type=action_level",
-                "model.value_type=action_level",
-                "algorithm.reward_type=action_level",
-                "algorithm.entropy_type=action_level",
-                "model.options.num_steps=3",
-            ],
+            ["algorithm.logprob_type=action_level", "model.options.num_steps=3"],
             "num_steps 3, where it was 4",
         ),
         (
