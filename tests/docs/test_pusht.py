@@ -45,6 +45,6 @@ def test_the_example_of_the_docs_runs(
     publish(demos, 10, "2d pointer")
 
     where = [f"runner.logger.log_path={tmp_path}", f"data.demos_dir={demos}"]
-    assert command_line(["sft", "--config-name", str(tmp_path / "pusht_sft.yaml"), *SMALL, *where]) == 0
+    assert command_line(["train", "--config-name", str(tmp_path / "pusht_sft.yaml"), *SMALL, *where]) == 0
     said = capsys.readouterr().out
     assert "2 episodes, 24 chunks, 24 env steps" in said and "greedy" in said

@@ -41,7 +41,7 @@ def test_an_evaluation_says_under_which_settings_and_by_which_code() -> None:
     assert {name: said[name] for name in expected} == expected
     assert said["env_options"]["render"] == "exact" and "hidden_sizes" in said["model_options"]
     assert {"python", "torch", "rlinf_lite"} <= set(said["versions"])
-    overrides = ["env.id=tests.envs.broken_envs:Good", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
+    overrides = ["env.id=tests.envs.toy:make_env", "env.train.max_episode_steps=7", "rollout.num_chunks=16"]
     own = protocol_of(load_config("gym_pendulum_ppo_mlp", overrides), ["a", "a", "b"], {"max_episode_steps": 7}, {})
     assert own["max_episode_steps"] == 7 and own["episodes_per_task"] == [1, 2] and own["suite"] is None
 

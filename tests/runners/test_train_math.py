@@ -73,6 +73,6 @@ def test_what_cannot_work_is_said_before_ray_starts(tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr("rlinf_lite.scheduler.Cluster.from_config", start_ray)
     paths = [f"runner.logger.log_path={tmp_path}"]
-    assert command_line(["math", *SMALL, *paths, override]) == code
+    assert command_line(["train", "math_arithmetic_grpo", *SMALL, *paths, override]) == code
     output = capsys.readouterr().err
     assert said in output

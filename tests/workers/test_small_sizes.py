@@ -17,6 +17,7 @@ from rlinf_lite.envs import env_seed, episode_seed
 from rlinf_lite.models import NOISE_KEY, ActionOutput, MLPGaussianPolicy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler.dispatch import route
+from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.training.offload import ActingWeights
@@ -254,6 +255,7 @@ def actor_with(crew: Crew, **algorithm: Any) -> Any:
     actor.policy = MLPGaussianPolicy.from_config(crew.cfg.model, crew.specs[0])
     actor.version, actor.learner = 0, Learner(actor, actor.policy, actor.cfg, "actor")
     actor.learner.start_training(crew.cfg.actor.optim, 5)
+    actor.earlier = EarlierWeights(actor.learner, max_staleness=0)
     actor.recv_rollout_batch()
     return actor
 
