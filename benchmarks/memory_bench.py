@@ -22,7 +22,7 @@ from pathlib import Path
 
 from common import Comparison, Report, print_table, say
 
-from rlinf_lite.config import ReasoningConfig, load_config
+from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import estimate
 
@@ -87,7 +87,6 @@ def predict(name: str, overrides: list[str]) -> dict[str, int]:
 
 def run(name: str, overrides: list[str], steps: int) -> dict[str, list[int]]:
     """Train for `steps` steps. Peaks of every worker, bytes, by component."""
-    command = "math" if isinstance(load_config(name, overrides), ReasoningConfig) else "train"
     with tempfile.TemporaryDirectory() as scratch:
         settings = [
             f"runner.logger.log_path={scratch}",
@@ -97,7 +96,7 @@ def run(name: str, overrides: list[str], steps: int) -> dict[str, list[int]]:
         ]
         log = Path(scratch) / "output"
         with log.open("w") as out:
-            words = [sys.executable, "-m", "rlinf_lite.cli", command, "--config-name", name, *settings, *overrides]
+            words = [sys.executable, "-m", "rlinf_lite.cli", "train", "--config-name", name, *settings, *overrides]
             process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
             peaks: dict[int, tuple[str, int]] = {}
             try:

@@ -97,8 +97,7 @@ def what(cfg: Config | ReasoningConfig) -> str:
 def search(config: str, usual: list[str], scratch: Path) -> list[str]:
     """Overrides with the placement that a run chooses."""
     settings = [*usual, f"runner.max_steps={SEARCH_STEPS}", "runner.run_name=search"]
-    kind, _, name = config.partition("/")
-    command = [sys.executable, "-m", "rlinf_lite.cli", "math" if kind == "math" else "train", name, *settings]
+    command = [sys.executable, "-m", "rlinf_lite.cli", "train", config.rpartition("/")[2], *settings]
     subprocess.run([*command, "cluster.component_placement=auto"], check=True)
     found = json.loads(next(scratch.rglob(CHOICE)).read_text())
     best = next(one for one in found if one["outcome"] == "kept")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rlinf_lite.config.checks import possible
@@ -41,17 +40,15 @@ class Costs:
 
 
 def measured(lines: Sequence[Mapping[str, float]], plan: Plan | ReasoningPlan) -> Costs:
-    """The costs behind lines of `metrics.jsonl`, medians over steps, that were trained on the placement of `plan`."""
-
-    def typical(name: str) -> float:
-        return median(line.get(name, 0.0) for line in lines)
-
-    step, training, phase = typical("time/step"), typical("time/training"), typical("time/generate_rollouts")
+    """The costs behind lines of `metrics.jsonl`, steps that were trained on the placement of `plan`: those of the
+    fastest, as what else a machine does only slows steps down."""
+    line = min(lines, key=lambda one: one["time/step"])
+    step, training, phase = (line.get(f"time/{name}", 0.0) for name in ("step", "training", "generate_rollouts"))
     window = phase if plan.config.runner.mode == "sync" else step  # beside updates they play all the time
-    seconds = {role: (1 - typical(f"perf/{role}_idle_frac")) * window for role in _generating(plan)}
+    seconds = {role: (1 - line.get(f"perf/{role}_idle_frac", 0.0)) * window for role in _generating(plan)}
     seconds["actor"] = training
     rest = max(step - training - phase, 0.0)
-    sync = min(typical("time/sync_weights"), rest)
+    sync = min(line.get("time/sync_weights", 0.0), rest)
     if isinstance(plan, ReasoningPlan) and plan.config.runner.mode == "sync":
         seconds["actor"] += max(phase - seconds["rollout"], 0.0)
     return Costs({role: took * _processors(plan, role) for role, took in seconds.items()}, rest - sync, sync)
@@ -71,10 +68,17 @@ def step_s(costs: Costs, plan: Plan | ReasoningPlan) -> float:
     return max(rollouts, alone["actor"] + rest, _busiest(alone, plan))
 
 
-def worth(price_s: float, plan: Plan | ReasoningPlan) -> tuple[float, int, int]:
-    """What placements are to be sorted by: of those that cost nearly the same, first those with fewer stages, then with
-    fewer processes, which send fewer messages."""
-    return float(f"{price_s:.2g}"), plan.config.rollout.pipeline_stage_num, len(_processes(plan))
+def best_first(costs: Costs, plans: Sequence[Plan | ReasoningPlan]) -> list[int]:
+    """Their indices, by price. Those within a twentieth of the cheapest are as good by all that a price knows: of them
+    first what has fewer stages, then fewer processes, which send fewer messages."""
+    prices = [step_s(costs, plan) for plan in plans]
+    nearly = 1.05 * min(prices)
+
+    def key(i: int) -> tuple[float, int, int, float]:
+        stages = plans[i].config.rollout.pipeline_stage_num
+        return max(prices[i], nearly), stages, len(_processes(plans[i])), prices[i]
+
+    return sorted(range(len(plans)), key=key)
 
 
 def fits(plan: Plan | ReasoningPlan, room: int | None) -> bool:

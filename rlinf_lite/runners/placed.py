@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Generic, Literal, TypeVar
 
 from rlinf_lite.config.checks import possible
@@ -23,6 +22,7 @@ from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.preview.placements import (
     Costs,
+    best_first,
     described,
     fits,
     measured,
@@ -31,7 +31,6 @@ from rlinf_lite.preview.placements import (
     placement_text,
     room_for,
     step_s,
-    worth,
 )
 from rlinf_lite.runners.checkpoints import CheckpointStore, step_number
 from rlinf_lite.runners.run_paths import RunClaim
@@ -57,7 +56,7 @@ class Candidate(Generic[C]):
     predicted_s: float | None = None
     """From the first one's steps; None for that one itself."""
     measured_s: float | None = None
-    """Median of those that ran; None of others."""
+    """The fastest of those that count; None of what did not run."""
 
     def row(self) -> dict[str, Any]:
         """As it is in `placement.json`."""
@@ -128,7 +127,7 @@ def run_placed(
             steps = _steps_since(claim.log_dir, begun + 1, cfg)
             if all(other.measured_s is None for other in tried):
                 _price(candidates, measured(steps, plan_of(one.placed)), one)
-            one.measured_s = median(line["time/step"] for line in steps)
+            one.measured_s = min(line["time/step"] for line in steps)
         finally:
             _end_groups(supervisor)
         _drop(start, claim.resume_from, wanted, cfg.runner.save_interval)
@@ -182,10 +181,10 @@ def _next(candidates: list[Candidate[C]], tried: list[Candidate[C]], room: int |
 
 def _price(candidates: list[Candidate[C]], costs: Costs, first: Candidate[C]) -> None:
     """Predict what a step takes everywhere but where it was measured first; sort the best to the front."""
-    prices = {id(one): step_s(costs, plan_of(one.placed)) for one in candidates}
-    for one in candidates:
-        one.predicted_s = None if one is first else prices[id(one)]
-    candidates.sort(key=lambda one: worth(prices[id(one)], plan_of(one.placed)))
+    plans = [plan_of(one.placed) for one in candidates]
+    for one, plan in zip(candidates, plans, strict=True):
+        one.predicted_s = None if one is first else step_s(costs, plan)
+    candidates[:] = [candidates[i] for i in best_first(costs, plans)]
 
 
 def _may_be_memory(error: SchedulerError) -> bool:

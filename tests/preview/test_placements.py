@@ -11,7 +11,7 @@ from rlinf_lite.config.checks import possible
 from rlinf_lite.config.names import fused_roles
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview import dry_run, placements
-from rlinf_lite.preview.placements import Costs, check_room, fits, measured, step_s, worth
+from rlinf_lite.preview.placements import Costs, best_first, check_room, fits, measured, step_s
 from rlinf_lite.scheduler import PlacementError
 
 EIGHT = ["cluster.num_gpus_per_node=8", "cluster.accelerator=cuda", "cluster.component_placement=auto"]
@@ -74,7 +74,7 @@ def test_where_memory_rules_placements_out_the_best_of_the_others_is_found(busy,
     costs, room = Costs(work, 0.5), 2**30 * (4 * processes_per_slot + 1) // 4
     plans = [plan_of(placed) for placed in possible(config())]
     free = min(simulated_s(costs, plan) for plan in plans)
-    found = min((plan for plan in plans if fits(plan, room)), key=lambda plan: worth(step_s(costs, plan), plan))
+    found = next(plans[i] for i in best_first(costs, plans) if fits(plans[i], room))
     allowed = []
     for plan in plans:
         fused, on_slots = set(fused_roles(plan.config)), [0] * 8
@@ -126,7 +126,8 @@ def of_slots(plan):
 
 
 def best_of(costs, candidates):
-    return min(map(plan_of, candidates), key=lambda plan: worth(step_s(costs, plan), plan))
+    plans = [plan_of(candidate) for candidate in candidates]
+    return plans[best_first(costs, plans)[0]]
 
 
 def test_language_models_have_the_placement_that_enumeration_finds():
@@ -162,7 +163,8 @@ def test_on_two_cores_a_language_models_two_that_are_tried(sync_s, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2)))
     shipped = load_config("math/math_arithmetic_grpo", ["cluster.component_placement=auto", "cluster.accelerator=cpu"])
     costs = Costs({"rollout": 0.5, "actor": 1.2}, 0.02, sync_s)
-    plans = sorted(map(plan_of, possible(shipped)), key=lambda plan: worth(step_s(costs, plan), plan))
+    plans = [plan_of(placed) for placed in possible(shipped)]
+    plans = [plans[i] for i in best_first(costs, plans)]
     found = [(plan.size("rollout"), plan.size("actor"), bool(fused_roles(plan.config))) for plan in plans]
     assert set(found[:2]) == {(2, 2, True), (2, 1, False)}
 

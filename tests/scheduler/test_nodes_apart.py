@@ -1,6 +1,7 @@
 """Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
 its own (benchmarks/netns_cluster.py)."""
 
+import json
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import plan_of
-from tests.runners.conftest import read_metrics
+from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.scheduler.training_ranks import UPDATES
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -31,6 +32,7 @@ TABLETOP = [
     "cluster.num_gpus_per_node=1",
     "algorithm.critic_warmup_steps=0",
 ]
+HYBRID = "cluster.component_placement={env: '0-1', rollout: '0-1', actor: '0'}"
 LOSSES = ("train/actor/policy_loss", "train/critic/value_loss", "rollout/returns_mean")
 
 
@@ -74,6 +76,36 @@ def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(mach
         per_step = (counts[4][link] - counts[1][link]) / 3
         assert per_step == pytest.approx(predicted.of_link(link), rel=0.1), (link, predicted)
     assert (counts[4][1, 0] - counts[1][1, 0]) / 3 < 3 * predicted.of_link((1, 0))  # actions: mostly Ray's own
+
+
+def test_a_hybrid_run_goes_on_where_a_node_is_cut_off(monkeypatch, command_line):
+    """On the spare, with the numbers of an undisturbed run on one machine."""
+    for name, milliseconds in (("timeout", 2000), ("period", 1000)):  # else Ray waits for such a node for a minute
+        monkeypatch.setenv(f"RAY_health_check_{name}_ms", str(milliseconds))
+    steps = [*SMALL_PENDULUM, "runner.max_steps=10"]
+    with NetnsCluster(3) as machines:
+        root, here = machines.shared / "cut", machines.shared / "here"
+        train = [sys.executable, "-m", "rlinf_lite.cli", "train", "gym_pendulum_ppo_mlp", *steps]
+        placed = ["cluster.num_nodes=2", "cluster.num_gpus_per_node=1", HYBRID, f"runner.logger.log_path={root}"]
+        with machines.start(0, [*train, *placed], machines.environment, stdout=subprocess.PIPE) as process:
+            shown = []
+            for line in process.stdout:
+                shown.append(line)
+                if line.startswith("step 4/"):
+                    (used,) = (node for node in (1, 2) if runs_env_worker(machines, node))
+                    machines.cut(used)
+        assert process.returncode == 0, "".join(shown)
+        assert runs_env_worker(machines, 3 - used) is False  # nothing stays on the spare
+        assert command_line(["train", "gym_pendulum_ppo_mlp", *steps, f"runner.logger.log_path={here}"]) == 0
+        for own, reference in zip(metrics(root), metrics(here), strict=True):
+            assert [own[name] for name in LOSSES] == [reference[name] for name in LOSSES]
+        (events,) = root.glob("*/events.jsonl")
+        failures = [event for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "detected"]
+        assert {event["kind"] for event in failures} == {"node_lost"}, failures
+
+
+def runs_env_worker(machines, node):
+    return machines.run(node, ["pgrep", "-f", "^ray::EnvWorker"], 30)[0] == 0
 
 
 def test_gradients_of_two_actors_take_what_was_predicted():
