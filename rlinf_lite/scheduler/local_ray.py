@@ -12,6 +12,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -32,8 +33,11 @@ log = logging.getLogger(__name__)
 SLOT_RESOURCE = "rlinf_lite_slot"
 _FILE = "ray.json"
 _ANSWER_S = 3.0
-_STARTS = 3
-"""Times that Ray is started: it gives itself 30 s, which is too little where everything else starts at once."""
+_START_S = 150.0
+"""Within which Ray's processes are to be up: beside two training runs on two cores they take 40 to 60 s."""
+_STARTS = 5
+"""Times that Ray is started: on such a machine its raylet ends by itself about every second time, as it waits for its
+agents, which import much, for 15 s only."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a gRPC client begins with, and an empty frame of settings, which the server answers with its own."""
 
@@ -209,7 +213,7 @@ def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
             raise
         for daemon in daemons:
             daemon.terminate()
-        what = f"Ray did not start on this machine within the 30 s that it allows itself ({error})"
+        what = f"Ray did not start on this machine ({error})"
         if attempt == _STARTS:
             text = f"{what}, {_STARTS} times. Start the run again once the machine is less busy."
             raise ClusterError(text) from error
@@ -218,17 +222,30 @@ def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
 
 @contextmanager
 def _out_of_reach() -> Iterator[list[_Daemon]]:
-    """Ray's processes that are started inside the block are `_Daemon`s, and start forked workers without a detour over
-    a Python that imports Ray."""
+    """Ray's processes that are started inside the block are `_Daemon`s, have `_START_S` for it, and start forked
+    workers without a detour over a Python that imports Ray."""
     started: list[_Daemon] = []
-    before: Any = services.ConsolePopen
-    script = ray_constants.SETUP_WORKER_FILENAME
-    vars(services)["ConsolePopen"] = partial(_Daemon, started)
+    popen, script, get_node = services.ConsolePopen, ray_constants.SETUP_WORKER_FILENAME, services.get_node
+    deadline = time.monotonic() + _START_S
+
+    def wait_for_node(*args: Any) -> Any:
+        """Ray asks for its node for 30 s, also where that has ended."""
+        while True:
+            try:
+                return get_node(*args)
+            except RuntimeError as error:  # it is not there yet
+                if ended := [daemon for daemon in started if daemon.poll() is not None]:
+                    raise Exception(f"its {Path(str(ended[0].args[0])).name} has ended") from error
+                if time.monotonic() > deadline:
+                    raise Exception(f"its node is not there after {_START_S:g} s") from error
+                time.sleep(0.1)
+
+    vars(services).update(ConsolePopen=partial(_Daemon, started), get_node=wait_for_node)
     ray_constants.SETUP_WORKER_FILENAME = SETUP_SCRIPT
     try:
         yield started
     finally:
-        vars(services)["ConsolePopen"] = before
+        vars(services).update(ConsolePopen=popen, get_node=get_node)
         ray_constants.SETUP_WORKER_FILENAME = script
 
 

@@ -259,7 +259,38 @@ def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", times_out)
-    too_late = pytest.raises(ClusterError, match=r"did not start on this machine within the 30 s .*3 times.*less busy")
+    too_late = pytest.raises(ClusterError, match=r"did not start on this machine .*5 times.*less busy")
     with too_late, local_ray(str(tmp_path), 1, None, False):
         pass
-    assert len(started) == 3 and started[-1].wait(timeout=10)
+    assert len(started) == 5 and started[-1].wait(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("command", "answers_after", "said"),
+    [("sleep", 3, ""), ("sleep", 10**6, "node is not there after 2 s"), ("false", 10**6, "false has ended")],
+)
+def test_ray_is_waited_for_as_long_as_its_processes_live(tmp_path, monkeypatch, command, answers_after, said):
+    """And not for the 30 s after which it gives up itself, or goes on asking for what has ended."""
+    asked = []
+
+    def get_node(address, node):
+        asked.append(node)
+        if len(asked) < answers_after:
+            raise RuntimeError("Failed to get node info")
+        return {"node": node}
+
+    def init(**arguments):
+        services.ConsolePopen([command, "60"], preexec_fn=lambda: None)
+        assert services.get_node("address", "a") == {"node": "a"}
+        raise LookupError("it has started")  # in place of all that comes next
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._START_S", 2.0)
+    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._STARTS", 1)
+    with (
+        pytest.raises(ClusterError if said else LookupError, match=said or None),
+        local_ray(str(tmp_path), 1, None, False),
+    ):
+        pass
+    assert services.get_node is get_node
