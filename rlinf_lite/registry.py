@@ -331,9 +331,9 @@ def env_card(name: str) -> EnvCard:
     return EnvCard.of(part, name)
 
 
-def problems_of_making(card: EnvCard, config: Any, num_envs: int) -> list[Problem]:
-    """What goes wrong where environments of a config are made, as a worker makes `num_envs`."""
-    found: list[Problem] = import_part(_TRIAL, "env.id")(card, config.env, num_envs)
+def problems_of_making(card: EnvCard, config: Any, split: str, num_envs: int) -> list[Problem]:
+    """What goes wrong where environments of a config are made, as a worker makes `num_envs`, of train or eval."""
+    found: list[Problem] = import_part(_TRIAL, "env.id")(card, config.env, split, num_envs)
     return found
 
 

@@ -83,7 +83,7 @@ def sweep(arguments: Sequence[str]) -> int:
         parser.error(f"name one config, here are {len(names)}{': ' * bool(names)}{', '.join(names)}")
     try:
         keys, trials = trials_of(names[0], overrides)
-        shares = shares_of(names[0], options.parallel, [trial.cluster for trial in trials])
+        shares = shares_of(names[0], min(options.parallel, len(trials)), [trial.cluster for trial in trials])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -157,8 +157,8 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
             problems += [problem for problem in error.problems if problem not in problems]
             continue
         parts = [f"{key.rpartition('.')[2]}{value.strip('[{}]')}" for key, value in zip(keys, values, strict=True)]
-        parts = [f"{config.runner.run_name}-{number:02d}", *parts]
-        run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in parts)[:MAX_NAME]
+        kept, count = config.runner.run_name[: MAX_NAME - 4], f"{number:02d}"
+        run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in (kept, count, *parts))[:MAX_NAME]
         if config.runner.task_type == "eval":
             raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
         words = ("train", name, *fixed, *chosen, f"runner.run_name={run_name}")

@@ -405,8 +405,9 @@ def _an_environment_of_ones_own_can_be_made(config: Config, plan: Plan) -> Itera
     if card is None or not workers or slots(config.cluster)[0] == "cuda":
         return
     if registry.IMPORT_PATH.fullmatch(config.env.id):
-        of_stage = config.env.train.num_envs // (workers * config.rollout.pipeline_stage_num)
-        yield from registry.problems_of_making(card, config, max(of_stage, 1))
+        split = "eval" if config.runner.task_type == "eval" else "train"
+        of_stage = getattr(config.env, split).num_envs // (workers * config.rollout.pipeline_stage_num)
+        yield from registry.problems_of_making(card, config, split, max(of_stage, 1))
 
 
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)

@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cards import EnvCard, Problem
 from rlinf_lite.envs.errors import EnvContractError
-from rlinf_lite.envs.registry import build_vec_env
+from rlinf_lite.envs.registry import Split, build_vec_env
 from rlinf_lite.registry import PartError
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_made = set[tuple[str, int, str, int]]()
+_made = set[tuple[str, int, str, str, int]]()
 """Those of this process that could be: a config may be checked on many placements."""
 
 
-def problems_of(card: EnvCard, cfg: EnvConfig, num_envs: int) -> list[Problem]:
+def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
     """Of making `num_envs` environments and closing them; of separate gymnasium.Envs, one."""
-    key = card.name, id(card.part or type(card)), cfg.model_dump_json(), num_envs
+    key = card.name, id(card.part or type(card)), cfg.model_dump_json(), split, num_envs
     if key in _made:
         return []
-    found = list(_problems(card, cfg, num_envs))
+    found = list(_problems(card, cfg, split, num_envs))
     if not found:
         _made.add(key)
     return found
 
 
-def _problems(card: EnvCard, cfg: EnvConfig, num_envs: int) -> Iterator[Problem]:
+def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Iterator[Problem]:
     if card.part is not None and (wrong := _signature_problem(card.part)):
         yield Problem("env.id", f"{card.name} {wrong}")
         return
     try:
-        env: Any = build_vec_env(card, cfg, "train", num_envs, every_row=False)
+        env: Any = build_vec_env(card, cfg, split, num_envs, every_row=False)
         if callable(close := getattr(env, "close", None)):
             close()
     except EnvContractError as error:

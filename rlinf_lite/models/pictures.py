@@ -13,7 +13,8 @@ _UNIT = 2**22  # of PIL's fixed-point weights
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 [..., *size, 3] of uint8 [..., H, W, 3], bicubic, to the bit as PIL does; those of that size as they are.
+    """uint8 [..., *size, 3] of uint8 [..., H, W, 3], bicubic, those of that size as they are; to the bit as PIL does
+    where it scales the width first. Of tall pictures some of its versions scale the height first, and round otherwise.
     `size`: height and width. The aspect ratio is not kept."""
     shape, device = images.shape, images.device
     if shape[-3:-1] == size:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from rlinf_lite.config.checks import possible
-from rlinf_lite.config.names import fused_roles
+from rlinf_lite.config.names import fused_roles, max_staleness
 from rlinf_lite.config.plan import plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
@@ -32,7 +32,7 @@ from rlinf_lite.preview.placements import (
     room_for,
     step_s,
 )
-from rlinf_lite.runners.checkpoints import CheckpointStore, step_number
+from rlinf_lite.runners.checkpoints import CheckpointStore, read_state, step_number
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
@@ -100,12 +100,13 @@ def run_placed(
         return run(cfg, None)
     candidates, room = [Candidate(placed) for placed in possible(cfg)], room_for(slots(cfg.cluster)[0])
     store = CheckpointStore(claim.checkpoint_dir, 1)
-    wanted = {path.resolve() for path in store.steps()}  # checkpoints that are not the search's
+    wanted = {path.resolve() for path in (*store.steps(), *([claim.resume_from] if claim.resume_from else []))}
+    # checkpoints that are not the search's
     tried: list[Candidate[C]] = []
     evals, failure = [], None
     while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:
         start = claim.resume_from
-        begun = 0 if start is None else step_number(start)
+        begun, newest_before = 0 if start is None else int(read_state(start)["completed_steps"]), store.newest()
         print(f"placement: trying {described(one.placed)}", flush=True)
         tried.append(one)
         try:
@@ -118,7 +119,7 @@ def run_placed(
                 candidates.sort(key=lambda other: needed_bytes(plan_of(other.placed)))
             log.warning("this placement is out: %s", str(error).splitlines()[0])
             newest = store.newest()
-            claim.resume_from = start if newest is None else newest.resolve()
+            claim.resume_from = start if newest in (None, newest_before) else newest.resolve()
         else:
             one.outcome = "tried"
             evals += result.evals
@@ -193,12 +194,19 @@ def _may_be_memory(error: SchedulerError) -> bool:
 
 
 def _steps_since(run_dir: Path, step: int, cfg: Config | ReasoningConfig) -> list[dict[str, float]]:
-    """Lines of the log after so many steps. Where a language model's critic trains alone, the actor is added: of the
-    same size, on the same processors."""
+    """Lines of the log after so many steps; without those that had less to do than others, where there are others: in
+    which nothing trained, as all groups were dropped, and which an evaluation was before, as then an asynchronous run
+    has the rollouts already. Where a language model's critic trains alone, the actor is added: of the same size, on the
+    same processors."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     found = [line for line in lines if "time/step" in line and line["step"] > step]
+    found = [line for line in found if line.get("time/training")] or found
+    interval = cfg.runner.val_check_interval
+    if max_staleness(cfg) and interval > 0:
+        found = [line for line in found if (line["step"] - 1) % interval] or found
     for line in found:
         if isinstance(cfg, ReasoningConfig) and line["step"] <= cfg.algorithm.critic_warmup_steps:
+            line.setdefault("time/training", 0.0)
             line["time/step"] += line["time/training"]
             line["time/training"] *= 2
     return found

@@ -38,6 +38,8 @@ _START_S = 150.0
 _STARTS = 5
 """Times that Ray is started: on such a machine its raylet ends by itself about every second time, as it waits for its
 agents, which import much, for 15 s only."""
+_NEEDED = ("gcs_server", "raylet")
+"""Of Ray's processes, those without which there is no node."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a gRPC client begins with, and an empty frame of settings, which the server answers with its own."""
 
@@ -68,6 +70,7 @@ def local_ray(
     variables = {
         **_private(token),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_gcs_server_port_wait_time_s": f"{_START_S:g}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_task_events_shutdown_flush_timeout_ms": "500",  # nobody reads them; where Ray is dead, this is waited for
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
@@ -196,6 +199,7 @@ class _Daemon(services.ConsolePopen):
 
         kwargs |= {"preexec_fn": prepare, "process_group": 0}
         super().__init__(*args, **kwargs)
+        self.program = Path(args[0][0]).name
         started.append(self)
 
     def terminate(self) -> None:
@@ -208,11 +212,11 @@ def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
     """Where Ray's processes are not up in time, they are ended, so that it can be tried again; the last time raises."""
     try:
         yield
-    except Exception as error:
-        if type(error) is not Exception:  # which is how Ray says so
-            raise
+    except BaseException as error:
         for daemon in daemons:
             daemon.terminate()
+        if type(error) is not Exception:  # which is how Ray says so
+            raise
         what = f"Ray did not start on this machine ({error})"
         if attempt == _STARTS:
             text = f"{what}, {_STARTS} times. Start the run again once the machine is less busy."
@@ -234,8 +238,8 @@ def _out_of_reach() -> Iterator[list[_Daemon]]:
             try:
                 return get_node(*args)
             except RuntimeError as error:  # it is not there yet
-                if ended := [daemon for daemon in started if daemon.poll() is not None]:
-                    raise Exception(f"its {Path(str(ended[0].args[0])).name} has ended") from error
+                if ended := [one for one in started if one.program in _NEEDED and one.poll() is not None]:
+                    raise Exception(f"its {ended[0].program} has ended") from error
                 if time.monotonic() > deadline:
                     raise Exception(f"its node is not there after {_START_S:g} s") from error
                 time.sleep(0.1)

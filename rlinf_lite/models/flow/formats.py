@@ -109,6 +109,9 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
     if "rlinf_lite" in (saved := policy_config(directory)):
+        born = published_files(FlowConfig.from_dict(saved["rlinf_lite"]["settings"]))
+        if origin.files.get("config.json") == born["config.json"]:  # written here: made anew when it is saved
+            origin.files = {name: content for name, content in origin.files.items() if name not in born}
         needed = _HEADS if saved["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
         lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
         if lost:
