@@ -157,7 +157,7 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
             problems += [problem for problem in error.problems if problem not in problems]
             continue
         parts = [f"{key.rpartition('.')[2]}{value.strip('[{}]')}" for key, value in zip(keys, values, strict=True)]
-        kept, count = config.runner.run_name[: MAX_NAME - 4], f"{number:02d}"
+        kept, count = str(config.runner.run_name)[: MAX_NAME - 4], f"{number:02d}"
         run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in (kept, count, *parts))[:MAX_NAME]
         if config.runner.task_type == "eval":
             raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
