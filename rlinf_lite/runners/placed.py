@@ -100,8 +100,8 @@ def run_placed(
         return run(cfg, None)
     candidates, room = [Candidate(placed) for placed in possible(cfg)], room_for(slots(cfg.cluster)[0])
     store = CheckpointStore(claim.checkpoint_dir, 1)
-    wanted = {path.resolve() for path in (*store.steps(), *([claim.resume_from] if claim.resume_from else []))}
-    # checkpoints that are not the search's
+    kept = [*store.steps(), *([] if claim.resume_from is None else [claim.resume_from])]
+    wanted = {path.resolve() for path in kept}  # checkpoints that are not the search's
     tried: list[Candidate[C]] = []
     evals, failure = [], None
     while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:

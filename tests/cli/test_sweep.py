@@ -167,6 +167,11 @@ def test_commands_are_listed(capsys: pytest.CaptureFixture[str], command_line: C
     assert all(cfg.runner.max_steps == 3 for cfg in configs)
 
 
+def test_long_names_keep_their_number() -> None:
+    _, trials = trials_of(NAME, [f"runner.run_name={'x' * 80}", "runner.seed=1,2"])
+    assert [trial.run_name for trial in trials] == [f"{'x' * 66}-0{number}-" for number in (1, 2)]
+
+
 def test_one_command_trains_every_kind() -> None:
     for name in ("math_arithmetic_grpo", "tabletop_sft_mlp"):
         _, trials = trials_of(name, ["runner.seed=1,2"])

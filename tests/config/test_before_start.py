@@ -124,6 +124,11 @@ def good(num_envs, cfg):
     return gymnasium.make("Pendulum-v1")
 
 
+def for_evaluations(num_envs, cfg, split):
+    assert split == "eval" and num_envs <= 2
+    return gymnasium.make("Pendulum-v1")
+
+
 def score(solution, ground_truth, extra_info):
     return 0.0
 """
@@ -148,6 +153,13 @@ def test_an_environment_of_ones_own_is_made_once(name: str, said: str, elsewhere
     own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
     found = problem(*own, elsewhere=elsewhere)
     assert re.match(rf"env\.id: own_environments:{name}:? {said}", found), found
+
+
+def test_an_evaluation_makes_no_environment_of_training(module: Path) -> None:
+    (module / "own_environments.py").write_text(ENVIRONMENTS)
+    own = ["env.id=own_environments:for_evaluations", "env.eval.max_episode_steps=200", "env.eval.num_envs=2"]
+    load_config(NAME, [*own, "runner.task_type=eval"])
+    assert "cannot be made: AssertionError" in problem(*own, "env.train.max_episode_steps=200")
 
 
 def test_an_environment_may_lack_a_package_where_it_does_not_run(module: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_the_expert_alone(cls: type[FlowPolicy]) -> None:
     }
     assert trained == {name for name in rest if not name.startswith("network.connector.")}
     assert any("state_proj" in name for name in trained) == (cls is not Pi05Policy)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_published_files_of_policies_born_here_follow_their_settings(cls: type[FlowPolicy], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    cls.from_config(settings(cls, max_prompt_length=60), SPEC).save_pretrained(tmp_path / "first")
+    changed = settings(cls, num_steps=8, horizon=6, num_action_chunks=4, max_prompt_length=70)
+    cls.from_pretrained(tmp_path / "first", changed).save_pretrained(tmp_path / "second")
+    content = json.loads((tmp_path / "second" / "config.json").read_text())
+    expected = {"action_horizon": 6, "max_token_len": 70}
+    if cls is SmolVLAPolicy:
+        expected = {"num_steps": 8, "chunk_size": 6, "n_action_steps": 4, "tokenizer_max_length": 70}
+    assert {name: content[name] for name in expected} == expected
+    files = [{path.relative_to(root) for path in root.rglob("*")} for root in (tmp_path / "first", tmp_path / "second")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

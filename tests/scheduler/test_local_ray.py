@@ -265,6 +265,19 @@ def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
     assert len(started) == 5 and started[-1].wait(timeout=10)
 
 
+def test_whatever_ends_a_start_ends_its_processes(tmp_path, monkeypatch):
+    started = []
+
+    def interrupted(**arguments):
+        started.append(services.ConsolePopen(["sleep", "60"], preexec_fn=lambda: None))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "init", interrupted)
+    with pytest.raises(KeyboardInterrupt), local_ray(str(tmp_path), 1, None, False):
+        pass
+    assert started[0].wait(timeout=10)
+
+
 @pytest.mark.parametrize(
     ("command", "answers_after", "said"),
     [("sleep", 3, ""), ("sleep", 10**6, "node is not there after 2 s"), ("false", 10**6, "raylet has ended")],
