@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import GaussianPolicy, MLPGaussianPolicy, NetworkPolicy, TokenPolicy, check_policy
+from rlinf_lite.models import (
+    GaussianPolicy,
+    MLPGaussianPolicy,
+    NetworkPolicy,
+    TokenPolicy,
+    VelocityPolicy,
+    check_policy,
+)
 from rlinf_lite.models.check import random_obs
 
 SPEC = EnvSpec(3, 4, {"top": (16, 16), "side": (8, 12)}, [-1.0, -2.0, 0.0], [1.0, 2.0, 1.0], 24, True)
@@ -45,6 +52,40 @@ class OfTokens(Network, TokenPolicy):
 @pytest.mark.parametrize("settings", [{"num_action_chunks": 1}, {"num_action_chunks": 3, "value_type": "action_level"}])
 def test_it_keeps_the_contract(kind: type[NetworkPolicy], spec: EnvSpec, settings: dict[str, Any]) -> None:
     assert check_policy(kind, spec, ModelConfig(temperature=0.7, **settings)) == []
+
+
+class OfVelocities(VelocityPolicy):
+    def build(self) -> None:
+        self.method, self.num_steps = self.options.method, self.options.num_steps
+        self.trunk, self.critic = nn.Linear(4, 8), nn.Linear(8, self.num_values)
+        self.field = nn.Linear(8 + self.num_action_chunks * self.action_dim + 1, self.num_outputs)
+
+    def prefix(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        seen = self.trunk(inputs["state"]).tanh()
+        return seen, self.critic(seen)
+
+    def velocity(self, prefix: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        found: Tensor = self.field(torch.cat([prefix, x.flatten(1), t[:, None]], dim=1))
+        return found
+
+
+def velocities(method: str, num_steps: int, **settings: Any) -> ModelConfig:
+    options = {"method": method, "num_steps": num_steps}
+    return ModelConfig(id=f"{__name__}:OfVelocities", options=options, **settings)
+
+
+@pytest.mark.parametrize("method", ["flow_sde", "flow_noise", "flow_cps"])
+@pytest.mark.parametrize("settings", [{"num_action_chunks": 1}, {"num_action_chunks": 3, "value_type": "action_level"}])
+def test_a_flow_keeps_the_contract(method: str, settings: dict[str, Any]) -> None:
+    assert check_policy(OfVelocities, replace(SPEC, cameras={}), velocities(method, 3, **settings)) == []
+
+
+def test_a_flow_refuses_what_would_do_nothing() -> None:
+    spec = replace(SPEC, cameras={})
+    with pytest.raises(ValueError, match="flow_cps has no noise in its last step"):
+        OfVelocities.from_config(velocities("flow_cps", 1), spec)
+    with pytest.raises(ValueError, match=r"model\.temperature: is 0\.7, and a flow has none\. Set it to 1"):
+        OfVelocities.from_config(velocities("flow_sde", 2, temperature=0.7), spec)
 
 
 def test_it_is_the_mlp_where_the_network_is() -> None:
