@@ -39,14 +39,14 @@ class SlowAlone(EnvWorker):
         return super().interact(step)
 
 
-class FailsInTwos(EnvWorker):
+class FailsInTwos(SlowAlone):
     def interact(self, step=None):
         if self.world_size == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().interact(step)
 
 
-class CannotBeBuiltInTwos(EnvWorker):
+class CannotBeBuiltInTwos(SlowAlone):
     def init(self, layout):
         if self.world_size == 2:
             raise RuntimeError("out of memory")
