@@ -410,6 +410,23 @@ def _an_environment_of_ones_own_can_be_made(config: Config, plan: Plan) -> Itera
         yield from registry.problems_of_making(card, config, split, max(of_stage, 1))
 
 
+@rule("algorithm.critic_warmup_steps", "model.id", kinds=("embodied",))
+def _a_policy_of_ones_own_has_a_value_to_warm_up(config: Config, plan: Plan) -> Iterator[Problem]:
+    if not config.algorithm.critic_warmup_steps or not registry.IMPORT_PATH.fullmatch(config.model.id):
+        return
+    try:
+        part = registry.POLICIES.get(config.model.id)
+    except registry.PartError:  # said by its own rule
+        return
+    from rlinf_lite.models.base import Policy  # imports torch, as the policy has
+
+    if getattr(part, "value_parameters", None) is Policy.value_parameters:
+        text = (
+            f"is {config.algorithm.critic_warmup_steps}, and {config.model.id}.value_parameters() names nothing that "
+        )
+        yield Problem("algorithm.critic_warmup_steps", f"{text}would train. Set it to 0, or write that method")
+
+
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)
 def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]:
     try:

@@ -217,8 +217,7 @@ class BaseAlgorithmConfig(Section):
     value_clip: NonNegativeFloat | None = None
     """Clip range of the value loss around the old values; null: off."""
     critic_warmup_steps: NonNegativeInt = 0
-    """First runner steps in which only the value head, or the critic, trains; none, where a policy of one's own has no
-    `value_parameters`."""
+    """First runner steps in which only the value head, or the critic, trains."""
     entropy_coef: Float = 0.0
     """Weight of the entropy bonus."""
     normalize_advantages: bool | None = None

@@ -235,8 +235,6 @@ class VelocityPolicy(BuiltPolicy):
         super().__init__(*args, **kwargs)
         if self.temperature != 1:
             raise ValueError(f"model.temperature: is {self.temperature}, and a flow has none. Set it to 1")
-        if self.method == "flow_cps" and self.num_steps == 1:
-            raise ValueError("num_steps is 1, and flow_cps has no noise in its last step: nothing would train. Set 2")
         self.sampler = Sampler(self.num_steps, "lerobot", self.method, self.noise_level, self.ignore_last, self.joint)
 
     @abstractmethod

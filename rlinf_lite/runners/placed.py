@@ -100,13 +100,13 @@ def run_placed(
         return run(cfg, None)
     candidates, room = [Candidate(placed) for placed in possible(cfg)], room_for(slots(cfg.cluster)[0])
     store = CheckpointStore(claim.checkpoint_dir, 1)
-    kept = [*store.steps(), *([] if claim.resume_from is None else [claim.resume_from])]
-    wanted = {path.resolve() for path in kept}  # checkpoints that are not the search's
+    wanted = {path.resolve() for path in (*store.steps(), claim.resume_from) if path is not None}  # not the search's
     tried: list[Candidate[C]] = []
     evals, failure = [], None
     while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:
         start = claim.resume_from
-        begun, newest_before = 0 if start is None else int(read_state(start)["completed_steps"]), store.newest()
+        begun = 0 if start is None else int(read_state(start)["completed_steps"])
+        newest_before = store.newest()
         print(f"placement: trying {described(one.placed)}", flush=True)
         tried.append(one)
         try:
@@ -183,9 +183,10 @@ def _next(candidates: list[Candidate[C]], tried: list[Candidate[C]], room: int |
 def _price(candidates: list[Candidate[C]], costs: Costs, first: Candidate[C]) -> None:
     """Predict what a step takes everywhere but where it was measured first; sort the best to the front."""
     plans = [plan_of(one.placed) for one in candidates]
-    for one, plan in zip(candidates, plans, strict=True):
-        one.predicted_s = None if one is first else step_s(costs, plan)
-    candidates[:] = [candidates[i] for i in best_first(costs, plans)]
+    prices = [step_s(costs, plan) for plan in plans]
+    for one, price in zip(candidates, prices, strict=True):
+        one.predicted_s = None if one is first else price
+    candidates[:] = [candidates[i] for i in best_first(prices, plans)]
 
 
 def _may_be_memory(error: SchedulerError) -> bool:

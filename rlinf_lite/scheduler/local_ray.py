@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 SLOT_RESOURCE = "rlinf_lite_slot"
 _FILE = "ray.json"
 _ANSWER_S = 3.0
-_START_S = 150.0
-"""Within which Ray's processes are to be up: beside two training runs on two cores they take 40 to 60 s."""
+_START_S = 300.0
+"""Within which Ray is to be up, all starts together: beside two training runs on two cores one takes 40 to 60 s."""
 _STARTS = 5
-"""Times that Ray is started: on such a machine its raylet ends by itself about every second time, as it waits for its
-agents, which import much, for 15 s only."""
+"""At the most: on such a machine its raylet ends by itself about every second time, as it waits for its agents, which
+import much, for 15 s only."""
 _NEEDED = ("gcs_server", "raylet")
 """Of Ray's processes, those without which there is no node."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -70,7 +70,6 @@ def local_ray(
     variables = {
         **_private(token),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_gcs_server_port_wait_time_s": f"{_START_S:g}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_task_events_shutdown_flush_timeout_ms": "500",  # nobody reads them; where Ray is dead, this is waited for
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
@@ -78,8 +77,9 @@ def local_ray(
     with _environment(variables, cluster_mode=False):
         try:
             meanwhile()
+            deadline = time.monotonic() + _START_S
             for attempt in range(1, _STARTS + 1):
-                with _out_of_reach() as daemons, keeping_sigterm(), _in_time(daemons, attempt):
+                with _out_of_reach(deadline) as daemons, keeping_sigterm(), _in_time(daemons, attempt, deadline):
                     ray.init(
                         address="local",
                         num_gpus=num_gpus,
@@ -208,8 +208,8 @@ class _Daemon(services.ConsolePopen):
 
 
 @contextmanager
-def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
-    """Where Ray's processes are not up in time, they are ended, so that it can be tried again; the last time raises."""
+def _in_time(daemons: list[_Daemon], attempt: int, deadline: float) -> Iterator[None]:
+    """Where Ray's processes do not come up, they are ended, so that it can be tried again; the last time raises."""
     try:
         yield
     except BaseException as error:
@@ -218,19 +218,18 @@ def _in_time(daemons: list[_Daemon], attempt: int) -> Iterator[None]:
         if type(error) is not Exception:  # which is how Ray says so
             raise
         what = f"Ray did not start on this machine ({error})"
-        if attempt == _STARTS:
-            text = f"{what}, {_STARTS} times. Start the run again once the machine is less busy."
+        if attempt == _STARTS or time.monotonic() > deadline:
+            text = f"{what}, tried {attempt} times. Start the run again once the machine is less busy."
             raise ClusterError(text) from error
         log.warning("%s; trying again", what)
 
 
 @contextmanager
-def _out_of_reach() -> Iterator[list[_Daemon]]:
-    """Ray's processes that are started inside the block are `_Daemon`s, have `_START_S` for it, and start forked
-    workers without a detour over a Python that imports Ray."""
+def _out_of_reach(deadline: float) -> Iterator[list[_Daemon]]:
+    """Ray's processes that are started inside the block are `_Daemon`s, are waited for until `deadline`, and start
+    forked workers without a detour over a Python that imports Ray."""
     started: list[_Daemon] = []
     popen, script, get_node = services.ConsolePopen, ray_constants.SETUP_WORKER_FILENAME, services.get_node
-    deadline = time.monotonic() + _START_S
 
     def wait_for_node(*args: Any) -> Any:
         """Ray asks for its node for 30 s, also where that has ended."""

@@ -190,7 +190,7 @@ class EmbodiedFSDPActor(Worker):
         assert batch is not None, "run_training before compute_advantages_and_returns"
         num_samples, target_kl = len(batch.valid), cfg.algorithm.target_kl
         num_decisions = num_samples // self.layout.num_envs
-        only = self.policy.value_parameters() or None if step < cfg.algorithm.critic_warmup_steps else None
+        only = self.policy.value_parameters() if step < cfg.algorithm.critic_warmup_steps else None
         self.unchanged = True
         recomputes = recomputed_logprobs(cfg)[0]
         if cfg.algorithm.update_epochs > 1 or recomputes:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import (
@@ -86,6 +87,15 @@ def test_a_flow_refuses_what_would_do_nothing() -> None:
         OfVelocities.from_config(velocities("flow_cps", 1), spec)
     with pytest.raises(ValueError, match=r"model\.temperature: is 0\.7, and a flow has none\. Set it to 1"):
         OfVelocities.from_config(velocities("flow_sde", 2, temperature=0.7), spec)
+
+
+def test_there_has_to_be_a_value_to_warm_up() -> None:
+    own = [f"model.id={__name__}:OfVelocities", "model.options={method: flow_sde, num_steps: 2}"]
+    load_config("gym_pendulum_ppo_mlp", own)
+    with pytest.raises(
+        ConfigError, match=r"critic_warmup_steps: is 2, and .*:OfVelocities\.value_parameters\(\) names"
+    ):
+        load_config("gym_pendulum_ppo_mlp", [*own, "algorithm.critic_warmup_steps=2"])
 
 
 def test_it_is_the_mlp_where_the_network_is() -> None:

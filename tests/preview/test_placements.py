@@ -74,7 +74,7 @@ def test_where_memory_rules_placements_out_the_best_of_the_others_is_found(busy,
     costs, room = Costs(work, 0.5), 2**30 * (4 * processes_per_slot + 1) // 4
     plans = [plan_of(placed) for placed in possible(config())]
     free = min(simulated_s(costs, plan) for plan in plans)
-    found = next(plans[i] for i in best_first(costs, plans) if fits(plans[i], room))
+    found = next(plan for plan in by_worth(costs, plans) if fits(plan, room))
     allowed = []
     for plan in plans:
         fused, on_slots = set(fused_roles(plan.config)), [0] * 8
@@ -125,9 +125,12 @@ def of_slots(plan):
     return tuple(len({process.slots for process in plan.placements[role]}) for role in ("rollout", "actor"))
 
 
+def by_worth(costs, plans):
+    return [plans[i] for i in best_first([step_s(costs, plan) for plan in plans], plans)]
+
+
 def best_of(costs, candidates):
-    plans = [plan_of(candidate) for candidate in candidates]
-    return plans[best_first(costs, plans)[0]]
+    return by_worth(costs, [plan_of(candidate) for candidate in candidates])[0]
 
 
 def test_language_models_have_the_placement_that_enumeration_finds():
@@ -163,8 +166,7 @@ def test_on_two_cores_a_language_models_two_that_are_tried(sync_s, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2)))
     shipped = load_config("math/math_arithmetic_grpo", ["cluster.component_placement=auto", "cluster.accelerator=cpu"])
     costs = Costs({"rollout": 0.5, "actor": 1.2}, 0.02, sync_s)
-    plans = [plan_of(placed) for placed in possible(shipped)]
-    plans = [plans[i] for i in best_first(costs, plans)]
+    plans = by_worth(costs, [plan_of(placed) for placed in possible(shipped)])
     found = [(plan.size("rollout"), plan.size("actor"), bool(fused_roles(plan.config))) for plan in plans]
     assert set(found[:2]) == {(2, 2, True), (2, 1, False)}
 

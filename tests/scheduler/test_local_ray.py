@@ -259,7 +259,7 @@ def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", times_out)
-    too_late = pytest.raises(ClusterError, match=r"did not start on this machine .*5 times.*less busy")
+    too_late = pytest.raises(ClusterError, match=r"did not start on this machine .*tried 5 times.*less busy")
     with too_late, local_ray(str(tmp_path), 1, None, False):
         pass
     assert len(started) == 5 and started[-1].wait(timeout=10)

@@ -14,6 +14,13 @@ def make():
     return policy, sharding.build_optimizer(policy, OptimConfig(lr=1e-2, weight_decay=0.1))
 
 
+def test_a_rate_of_zero_for_the_value_is_one():
+    policy, _ = make()
+    for value_lr, expected in ((None, 1e-2), (0.0, 0.0), (1e-3, 1e-3)):
+        groups = sharding.build_optimizer(policy, OptimConfig(lr=1e-2, value_lr=value_lr)).param_groups
+        assert [group["base_lr"] for group in groups] == [1e-2, expected]
+
+
 def imitate(policy, optimizer, step):
     generator = torch.Generator().manual_seed(step)
     batch = {"state": torch.randn(6, 4, generator=generator), "actions": torch.rand(6, 1, 2, generator=generator)}

@@ -115,6 +115,10 @@ class Sampler:
     ignore_last: bool
     joint: Literal["sum", "mean"]
 
+    def __post_init__(self) -> None:
+        if self.method == "flow_cps" and self.num_steps == 1:
+            raise ValueError("num_steps is 1, and flow_cps has no noise in its last step: nothing would train. Set 2")
+
     @classmethod
     def of(cls, cfg: FlowConfig) -> Sampler:
         return cls(cfg.num_steps, cfg.layout, cfg.method, cfg.noise_level, cfg.ignore_last, cfg.joint)
