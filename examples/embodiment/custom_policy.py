@@ -87,6 +87,9 @@ class SquashedGaussianPolicy(Policy):
         if wanted != given:
             raise ValueError(f"the policy reads (state numbers, cameras) {wanted}, the environment gives {given}")
 
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.critic.parameters())
+
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
         inputs = self._inputs(obs)
         mean, log_std, values = self._network(inputs)

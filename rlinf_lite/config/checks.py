@@ -418,13 +418,11 @@ def _a_policy_of_ones_own_has_a_value_to_warm_up(config: Config, plan: Plan) -> 
         part = registry.POLICIES.get(config.model.id)
     except registry.PartError:  # said by its own rule
         return
-    from rlinf_lite.models.base import Policy  # imports torch, as the policy has
-
-    if getattr(part, "value_parameters", None) is Policy.value_parameters:
-        text = (
-            f"is {config.algorithm.critic_warmup_steps}, and {config.model.id}.value_parameters() names nothing that "
-        )
-        yield Problem("algorithm.critic_warmup_steps", f"{text}would train. Set it to 0, or write that method")
+    names_them = getattr(part, "value_parameters", None)
+    if getattr(names_them, "__module__", "rlinf_lite.models.base") == "rlinf_lite.models.base":  # not its own
+        text = f"is {config.algorithm.critic_warmup_steps}, and {config.model.id} has no value_parameters(), "
+        advice = "which would name what trains then. Set it to 0, or write that method"
+        yield Problem("algorithm.critic_warmup_steps", text + advice)
 
 
 @rule("env.id", "env.task", "env.options", "model", "rollout.model_dir", "actor", "data", kinds=SIMULATED)

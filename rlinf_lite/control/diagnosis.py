@@ -40,6 +40,7 @@ class DiagnosisManager:
         self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
         self.last_beats: dict[str, Beat] = {}  # by worker
         self._heard: dict[str, float] = {}
+        self._waited: dict[str, float] = {}  # when any rank of a group was last seen to wait for a message
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
         self._excused_since, self._looked = -math.inf, math.inf
@@ -52,6 +53,8 @@ class DiagnosisManager:
             if name in self.last_beats and self.last_beats[name].pid != beat.pid:
                 self._busy.pop(name, None)  # it has been replaced
             self.last_beats[name], self._heard[name] = beat, now
+            if beat.waiting_for is not None:
+                self._waited[beat.group] = now
             busy = self._busy.setdefault(name, deque())
             busy.append((now, beat.busy_s))
             while busy[0][0] < now - _SLOW_WINDOW_S:
@@ -88,7 +91,6 @@ class DiagnosisManager:
         if now - self._excused_since < self._hang_timeout_s:
             return None
         beat, silent = self.last_beats.get(record.name), now - self._heard.setdefault(record.name, now)
-        others = [b for name, b in self.last_beats.items() if b.group == record.group and name != record.name]
         if silent >= max(self._hang_timeout_s, SILENT_S):
             evidence = f"not heard of for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
         elif (
@@ -97,7 +99,8 @@ class DiagnosisManager:
             and beat.doing is not None
             and beat.waiting_for is None
             and beat.stuck_s + silent >= self._hang_timeout_s
-            and not any(beat.waiting_for is not None for beat in others)  # the group may be in a collective operation
+            # ranks in a collective operation wait for one that waits for a message; beats are of different moments
+            and now - self._waited.get(record.group, -math.inf) >= self._hang_timeout_s
         ):
             evidence = f"{beat.doing} has made no progress for {beat.stuck_s + silent:.1f} s, and waits for no message"
             if silent > _LATE_S:

@@ -167,6 +167,7 @@ class JobMaster:
         """How a recovery went; returns what has failed so far."""
         with self._lock:
             done = self._failover.ended(failure, ok, steps_lost, problem)
+            self._diagnosis.excuse()
             what = {"id": failure, "failed": done.failed, "level": done.level, "seconds": done.seconds}
             detail = {"steps_lost": steps_lost} if ok else {"problem": problem}
             self._event("recovered" if ok else "recovery_failed", **what, **detail)

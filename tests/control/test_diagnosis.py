@@ -44,8 +44,10 @@ def test_a_rank_that_others_hold_up_does_not_hang(diagnosis):
     waiting = replace(BEAT, rank=0, waiting_for="rollout[0]")
     diagnosis.hear([replace(BEAT, stuck_s=1000.0), waiting], 100.0)
     assert diagnosis.find_hung(RECORD, 100.2) is None
-    diagnosis.hear([replace(waiting, waiting_for=None)], 100.3)
-    assert diagnosis.find_hung(RECORD, 100.4) is not None
+    diagnosis.hear([replace(waiting, waiting_for=None)], 100.3)  # the other's beat is from before
+    assert diagnosis.find_hung(RECORD, 100.4) is None
+    diagnosis.hear([replace(BEAT, stuck_s=1010.0)], 110.0)
+    assert diagnosis.find_hung(RECORD, 110.1) is not None
 
 
 def test_silent(diagnosis):

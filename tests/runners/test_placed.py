@@ -37,7 +37,8 @@ class SlowAlone(EnvWorker):
     """A simulator of which one process takes long, as if each had a GPU of its own."""
 
     def interact(self, step=None):
-        time.sleep(0.6 / self.world_size)
+        with self.timer("step"):  # in a span, by which costs are known
+            time.sleep(0.6 / self.world_size)
         return super().interact(step)
 
 
