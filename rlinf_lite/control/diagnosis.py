@@ -99,8 +99,8 @@ class DiagnosisManager:
             and beat.doing is not None
             and beat.waiting_for is None
             and beat.stuck_s + silent >= self._hang_timeout_s
-            # in a collective operation ranks wait for one that waits for a message; beats are of different moments
-            and (not beat.collective or now - self._waited.get(record.group, -math.inf) >= self._hang_timeout_s)
+            # ranks in a collective operation wait for one that waits for a message; beats are of different moments
+            and now - self._waited.get(record.group, -math.inf) >= self._hang_timeout_s
         ):
             evidence = f"{beat.doing} has made no progress for {beat.stuck_s + silent:.1f} s, and waits for no message"
             if silent > _LATE_S:

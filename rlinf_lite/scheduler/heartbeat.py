@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,6 @@ class Beat:
     sent_to: tuple[str, ...]  # groups that it has sent messages to
     memory_bytes: int  # resident, of the process
     oom_kills: int  # processes that the kernel of this machine has killed for want of memory so far
-    collective: bool = False  # its process has joined a process group of torch
 
 
 @dataclass
@@ -110,19 +108,13 @@ class Heartbeat:
             runs = activity.doing is not None and activity.waiting_for is None
             busy_s = activity.busy_s + (now - activity._since if runs else 0.0)
             now_in = (activity.doing, activity.waiting_for, now - since, busy_s, tuple(sorted(activity.sent_to)))
-            found.append(Beat(group, rank, os.getpid(), *now_in, memory_bytes, oom_kills, _has_process_group()))
+            found.append(Beat(group, rank, os.getpid(), *now_in, memory_bytes, oom_kills))
         return found
 
     def _run(self) -> None:
         while True:
             self._tell(self.beats())
             time.sleep(self._beat_s)
-
-
-def _has_process_group() -> bool:
-    # who has not imported it has joined none; nor does it have all its names while it is being imported
-    is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
-    return is_initialized is not None and bool(is_initialized())
 
 
 def file_bytes() -> int:

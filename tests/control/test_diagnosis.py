@@ -41,20 +41,13 @@ def test_waiting_idle_and_replaced_workers_do_not_hang(diagnosis, change):
 
 
 def test_a_rank_that_others_hold_up_does_not_hang(diagnosis):
-    stuck = replace(BEAT, stuck_s=1000.0, collective=True)
     waiting = replace(BEAT, rank=0, waiting_for="rollout[0]")
-    diagnosis.hear([stuck, waiting], 100.0)
+    diagnosis.hear([replace(BEAT, stuck_s=1000.0), waiting], 100.0)
     assert diagnosis.find_hung(RECORD, 100.2) is None
     diagnosis.hear([replace(waiting, waiting_for=None)], 100.3)  # the other's beat is from before
     assert diagnosis.find_hung(RECORD, 100.4) is None
-    diagnosis.hear([replace(stuck, stuck_s=1010.0)], 110.0)
+    diagnosis.hear([replace(BEAT, stuck_s=1010.0)], 110.0)
     assert diagnosis.find_hung(RECORD, 110.1) is not None
-
-
-def test_only_ranks_of_a_process_group_hold_each_other_up(diagnosis):
-    """A simulator that hangs is the cause of what the other simulators' workers wait for."""
-    diagnosis.hear([replace(BEAT, stuck_s=1000.0), replace(BEAT, rank=0, waiting_for="rollout[0]")], 100.0)
-    assert diagnosis.find_hung(RECORD, 100.2) is not None
 
 
 def test_silent(diagnosis):
