@@ -317,6 +317,7 @@ ENGINES = Registry(
     {"transformers": "rlinf_lite.generation.engine:TransformersEngine"},
 )
 _TRIAL = "rlinf_lite.envs.trial:problems_of"
+POLICY = "rlinf_lite.models.base:Policy"
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
 REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)}
@@ -357,6 +358,12 @@ def suite_overrides(name: str, env_id: str) -> list[str]:
 def policy_card(name: str) -> PolicyCard:
     """The card of `model.id`; one that knows nothing for a class without. Raises as `env_card`, UnknownPolicyError."""
     return PolicyCard.of(POLICIES.get(name), name)
+
+
+def policy_part(name: str) -> Any:
+    """The class that `model.id` names, itself or by its card. Raises as `policy_card`."""
+    card = policy_card(name)
+    return card.part or import_part(card.policy, "model.id", UnknownPolicyError)
 
 
 def card_in(section: str, content: Mapping[str, Any]) -> Card | None:

@@ -415,11 +415,11 @@ def _a_policy_of_ones_own_has_a_value_to_warm_up(config: Config, plan: Plan) -> 
     if not config.algorithm.critic_warmup_steps or not registry.IMPORT_PATH.fullmatch(config.model.id):
         return
     try:
-        part = registry.POLICIES.get(config.model.id)
+        part = registry.policy_part(config.model.id)
     except registry.PartError:  # said by its own rule
         return
-    names_them = getattr(part, "value_parameters", None)
-    if getattr(names_them, "__module__", "rlinf_lite.models.base") == "rlinf_lite.models.base":  # not its own
+    base = registry.import_part(registry.POLICY, "model.id")  # who has a class to compare has imported it
+    if getattr(part, "value_parameters", None) is base.value_parameters:
         text = f"is {config.algorithm.critic_warmup_steps}, and {config.model.id} has no value_parameters(), "
         advice = "which would name what trains then. Set it to 0, or write that method"
         yield Problem("algorithm.critic_warmup_steps", text + advice)

@@ -267,6 +267,7 @@ class JobMaster:
             self._backend.save(f"{job}.damaged", self._backend.load(job) or "")
         self._context = found or JobContext(job, directory)
         if again:
+            self._diagnosis.excuse()  # who waited, and what was dealt with, it does not know
             about = {} if found is not None else {"problem": f"{problem}: the trainer tells what it knows"}
             self._event("master_restarted", stage=str(self._context.stage), **about)
 

@@ -12,7 +12,7 @@ from rlinf_lite.checksums import is_whole, verify
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
-from rlinf_lite.registry import POLICIES, UnknownPolicyError, import_part, policy_card
+from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card, policy_part
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -39,8 +39,7 @@ def policy_class(policy_id: str) -> type[Policy]:
         UnknownPolicyError: with the nearest registered name, or what is no policy.
         PartImportError: where its module cannot be imported.
     """
-    card = policy_card(policy_id)
-    cls = card.part or import_part(card.policy, "model.id", UnknownPolicyError)
+    cls = policy_part(policy_id)
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise UnknownPolicyError(f"{policy_id} is {cls!r}, not a subclass of rlinf_lite.models.Policy", "model.id")
     cls.policy_id = policy_id

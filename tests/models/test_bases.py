@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlinf_lite.cards import PolicyCard
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
@@ -94,6 +95,34 @@ def test_there_has_to_be_a_value_to_warm_up() -> None:
     load_config("gym_pendulum_ppo_mlp", own)
     with pytest.raises(ConfigError, match=r"critic_warmup_steps: is 2, and .*:OfVelocities has no value_parameters"):
         load_config("gym_pendulum_ppo_mlp", [*own, "algorithm.critic_warmup_steps=2"])
+
+
+class WithValueParameters(OfGaussians):
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.critic.parameters())
+
+
+class NamesOne(PolicyCard):
+    policy = f"{__name__}:WithValueParameters"
+
+
+class NamesNone(PolicyCard):
+    policy = f"{__name__}:OfGaussians"
+
+
+def warmed_up(name: str) -> None:
+    load_config("gym_pendulum_ppo_mlp", [f"model.id={__name__}:{name}", "algorithm.critic_warmup_steps=2"])
+
+
+@pytest.mark.parametrize("name", ["WithValueParameters", "NamesOne"])
+def test_a_class_or_its_card_may_be_warmed_up(name: str) -> None:
+    warmed_up(name)
+
+
+@pytest.mark.parametrize("name", ["OfGaussians", "NamesNone"])
+def test_a_class_or_its_card_without_value_parameters_may_not(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf":{name} has no value_parameters\(\), which would name what trains then"):
+        warmed_up(name)
 
 
 def test_it_is_the_mlp_where_the_network_is() -> None:
