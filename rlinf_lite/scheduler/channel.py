@@ -22,6 +22,7 @@ import ray
 
 from rlinf_lite.scheduler.context import Address, find, publish, run_on, withdraw
 from rlinf_lite.scheduler.errors import ChannelTimeoutError, SchedulerError
+from rlinf_lite.scheduler.heartbeat import waiting
 from rlinf_lite.scheduler.post import Inbox, forward, is_read, post, push
 from rlinf_lite.scheduler.segments import Parcel, discard, pack, unpack
 
@@ -125,9 +126,10 @@ class Channel:
         try:
             post([self._keeper], Request(inbox.address, number, what, key, weight, timeout_s), item)
             while True:
-                while not inbox.wait(_PATROL_S):
-                    if not _lives(self._keeper):
-                        raise SchedulerError(f"the channel {self.name!r} is gone: it was closed, or its creator ended")
+                with waiting(f"the channel {self.name}"):
+                    while not inbox.wait(_PATROL_S):
+                        if not _lives(self._keeper):
+                            raise SchedulerError(f"the channel {self.name!r} is gone: it was closed, or its creator ended")
                 taken = inbox.take()
                 assert taken is not None
                 reply, parcel = taken

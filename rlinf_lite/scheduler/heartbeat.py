@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 _FILE_PROGRESS_BYTES = 2**20
@@ -52,9 +52,11 @@ class Activity:
         """Around a method."""
         self.doing, self._since = name, time.monotonic()
         self.progress += 1
+        _this_thread.activity = self
         try:
             yield
         finally:
+            _this_thread.activity = None
             self.busy_s += time.monotonic() - self._since
             self.doing = None
             self.progress += 1
@@ -72,6 +74,7 @@ class Activity:
             self.progress += 1
 
 
+_this_thread = threading.local()  # `activity` of the worker whose method it runs
 _of_any = Activity()  # progress of whichever worker runs in this process: one at a time does
 
 
@@ -79,6 +82,12 @@ def report_progress() -> None:
     """Say that the method under way makes progress, from code that knows no worker: an environment, a reward, a model.
     Outside of a worker it does nothing."""
     _of_any.made_progress()
+
+
+def waiting(source: str) -> AbstractContextManager[None]:
+    """Around a wait for a message in code that knows no worker. Outside of a worker's method it does nothing."""
+    activity: Activity | None = getattr(_this_thread, "activity", None)
+    return nullcontext() if activity is None else activity.waiting(source)
 
 
 class Heartbeat:

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from rlinf_lite.scheduler import (
     wait_all,
 )
 from rlinf_lite.scheduler.channel import _kept
+from rlinf_lite.scheduler.heartbeat import Activity
 from rlinf_lite.scheduler.shared_memory import KEPT_SEGMENTS, _written
 
 
@@ -72,6 +74,25 @@ def test_order_is_kept_per_key(channel: Channel) -> None:
     assert [channel.get(key=1) for _ in range(3)] == [1, 3, 5]
     assert [channel.get(key=0) for _ in range(3)] == [0, 2, 4]
     assert channel.empty(0)
+
+
+def test_a_wait_for_an_item_is_known_as_one(channel: Channel) -> None:
+    """So that no worker that waits for longer than `control.hang_timeout_s` is taken for hung."""
+    activity, got = Activity(), []
+
+    def method() -> None:
+        with activity.method("take"):
+            got.append(channel.get(timeout_s=20))
+
+    thread = threading.Thread(target=method)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while activity.waiting_for is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert activity.waiting_for == f"the channel {channel.name}"
+    channel.put(1)
+    thread.join()
+    assert got == [1] and activity.waiting_for is None
 
 
 def test_observations_from_worker_to_worker(channel: Channel, group: WorkerGroup, cluster: Cluster) -> None:

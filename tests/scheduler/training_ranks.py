@@ -1,6 +1,7 @@
-"""One of two ranks that train as actors do: `python -m tests.scheduler.training_ranks RANK ADDRESS`.
+"""One of two ranks that train as actors do: `python -m tests.scheduler.training_ranks RANK ADDRESS STRATEGY`.
 
-Rank 0 says "ready" after an update that does not count, waits for a line, and says "done" after a step.
+Rank 0 says "ready" after an update that does not count, waits for a line, and says "done" after a step: so many updates,
+and what whole tensors for rollout workers take.
 """
 
 import sys
@@ -13,13 +14,14 @@ from rlinf_lite.config.plan import observed
 from rlinf_lite.models import build_policy
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.preview.memory import spec_of
-from rlinf_lite.training.strategies import Replicated, init_process_group
+from rlinf_lite.registry import STRATEGIES
+from rlinf_lite.training.strategies import init_process_group
 
 UPDATES = 3
 
 
 def main() -> None:
-    rank, address, strategy = int(sys.argv[1]), sys.argv[2], Replicated()
+    rank, address, strategy = int(sys.argv[1]), sys.argv[2], STRATEGIES.get(sys.argv[3])()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cfg = load_config("embodiment/tabletop_ppo_vla", ["rollout.model_dir=null"])
@@ -46,6 +48,9 @@ def main() -> None:
     dist.barrier()
     for _ in range(UPDATES):
         update()
+    for parameter in parameters:
+        if hasattr(parameter, "full_tensor"):
+            parameter.full_tensor()
     dist.barrier()
     if rank == 0:
         print("done", flush=True)
