@@ -1,8 +1,7 @@
 """What is learned, over env steps and over seconds: synchronous runs and asynchronous ones, every seed in turn.
 
     python benchmarks/async_learning.py
-    python benchmarks/async_learning.py --sync maniskill_pushcube_ppo_mlp --asynchronous maniskill_pushcube_async_ppo_mlp
-    python benchmarks/async_learning.py --sync math_arithmetic_grpo --asynchronous math_arithmetic_async_grpo
+    python benchmarks/async_learning.py --sync math_arithmetic_grpo --async math_arithmetic_async_grpo
 
 Runs are whole ones, as `rlinf-lite train` makes them. Seconds count from the first step and without evaluations. The
 success at the end of asynchronous runs is to be at most two points below that of synchronous ones, on average.
@@ -11,6 +10,7 @@ success at the end of asynchronous runs is to be at most two points below that o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of both configs")
     parser.add_argument("--sync", default="tabletop_ppo_vla", metavar="CONFIG")
-    parser.add_argument("--asynchronous", default="tabletop_async_ppo_vla", metavar="CONFIG")
+    parser.add_argument("--async", dest="asynchronous", default="tabletop_async_ppo_vla", metavar="CONFIG")
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_intermixed_args()
@@ -82,7 +82,7 @@ def curve(words: list[str]) -> Curve:
 
 def at(found: Curve, column: int, where: float) -> float:
     """The success in between two evaluations, on the line through both."""
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         if where <= after[column]:
             share = (where - before[column]) / (after[column] - before[column])
             return before[2] + share * (after[2] - before[2])

@@ -102,10 +102,14 @@ def pi0(rehearse: bool) -> dict[str, Any]:
 
 @row(60)
 def weight_sync(rehearse: bool) -> dict[str, Any]:
-    """Weights from an actor to two rollout workers on the same card, through host memory, beside a copy on the card."""
-    accelerator = "cpu" if rehearse else "cuda"
+    """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, beside a copy
+    on the card."""
+    accelerator, found = "cpu" if rehearse else "cuda", {}
     with Cluster(num_gpus_per_node=1, accelerator=accelerator, log_to_driver=False) as cluster:
-        return _weight_sync(cluster, 4 if rehearse else 1024)
+        for way, cuda_ipc in (("", False), ("ipc_", True)):
+            measured = _weight_sync(cluster, 4 if rehearse else 1024, cuda_ipc)
+            found |= {f"{way}{name}": value for name, value in measured.items()}
+    return found
 
 
 @row(40)
@@ -283,11 +287,11 @@ def _predicted(
     return (sum(actor.held.values()) + peak) / GIB
 
 
-def _weight_sync(cluster: Cluster, mib: int) -> dict[str, float]:
+def _weight_sync(cluster: Cluster, mib: int, cuda_ipc: bool) -> dict[str, float]:
     actor = Actor.create_group().launch(cluster, "0", name="actor")
     rollout = Rollout.create_group().launch(cluster, "0:0-1", name="rollout")
     try:
-        wait_all(actor.init(mib), rollout.init(mib))
+        wait_all(actor.init(mib, cuda_ipc), rollout.init(mib))
         sync = Sync(actor, rollout)
         first_s, sync_s = sync(), min(sync() for _ in range(5))
         copy_s = min(actor.device_copy().wait()[0] for _ in range(5))

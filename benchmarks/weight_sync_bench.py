@@ -38,9 +38,9 @@ class Model(nn.Module):
 
 
 class Actor(Worker):
-    def init(self, mib: int) -> None:
-        self.model = Model(mib).to(self.device)
-        self.sender = WeightSender(self, "rollout", ROUTES, BUCKET_BYTES, TIMEOUT_S, os.cpu_count() or 1)
+    def init(self, mib: int, cuda_ipc: bool = False) -> None:
+        self.model, num_threads = Model(mib).to(self.device), os.cpu_count() or 1
+        self.sender = WeightSender(self, "rollout", ROUTES, BUCKET_BYTES, TIMEOUT_S, num_threads, cuda_ipc)
         self.source = np.ones(mib * 2**20, np.uint8)
         self.target = np.zeros(mib * 2**20, np.uint8)
 

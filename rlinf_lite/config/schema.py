@@ -437,6 +437,8 @@ class ActorConfig(TrainConfig):
 class WeightSyncConfig(Section):
     bucket_bytes: PositiveInt = 256 * 1024 * 1024
     """Largest extra memory of one weight transfer."""
+    cuda_ipc: bool = False
+    """From process to process on one GPU directly, in place of through host memory. Not run on a GPU yet."""
 
 
 class ControlConfig(Section):

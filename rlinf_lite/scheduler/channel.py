@@ -22,7 +22,7 @@ import ray
 
 from rlinf_lite.scheduler.context import Address, find, publish, run_on, withdraw
 from rlinf_lite.scheduler.errors import ChannelTimeoutError, SchedulerError
-from rlinf_lite.scheduler.heartbeat import waiting
+from rlinf_lite.scheduler.heartbeat import waits_for
 from rlinf_lite.scheduler.post import Inbox, forward, is_read, post, push
 from rlinf_lite.scheduler.segments import Parcel, discard, pack, unpack
 
@@ -119,17 +119,17 @@ class Channel:
         self, what: str, key: Any = None, weight: int | None = None, timeout_s: float | None = None, item: Any = None
     ) -> list[Any]:
         """Send a request to the keeper; returns the values that come back."""
-        number = next(_numbers)
+        number, name = next(_numbers), f"the channel {self.name!r}"
         values: list[Any] = []
         with _lock:
             inbox = _idle.pop() if _idle else Inbox("asks")  # which nobody else reads meanwhile
         try:
             post([self._keeper], Request(inbox.address, number, what, key, weight, timeout_s), item)
             while True:
-                with waiting(f"the channel {self.name}"):
+                with waits_for(name):
                     while not inbox.wait(_PATROL_S):
                         if not _lives(self._keeper):
-                            raise SchedulerError(f"the channel {self.name!r} is gone: it was closed, or its creator ended")
+                            raise SchedulerError(f"{name} is gone: it was closed, or its creator ended")
                 taken = inbox.take()
                 assert taken is not None
                 reply, parcel = taken

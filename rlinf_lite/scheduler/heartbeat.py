@@ -84,7 +84,7 @@ def report_progress() -> None:
     _of_any.made_progress()
 
 
-def waiting(source: str) -> AbstractContextManager[None]:
+def waits_for(source: str) -> AbstractContextManager[None]:
     """Around a wait for a message in code that knows no worker. Outside of a worker's method it does nothing."""
     activity: Activity | None = getattr(_this_thread, "activity", None)
     return nullcontext() if activity is None else activity.waiting(source)

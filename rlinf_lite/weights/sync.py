@@ -2,7 +2,8 @@
 
 Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
 types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
-meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it.
+meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it. With
+`weight_sync.cuda_ipc` a receiver on the sender's own GPU copies from the sender's tensors instead, bucket by bucket.
 Receivers on other nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to
 a node without an actor each crosses the network once, and lies in its shared memory once for every receiver there.
 
@@ -22,12 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import reduce_tensor
 
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
@@ -74,6 +76,7 @@ class _Ready:
     complete: bool  # it has had everything once: what may have changed is enough
     segment: str | None  # that it has mapped
     dtypes: dict[str, torch.dtype]  # of its floating tensors that are not float32
+    gpu: str | None  # that its parameters are on
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,14 @@ class _Written:
 
     names: tuple[str, ...]
     new: tuple[str, list[_Entry]] | None  # where the segment is, for those that have to map it
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """A bucket of tensors of the sender's, by name: functions that open them in another process, and their arguments.
+    The sender does not touch them until the receiver has answered."""
+
+    tensors: dict[str, tuple[Any, ...]]
 
 
 class _Segment:
@@ -149,9 +160,10 @@ class WeightSender:
         bucket_bytes: int,
         timeout_s: float,
         num_threads: int = 1,
+        cuda_ipc: bool = False,
     ) -> None:
         self._worker, self._group = worker, group
-        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
+        self._bucket_bytes, self._timeout_s, self._cuda_ipc = bucket_bytes, timeout_s, cuda_ipc
         self._threads = ThreadPoolExecutor(num_threads)
         self._receivers = routes.receivers(worker.rank)
         own_node = routes.actor_nodes[worker.rank]
@@ -177,8 +189,10 @@ class WeightSender:
         dtypes = next((receiver.dtypes for receiver in ready.values()), {})
         if problem is None and any(receiver.dtypes != dtypes for receiver in ready.values()):
             problem = SchedulerError(f"workers of {self._group} have parameters of different types")
-        sharing = [rank for rank in ready if rank in self._on_this_node]
-        others = [rank for rank in ready if rank not in sharing]
+        own_gpu = _gpu(module) if self._cuda_ipc else None
+        lent_to = [rank for rank in ready if rank in self._on_this_node and own_gpu and ready[rank].gpu == own_gpu]
+        sharing = [rank for rank in ready if rank in self._on_this_node and rank not in lent_to]
+        others = [rank for rank in ready if rank not in self._on_this_node]
         here = None if self._segment is None else self._segment.path
         first = any(here is None or ready[rank].segment != here for rank in sharing)
         everything = first or not all(receiver.complete for receiver in ready.values())
@@ -203,21 +217,26 @@ class WeightSender:
                 self._segment = self._new_segment(tensors, dtypes)
             except SchedulerError as error:
                 problem = error
-        for bucket in self._buckets(tensors, dtypes):
+        for bucket in self._buckets(tensors, dtypes, lends=bool(lent_to)):
             try:
                 if problem is None:
                     self._worker.report_progress()
+                    for rank in lent_to:
+                        lent = _Lent({name: reduce_tensor(tensor) for name, tensor in bucket.items()})
+                        self._worker.send((lent, False), self._group, rank, tag)
+                    if sharing or others:
+                        bucket = {name: tensor.cpu() for name, tensor in bucket.items()}
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
                     self._worker.send((bucket, False), self._group, others, tag)
-                    for rank in others:
+                    for rank in (*lent_to, *others):
                         self._worker.recv(self._group, rank, self._timeout_s, tag)
             except SchedulerError as error:
                 problem = error
         if problem is not None:
             raise problem
 
-        self._worker.send(({}, True), self._group, others, tag)
+        self._worker.send(({}, True), self._group, [*lent_to, *others], tag)
         for rank in sharing:
             assert self._segment is not None
             new = (self._segment.path, self._segment.entries) if first else None
@@ -234,7 +253,7 @@ class WeightSender:
                 was, now = (f"{list(x.shape)} {x.dtype}" for x in (room, tensor))
                 raise SchedulerError(f"{name} was {was} when the weights were first sent, and is {now} now")
         targets = [piece for name in bucket for piece in _pieces(segment.tensors[name])]
-        sources = [piece for tensor in bucket.values() for piece in _pieces(tensor.contiguous())]
+        sources = [piece for tensor in bucket.values() for piece in _pieces(tensor)]
         is_small = sum(source.nbytes for source in sources) <= _PIECE_BYTES
         for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
             pass
@@ -249,10 +268,11 @@ class WeightSender:
         return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True)
 
     def _buckets(
-        self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]
+        self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype], lends: bool
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole tensors in host memory, in the types that receivers have, at most `bucket_bytes` at a time (a larger
-        tensor travels alone)."""
+        """Whole tensors in the types that receivers have, at most `bucket_bytes` at a time (a larger tensor travels
+        alone): in host memory, or copies where they are that can be lent. What is lent itself stays lent in torch's
+        books until it is freed, which parameters never are."""
         bucket: dict[str, Tensor] = {}
         num_bytes = 0
         for name, tensor in tensors:
@@ -262,7 +282,8 @@ class WeightSender:
                 bucket, num_bytes = {}, 0
             full = _whole(tensor.detach())
             if self._receivers:
-                bucket[name] = full.to(_wanted(name, full, dtypes)).cpu()
+                wanted = full.to(_wanted(name, full, dtypes), copy=lends).contiguous()
+                bucket[name] = wanted if lends else wanted.cpu()
                 num_bytes += size
         if bucket:
             yield bucket
@@ -275,6 +296,12 @@ def _wanted(name: str, tensor: Tensor, dtypes: Mapping[str, torch.dtype]) -> tor
 
 def _in_host_memory(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
+
+
+def _gpu(module: nn.Module) -> str | None:
+    """The GPU that parameters are on, and which of its process's it is; None: host memory."""
+    device = next(module.parameters()).device  # a process has one GPU
+    return f"{torch.cuda.get_device_properties(device).uuid} {device}" if device.type == "cuda" else None
 
 
 def _tag(number: int) -> str:
@@ -327,7 +354,8 @@ class WeightReceiver:
     def take(self, offer: Offer) -> None:
         """Put what is offered into the module."""
         tag = _tag(offer.number)
-        self._worker.send(_Ready(self._complete, self._segment, self._dtypes), self._group, self._sender, tag)
+        ready = _Ready(self._complete, self._segment, self._dtypes, _gpu(self._module))
+        self._worker.send(ready, self._group, self._sender, tag)
         last = False
         while not last:
             content, last = self._worker.recv(self._group, self._sender, self._timeout_s, tag)
@@ -337,7 +365,10 @@ class WeightReceiver:
                     self._worker.send("mapped", self._group, self._sender, tag)
                 self._copy({name: self._copied[name] for name in content.names if name in self._copied})
             else:
-                self._copy(content)
+                if isinstance(content, _Lent):
+                    self._copy_lent(content)
+                else:
+                    self._copy(content)
                 if not last:
                     self._worker.send("copied", self._group, self._sender, tag)
         self._complete, self.version, self._number = True, offer.version, offer.number
@@ -352,6 +383,17 @@ class WeightReceiver:
                 parameter.data = tensor
             else:
                 self._copied[name] = tensor
+
+    def _copy_lent(self, lent: _Lent) -> None:
+        try:
+            self._copy({name: rebuild(*args) for name, (rebuild, args) in lent.tensors.items()})
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # the sender changes them once it knows that they have been read
+        except RuntimeError as error:
+            raise SchedulerError(
+                f"{self._worker.name} cannot open the memory of {self._group}[{self._sender}] on their GPU ({error}). "
+                "Set weight_sync.cuda_ipc=false: weights then go through host memory"
+            ) from error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

@@ -106,9 +106,8 @@ class EmbodiedFSDPActor(Worker):
         self.learner.start_training(cfg.actor.optim, total_steps)
         self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
         if "rollout" not in self.fused:
-            bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
-            num_threads = self.learner.num_threads
-            self.sender = WeightSender(self, "rollout", layout.weight_routes, bucket_bytes, timeout_s, num_threads)
+            limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
+            self.sender = WeightSender(self, "rollout", layout.weight_routes, *limits, cfg.weight_sync.cuda_ipc)
         return self.learner.num_parameters
 
     def sync_model_to_rollout(self, number: int = 0) -> None:

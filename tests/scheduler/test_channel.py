@@ -89,7 +89,7 @@ def test_a_wait_for_an_item_is_known_as_one(channel: Channel) -> None:
     deadline = time.monotonic() + 10
     while activity.waiting_for is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert activity.waiting_for == f"the channel {channel.name}"
+    assert activity.waiting_for == f"the channel {channel.name!r}"
     channel.put(1)
     thread.join()
     assert got == [1] and activity.waiting_for is None

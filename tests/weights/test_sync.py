@@ -22,11 +22,28 @@ def make_module():
     return module
 
 
+def pretend_gpu(kind, rank):
+    """Where tensors are to be lent: that parameters are on a GPU, of which rank 0 of both groups has the same one.
+    torch lends tensors in host memory by the same function, once it shares them by a file's name."""
+    if "lent" in kind:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        torch.set_num_threads(1)
+        sync._gpu = lambda module: f"card {rank}"
+    if "cannot be opened" in kind:
+        sync.reduce_tensor = lambda tensor: (refuse, ())
+
+
+def refuse():
+    raise RuntimeError("CUDA error: invalid device context")
+
+
 class Sending(Worker):
     def init(self, bucket_bytes, kind):
         self.module = make_module()
         routes = WeightRoutes(rollout_nodes=NODES.get(kind, (0, 0)), actor_nodes=(0,))
-        self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s=20, num_threads=2)
+        lends = "lent" in kind
+        self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s=20, num_threads=2, cuda_ipc=lends)
+        pretend_gpu(kind, self.rank)
 
     def change_and_send(self, version):
         with torch.no_grad():
@@ -45,7 +62,15 @@ class Receiving(Worker):
         if "bf16" in kind or (kind == "two types" and self.rank):
             cast_parameters(self.module, torch.bfloat16)
         self.receiver = WeightReceiver(self, "actor", 0, self.module, timeout_s=20)
-        if "copied" in kind:  # as for a policy on another device
+        pretend_gpu(kind, self.rank)
+        self.num_lent, copy_lent = 0, self.receiver._copy_lent
+
+        def count(lent):
+            self.num_lent += len(lent.tensors)
+            copy_lent(lent)
+
+        self.receiver._copy_lent = count
+        if "copied" in kind or "lent" in kind:  # as for a policy on another device
             sync._in_host_memory = lambda tensor: False
 
     def receive(self, version):
@@ -58,6 +83,9 @@ class Receiving(Worker):
         norm.running_mean += 100 * (self.rank + 1)
         norm.running_var = norm.running_var + 1
         return norm.running_mean, norm.running_var
+
+    def lent(self):
+        return self.num_lent
 
     def mapped_file(self):
         """The file that the first weight's memory is mapped from."""
@@ -79,7 +107,7 @@ def groups(cluster, request):
     rollout.shutdown()
 
 
-KINDS = ["views", "copied", "buckets", "bf16 views", "bf16 copied"]
+KINDS = ["views", "copied", "buckets", "bf16 views", "bf16 copied", "lent", "bf16 lent"]
 
 
 @pytest.mark.parametrize("groups", KINDS, indirect=True, ids=KINDS)
@@ -111,6 +139,22 @@ def test_receivers_on_the_node_map_one_copy(groups, request):
         assert "weights-actor-0" not in first + second
     else:
         assert first == second and "weights-actor-0" in first and first.endswith("(deleted)")
+
+
+@pytest.mark.parametrize("groups", ["lent"], indirect=True)
+def test_only_a_receiver_on_the_senders_gpu_is_lent_tensors(groups):
+    actor, rollout = groups
+    for version, expected in ((0, 9), (1, 8)):  # parameters and statistics; the first weight does not train
+        before = rollout.lent().wait()
+        wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
+        assert [now - then for now, then in zip(rollout.lent().wait(), before, strict=True)] == [expected, 0]
+
+
+@pytest.mark.parametrize("groups", ["lent, and cannot be opened"], indirect=True)
+def test_a_lent_tensor_that_cannot_be_opened_says_what_to_set(groups):
+    actor, rollout = groups
+    with pytest.raises(WorkerError, match="invalid device context.*Set weight_sync.cuda_ipc=false"):
+        wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
 
 
 @pytest.mark.parametrize("groups", ["views"], indirect=True)

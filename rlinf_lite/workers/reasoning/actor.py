@@ -35,9 +35,9 @@ class LanguageActor(LanguageModelWorker):
         model = build_model(cfg, directory, cfg.model.attn_implementation)
         self._take(model, "actor", cfg.actor.optim, total_steps)
         self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
-        bucket_bytes, timeout_s = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s
         if "rollout" not in self.fused:
-            self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s, self.learner.num_threads)
+            limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
+            self.sender = WeightSender(self, "rollout", routes, *limits, cfg.weight_sync.cuda_ipc)
         return self.learner.num_parameters
 
     def sync_model_to_rollout(self, number: int = 0) -> None:
