@@ -104,7 +104,8 @@ def pi0(rehearse: bool) -> dict[str, Any]:
 def weight_sync(rehearse: bool) -> dict[str, Any]:
     """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, beside a copy
     on the card."""
-    accelerator, found = "cpu" if rehearse else "cuda", {}
+    accelerator = "cpu" if rehearse else "cuda"
+    found: dict[str, Any] = {}
     with Cluster(num_gpus_per_node=1, accelerator=accelerator, log_to_driver=False) as cluster:
         for way, cuda_ipc in (("", False), ("ipc_", True)):
             measured = _weight_sync(cluster, 4 if rehearse else 1024, cuda_ipc)

@@ -153,7 +153,7 @@ def test_only_a_receiver_on_the_senders_gpu_is_lent_tensors(groups):
 @pytest.mark.parametrize("groups", ["lent, and cannot be opened"], indirect=True)
 def test_a_lent_tensor_that_cannot_be_opened_says_what_to_set(groups):
     actor, rollout = groups
-    with pytest.raises(WorkerError, match="invalid device context.*Set weight_sync.cuda_ipc=false"):
+    with pytest.raises(WorkerError, match=r"invalid device context.*Set weight_sync\.cuda_ipc=false"):
         wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
 
 

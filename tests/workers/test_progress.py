@@ -145,7 +145,7 @@ def test_rewards_with_every_row(monkeypatch):
 
 class Sending(Worker):
     def recv(self, group, rank, timeout_s=None, tag=None):
-        return _Ready(complete=False, segment=None, dtypes={})
+        return _Ready(complete=False, segment=None, dtypes={}, gpu=None)
 
     def send(self, obj, group, rank, tag=None):
         pass
