@@ -1,22 +1,24 @@
 """What is learned, over env steps and over seconds: synchronous runs and asynchronous ones, every seed in turn.
 
-    python benchmarks/async_learning.py
+    python benchmarks/async_learning.py runner.val_check_interval=25
     python benchmarks/async_learning.py --sync math_arithmetic_grpo --async math_arithmetic_async_grpo
 
-Runs are whole ones, as `rlinf-lite train` makes them. Seconds count from the first step and without evaluations. The
-success at the end of asynchronous runs is to be at most two points below that of synchronous ones, on average.
+Runs are whole ones, as `rlinf-lite train` makes them, and evaluated as their configs say. Seconds count from the first
+step and without evaluations; in between two evaluations success is taken from the line through both. The success at the
+end of asynchronous runs is to be at most two points below that of synchronous ones, on average.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import mean
 
+import numpy as np
 from common import Comparison, Report, print_table, say
 
 TARGET = -0.02
@@ -49,12 +51,14 @@ def main() -> None:
 
     for column, unit in ((1, "s"), (0, "steps")):
         end = min(found[-1][column] for group in curves.values() for found in group)
-        rows = [
-            [name, *(f"{100 * mean([at(found, column, share * end) for found in group]):.1f}" for share in SHARES)]
-            for name, group in curves.items()
-        ]
-        print_table(f"{args.sync}: success", ["mean, %", *(f"{share * end:,.0f} {unit}" for share in SHARES)], rows)
-    final = {name: mean([found[-1][2] for found in group]) for name, group in curves.items()}
+        where = [share * end for share in SHARES]
+        rows = []
+        for name, group in curves.items():
+            columns = [np.array(found).T for found in group]
+            success = np.mean([np.interp(where, own[column], own[2]) for own in columns], axis=0)
+            rows.append([name, *(f"{100 * value:.1f}" for value in success)])
+        print_table(f"{args.sync}: success", ["mean, %", *(f"{value:,.0f} {unit}" for value in where)], rows)
+    final = {name: mean(found[-1][2] for found in group) for name, group in curves.items()}
     for name in contestants:
         if name != "sync":
             less = final[name] - final["sync"]
@@ -78,19 +82,6 @@ def curve(words: list[str]) -> Curve:
             seconds = line["time"] - began - (evaluated - lines[0]["time/eval"])
             found.append((line.get("env/num_steps", line["step"]), seconds, line["eval/success_once"]))
     return found
-
-
-def at(found: Curve, column: int, where: float) -> float:
-    """The success in between two evaluations, on the line through both."""
-    for before, after in itertools.pairwise(found):
-        if where <= after[column]:
-            share = (where - before[column]) / (after[column] - before[column])
-            return before[2] + share * (after[2] - before[2])
-    return found[-1][2]
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

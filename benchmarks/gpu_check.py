@@ -105,12 +105,8 @@ def weight_sync(rehearse: bool) -> dict[str, Any]:
     """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, beside a copy
     on the card."""
     accelerator = "cpu" if rehearse else "cuda"
-    found: dict[str, Any] = {}
     with Cluster(num_gpus_per_node=1, accelerator=accelerator, log_to_driver=False) as cluster:
-        for way, cuda_ipc in (("", False), ("ipc_", True)):
-            measured = _weight_sync(cluster, 4 if rehearse else 1024, cuda_ipc)
-            found |= {f"{way}{name}": value for name, value in measured.items()}
-    return found
+        return _weight_sync(cluster, 4 if rehearse else 1024)
 
 
 @row(40)
@@ -288,19 +284,21 @@ def _predicted(
     return (sum(actor.held.values()) + peak) / GIB
 
 
-def _weight_sync(cluster: Cluster, mib: int, cuda_ipc: bool) -> dict[str, float]:
+def _weight_sync(cluster: Cluster, mib: int) -> dict[str, float]:
     actor = Actor.create_group().launch(cluster, "0", name="actor")
     rollout = Rollout.create_group().launch(cluster, "0:0-1", name="rollout")
+    size, found = mib * 2**20, {}
     try:
-        wait_all(actor.init(mib, cuda_ipc), rollout.init(mib))
-        sync = Sync(actor, rollout)
-        first_s, sync_s = sync(), min(sync() for _ in range(5))
-        copy_s = min(actor.device_copy().wait()[0] for _ in range(5))
+        for way, cuda_ipc in (("", False), ("ipc_", True)):
+            wait_all(actor.init(mib, cuda_ipc), rollout.init(mib))
+            sync = Sync(actor, rollout)
+            found[f"{way}first_s"] = sync()
+            found[f"{way}sync_gb_s"] = size / min(sync() for _ in range(5)) / 1e9
+        found["device_copy_gb_s"] = size / min(actor.device_copy().wait()[0] for _ in range(5)) / 1e9
     finally:
         rollout.shutdown()
         actor.shutdown()
-    size = mib * 2**20
-    return {"first_s": first_s, "sync_gb_s": size / sync_s / 1e9, "device_copy_gb_s": size / copy_s / 1e9}
+    return found
 
 
 def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64
 _segment_numbers = itertools.count()  # of this process, in which one sender may follow another
+_IPC_HINT = "Set weight_sync.cuda_ipc=false: weights then go through host memory."
 _PIECE_BYTES = 4 * 2**20
 """What a copying thread takes at a time: with torch's threads, each tensor would wait for the slower half."""
 
@@ -222,8 +223,7 @@ class WeightSender:
                 if problem is None:
                     self._worker.report_progress()
                     for rank in lent_to:
-                        lent = _Lent({name: reduce_tensor(tensor) for name, tensor in bucket.items()})
-                        self._worker.send((lent, False), self._group, rank, tag)
+                        self._worker.send((_lend(bucket), False), self._group, rank, tag)
                     if sharing or others:
                         bucket = {name: tensor.cpu() for name, tensor in bucket.items()}
                     if sharing and self._segment is not None:
@@ -304,6 +304,14 @@ def _gpu(module: nn.Module) -> str | None:
     return f"{torch.cuda.get_device_properties(device).uuid} {device}" if device.type == "cuda" else None
 
 
+def _lend(bucket: Mapping[str, Tensor]) -> _Lent:
+    """For one receiver: torch counts who has what is lent."""
+    try:
+        return _Lent({name: reduce_tensor(tensor) for name, tensor in bucket.items()})
+    except RuntimeError as error:
+        raise SchedulerError(f"weights on this GPU cannot be lent to another process ({error}). {_IPC_HINT}") from error
+
+
 def _tag(number: int) -> str:
     """Of what belongs to one transfer, which is not to be taken for what belongs to another, or to a step."""
     return f"weights {number}"
@@ -364,13 +372,12 @@ class WeightReceiver:
                     self._map(*content.new)
                     self._worker.send("mapped", self._group, self._sender, tag)
                 self._copy({name: self._copied[name] for name in content.names if name in self._copied})
+            elif isinstance(content, _Lent):
+                self._copy_lent(content)
             else:
-                if isinstance(content, _Lent):
-                    self._copy_lent(content)
-                else:
-                    self._copy(content)
-                if not last:
-                    self._worker.send("copied", self._group, self._sender, tag)
+                self._copy(content)
+            if not last:
+                self._worker.send("copied", self._group, self._sender, tag)
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
@@ -392,7 +399,7 @@ class WeightReceiver:
         except RuntimeError as error:
             raise SchedulerError(
                 f"{self._worker.name} cannot open the memory of {self._group}[{self._sender}] on their GPU ({error}). "
-                "Set weight_sync.cuda_ipc=false: weights then go through host memory"
+                + _IPC_HINT
             ) from error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:

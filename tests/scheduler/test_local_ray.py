@@ -136,6 +136,7 @@ STOPPABLE = """
         raise KeyboardInterrupt
     signal.signal(signal.SIGTERM, stop)
     try:
+        print("handles SIGTERM", flush=True)
         group.sleep(600).wait()
     except KeyboardInterrupt:
         print("saved by", group.sleep(0).wait(), flush=True)
@@ -146,6 +147,7 @@ def test_sigterm_to_every_process_leaves_the_driver_time_to_save() -> None:
     """As SLURM sends it to a job's processes, and `timeout` to its group."""
     process = start(STOPPABLE.replace("group.sleep(600)", "time.sleep(600) or group.sleep(0)"))
     uid = read_until_running(process)
+    assert process.stdout is not None and process.stdout.readline() == "handles SIGTERM\n"
     everyone = [psutil.Process(process.pid), *family(process)]
     groups = {os.getpgid(member.pid) for member in everyone[1:]}
     assert os.getpgid(process.pid) not in groups

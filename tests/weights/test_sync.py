@@ -31,9 +31,11 @@ def pretend_gpu(kind, rank):
         sync._gpu = lambda module: f"card {rank}"
     if "cannot be opened" in kind:
         sync.reduce_tensor = lambda tensor: (refuse, ())
+    if "cannot be lent" in kind:
+        sync.reduce_tensor = refuse
 
 
-def refuse():
+def refuse(*_):
     raise RuntimeError("CUDA error: invalid device context")
 
 
@@ -150,8 +152,8 @@ def test_only_a_receiver_on_the_senders_gpu_is_lent_tensors(groups):
         assert [now - then for now, then in zip(rollout.lent().wait(), before, strict=True)] == [expected, 0]
 
 
-@pytest.mark.parametrize("groups", ["lent, and cannot be opened"], indirect=True)
-def test_a_lent_tensor_that_cannot_be_opened_says_what_to_set(groups):
+@pytest.mark.parametrize("groups", ["lent, and cannot be opened", "lent, and cannot be lent"], indirect=True)
+def test_a_gpu_whose_memory_cannot_be_shared_says_what_to_set(groups):
     actor, rollout = groups
     with pytest.raises(WorkerError, match=r"invalid device context.*Set weight_sync\.cuda_ipc=false"):
         wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
