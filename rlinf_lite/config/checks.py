@@ -201,15 +201,22 @@ def _interpolates_between_versions(config: Any, plan: Any) -> Iterator[Problem]:
         )
 
 
-@rule("algorithm.target_kl", "algorithm.correction", kinds=("embodied",))
+@rule("algorithm.target_kl", "algorithm.correction", "algorithm.loss_type", "runner.mode", kinds=("embodied",))
 def _kl_is_of_the_step(config: Config, plan: Plan) -> Iterator[Problem]:
-    correction = config.algorithm.correction
-    if config.algorithm.target_kl is not None and correction.proximal == "interpolate":
-        yield Problem(
-            "algorithm.target_kl",
-            f"is {config.algorithm.target_kl:g}, and with algorithm.correction.proximal: interpolate the KL of an "
-            "update counts what changed before the step too. Set it to null, or proximal to recompute",
-        )
+    algorithm = config.algorithm
+    if algorithm.target_kl is None:
+        return
+    if algorithm.correction.proximal == "interpolate":
+        with_, way_out = "algorithm.correction.proximal: interpolate", ", or proximal to recompute"
+    elif max_staleness(config) and loss_needs_of(config).behaviour:
+        with_, way_out = f"{algorithm.loss_type} in an asynchronous run", ""
+    else:
+        return
+    yield Problem(
+        "algorithm.target_kl",
+        f"is {algorithm.target_kl:g}, and with {with_} the KL of an update counts what changed before the step too. "
+        f"Set it to null{way_out}",
+    )
 
 
 # memory that is given back between phases, and types of parameters
@@ -609,6 +616,13 @@ def _kl(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
             "algorithm.kl.controller",
             f"adaptive steers the weight of the KL in the reward, and algorithm.kl.place is {kl.place}. Set that to "
             "reward, or this to fixed",
+        )
+    responses = config.data.num_prompts * config.algorithm.group_size
+    if kl.controller == "adaptive" and responses / 5 >= kl.horizon:  # a fifth is the largest error that it counts
+        yield Problem(
+            "algorithm.kl.horizon",
+            f"is {kl.horizon:g}, and one step of {responses} responses could take the weight of the KL to 0 or below. "
+            f"Use more than {responses / 5:g}, {10 * responses} for example",
         )
 
 

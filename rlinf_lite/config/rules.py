@@ -268,9 +268,9 @@ def _corrected_once(config: Any, plan: Any) -> Iterator[Problem]:
         yield Problem("algorithm.correction.kind", text)
 
 
-@rule("algorithm.loss_type", "model.id", kinds=("embodied",))
+@rule("algorithm.loss_type", "algorithm.logprob_type", "model.id", kinds=("embodied",))
 def _probabilities_to_compare(config: Any, plan: Any) -> Iterator[Problem]:
-    loss, model = config.algorithm.loss_type, config.model.id
+    loss, model, level = config.algorithm.loss_type, config.model.id, config.algorithm.logprob_type
     if not loss_needs_of(config).probabilities:
         return
     try:
@@ -283,6 +283,12 @@ def _probabilities_to_compare(config: Any, plan: Any) -> Iterator[Problem]:
             f"{loss} compares probabilities of actions, and {model} does not say that it has any (`probabilities` of "
             "its card): densities of continuous actions may be above 1. Use ppo, for data of other policies with "
             "algorithm.correction",
+        )
+    elif level != "token_level":
+        yield Problem(
+            "algorithm.logprob_type",
+            f"is {level}, and {loss} compares probabilities, of which those of many tokens together are all close to "
+            "0, so that nothing would bound an update. Set it to token_level",
         )
 
 

@@ -88,6 +88,7 @@ def add_advantages(
     outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
     metrics |= {
         "rollout/rewards": float(columns["scores"].mean()),
+        "rollout/response_length": float(lengths.float().mean()),
         "rollout/stopped_frac": float(columns["stopped"].float().mean()),
         "rollout/num_groups": float(num_groups(batch)),
         **advantage_metrics(outputs.advantages, outputs.returns, mask, columns.get("values")),

@@ -167,17 +167,22 @@ class ReasoningRunner(Runner):
         recomputes = recomputed_logprobs(self.cfg)[0]
         trained: list[DataProto] = []
         scores: list[DataProto] = []  # of all responses, those that were filtered too
-        num_responses = num_groups = num_kept = num_tokens = 0
+        num_groups = num_kept = num_tokens = 0
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
             generating = self._generate(step, refill)
             # part by part scored by policy, reference and critic, while the rollout workers generate the next
             pending: list[tuple[DataProto, list[Handle]]] = []
+            waiting: list[DataProto] = []
             for part, rewarding in generating.parts:
                 sequences, rewards, _ = self._wait(part, rewarding, generating.started, what="responses")
                 self._take_metrics(sequences, rewards)
                 batch = sequences.union(rewards)
+                if refill:  # may bring more groups than are missing: those that end first, the short ones, get no lead
+                    waiting.append(batch)
+                    if len(waiting) < len(generating.parts):
+                        continue
+                    batch = experience.in_order(DataProto.concat(waiting))
                 num_tokens += int(batch.batch["response_mask"].sum())
-                num_responses += len(batch)
                 num_groups += experience.num_groups(batch)
                 batch = experience.split_baselines(batch, algorithm.group_size)
                 scores.append(batch.select([name for name in batch.batch if name.endswith("scores")], [], []))
@@ -208,7 +213,6 @@ class ReasoningRunner(Runner):
         metrics = {
             "rollout/all_rewards": float(scored["scores"].mean()),
             "rollout/generated_tokens": float(num_tokens),
-            "rollout/response_length": num_tokens / num_responses,
         }
         if "model_scores" in scored:
             metrics["rollout/model_rewards"] = float(scored["model_scores"].mean())

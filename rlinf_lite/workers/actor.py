@@ -143,12 +143,18 @@ class EmbodiedFSDPActor(Worker):
             names = ("rewards", "mask", "values", "next_values", "dones", "group_ids")
             gathered: dict[str, Any] = {name: self._all_gather(getattr(inputs, name)) for name in names}
             inputs = replace(inputs, **gathered)
+            metrics = {"rollout/rewards": float(inputs.rewards[inputs.mask.bool()].mean())}
+            keep = torch.ones(len(inputs.rewards), dtype=torch.bool)
+            if algorithm.filter_groups:  # what does not train has no part in what advantages are normalised by
+                keep = torch.zeros_like(keep)
+                keep[algorithms.filter_groups(inputs)] = True
+                inputs = replace(inputs, mask=inputs.mask * keep[:, None])
+                metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
             outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages, outputs.returns
-            mask = inputs.mask.bool()
-            metrics = {"rollout/rewards": float(inputs.rewards[mask].mean())}
             values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else nobody trains them
-            metrics |= advantage_metrics(advantages, returns, mask, values)
+            if keep.any():
+                metrics |= advantage_metrics(advantages, returns, inputs.mask.bool(), values)
             if self.cfg.runner.mode == "async":
                 staleness = self.version - self._all_gather(own.versions)[self._all_gather(own.mask).any(-1)]
                 metrics["async/staleness_mean"] = float(staleness.double().mean())
@@ -158,12 +164,7 @@ class EmbodiedFSDPActor(Worker):
 
             # samples that train: decisions of which an action was executed, of groups with a signal
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
-            valid = global_mask.any(-1).numpy()
-            if algorithm.filter_groups:
-                keep = torch.zeros(len(inputs.rewards), dtype=torch.bool)
-                keep[algorithms.filter_groups(inputs)] = True
-                metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
-                valid = valid & keep.repeat_interleave(len(valid) // len(keep)).numpy()
+            valid = (global_mask.any(-1) & keep.repeat_interleave(len(global_mask) // len(keep))).numpy()
 
             rows = slice(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
             num_samples = own.mask.shape[0] * own.mask.shape[1]

@@ -388,7 +388,12 @@ def test_checks_ask_a_loss_what_it_needs_and_a_policy_what_it_has() -> None:
     assert problem.startswith("algorithm.loss_type: test_checks_probabilities compares probabilities")
     [problem] = problems_of(PPO, "algorithm.loss_type=test_checks_acted", corrected)
     assert problem.startswith("algorithm.correction.kind: is icepop, and test_checks_acted forms its ratios")
-    assert problems_of("tabletop_ppo_vla", "algorithm.loss_type=dppo_tv") == []
+    tokens = ("tabletop_ppo_vla", "algorithm.loss_type=dppo_tv")
+    assert problems_of(*tokens) == [] == problems_of(*tokens, *OLD)
+    [problem] = problems_of(*tokens, "algorithm.logprob_type=chunk_level")
+    assert problem.startswith("algorithm.logprob_type: is chunk_level, and dppo_tv compares probabilities")
+    [problem] = problems_of(*tokens, *OLD, "algorithm.target_kl=0.1")
+    assert problem.startswith("algorithm.target_kl: is 0.1, and with dppo_tv in an asynchronous run the KL of an")
     assert registry.loss_needs("dppo_tv") == registry.loss_needs("rlinf_lite.algorithms.losses:dppo_tv")
 
 

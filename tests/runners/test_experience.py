@@ -69,7 +69,7 @@ def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
     found, metrics = experience.add_advantages(rows, cfg, experience.kl_controller(cfg.kl), recomputed_by=0)
     assert found.batch["returns"][:, 0].tolist() == [1.0, 0.75, -0.5]
     assert metrics["rollout/overlong_penalty"] == pytest.approx(-0.25)
-    assert metrics["rollout/rewards"] == pytest.approx(2 / 3)
+    assert metrics["rollout/rewards"] == pytest.approx(2 / 3) and metrics["rollout/response_length"] == 2
     assert len(experience.with_signal(rows)) == 0  # the first two are alike, by their scores
 
 

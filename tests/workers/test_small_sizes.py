@@ -286,6 +286,27 @@ def test_an_actor_learns_from_however_little_there_is(adv_type: str) -> None:
         assert all(torch.isfinite(parameter).all() for parameter in after), sizes
 
 
+@pytest.mark.parametrize("adv_type", ["rloo", "reinforce_plus_plus_baseline"])
+def test_what_is_filtered_has_no_part_in_how_advantages_are_scaled(adv_type: str) -> None:
+    """Groups without a signal would else make those of the others larger, the more of them there are."""
+    sizes = Sizes.draw(0)
+    actor = actor_with(
+        Crew(replace(sizes, actors=1, num_envs=8, env_workers=1, stages=1, num_chunks=sizes.limit)),
+        adv_type=adv_type,
+        filter_groups=True,
+        normalize_advantages=True,
+        group_size=2,
+        reward_type="chunk_level",
+    )
+    own = actor.trajectories
+    own.rewards[:] = 0
+    own.rewards[0, 0], own.rewards[2, 0] = 1.0, 1.0  # of four groups, two have a signal
+    metrics = actor.compute_advantages_and_returns()
+    trained = actor.batch.advantages[actor.batch.valid]
+    assert metrics["rollout/filtered_groups_frac"] == 0.5
+    assert float(trained.std()) == pytest.approx(1, rel=1e-4) and float(trained.mean()) == pytest.approx(0, abs=1e-5)
+
+
 def test_every_row_is_routed_to_one_place() -> None:
     for sources in range(1, 6):
         for destinations in range(1, 6):
