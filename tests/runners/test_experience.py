@@ -8,7 +8,8 @@ import torch
 from rlinf_lite.algorithms import AdaptiveKLController, FixedKLController
 from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
-from rlinf_lite.runners import experience
+from rlinf_lite.runners import ReasoningRunner, experience
+from rlinf_lite.runners.reasoning import Generating
 
 
 def batch(scores: list[float], groups: list[int], samples: list[int], lengths: list[int] | None = None) -> DataProto:
@@ -44,6 +45,37 @@ def test_groups_without_a_signal_go_and_the_first_ones_stay() -> None:
     assert kept.batch["group"].tolist() == [1, 1, 2, 2] and experience.num_groups(kept) == 2
     assert experience.first_groups(kept, 1).batch["group"].tolist() == [1, 1]
     assert len(experience.first_groups(kept, 0)) == 0
+
+
+def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_lead() -> None:
+    """Two prompts are missing, and four are answered: in two parts, of which the first has the short answers."""
+
+    class Runner(ReasoningRunner):
+        reference = critic = None
+
+        def __init__(self) -> None:
+            settings = ["filter_groups=true", "max_refills=1", "group_size=2", "recompute_logprobs=false"]
+            overrides = ["data.num_prompts=4", "actor.global_batch_size=8", *(f"algorithm.{setting}" for setting in settings)]
+            self.cfg = load_config("math/math_arithmetic_grpo", overrides)
+
+        def _generate(self, step, refill=0):
+            parts = [([0, 1], 1), ([2, 3], 3)] if refill == 0 else [([6, 7], 1), ([4, 5], 3)]
+            made = []
+            for groups, length in parts:
+                scores = [1.0, 0.0, 1.0, float(refill == 0)]  # of the first ones, every other has no signal
+                part = batch(scores, sorted(groups * 2), [0, 1] * 2, [length] * 4)
+                rows = part.select([name for name in part.batch if name != "scores"], ["row"])
+                made.append((rows, part.select(["scores"], [])))
+            return Generating(None, made)
+
+        def _wait(self, *handles, what, **limits):
+            return handles
+
+        def _take_metrics(self, *parts):
+            pass
+
+    found, _ = Runner().collect(0)
+    assert torch.unique(found.batch["group"]).tolist() == [0, 2, 4, 5]
 
 
 def test_rows_are_sorted_by_prompt_and_sample() -> None:
