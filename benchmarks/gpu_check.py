@@ -113,8 +113,8 @@ def weight_sync(rehearse: bool) -> dict[str, Any]:
 def precision(rehearse: bool) -> dict[str, Any]:
     """How far bf16 moves log-probabilities of the same actions: between acting and training, and from fp32."""
     found: dict[str, Any] = {}
-    for name in ("openvla", "pi0"):
-        contestant = Contestant(name, "tiny" if rehearse else "small", 32, _args(rehearse))
+    for name, size in (("openvla", "small"), ("pi0", "tiny")):
+        contestant = Contestant(name, "tiny" if rehearse else size, 32, _args(rehearse))
         policy, inputs, acted = contestant.policy, contestant.acted.forward_inputs, contestant.acted.logprobs.float()
         with torch.no_grad(), torch.autocast(contestant.device.type, torch.bfloat16):
             trained = policy(inputs).logprobs.float()

@@ -136,6 +136,14 @@ def _a_process_computes_on_one_gpu(config: BaseConfig, plan: Any) -> Iterator[Pr
                 f"gives a process the GPUs {slots_of[0]}..{slots_of[-1]}, and it would compute on the first. Write "
                 f"'{one_each}': a process each",
             )
+        elif name in ("actor", "critic", "reference"):
+            num_gpus = len({process.slots for process in processes})
+            if num_gpus < len(processes):
+                yield Problem(
+                    f"{PLACEMENT}.{name}",
+                    f"has {len(processes)} processes on {num_gpus} GPUs, and NCCL, through which they exchange "
+                    "gradients and parameters, refuses two on one. Give each a GPU of its own",
+                )
 
 
 # asynchronous runs, and log-probabilities that are computed again

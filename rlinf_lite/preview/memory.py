@@ -477,12 +477,17 @@ def _training(
     if slots(config.cluster)[0] == "cpu" and _is_whole(plan, role):  # each lane has gradients
         on_a_node = -(-(plan.size(role) or 1) // config.cluster.num_nodes)
         lanes = lanes_for(training_threads(config.actor.num_threads, on_a_node), counts.parameters)
-    working = {"gradients": lanes * _part(plan, role, counts, _FP32 * counts.trained), "activations": activations}
+    gradients = _part(plan, role, counts, _FP32 * counts.trained)
+    working = {"gradients": lanes * gradients, "activations": activations}
+    together = config.actor.tensor_model_parallel_size if isinstance(config, ReasoningConfig) else 1
+    if config.actor.strategy != "fsdp" and (plan.size(role) or 1) > together:
+        # a copy of them is averaged over ranks, when activations and what other lanes have are gone
+        working["averaged gradients"] = max(gradients - activations - (lanes - 1) * gradients, 0)
     if shards > 1:
         # FSDP2 holds whole the root, a layer, the next one, and gradients of one of them before they are reduced
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
-        gradients = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
-        working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + gradients
+        unreduced = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
+        working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + unreduced
     weights = counts.num_bytes
     if isinstance(config, Config) and config.actor.frozen_dtype == "bf16":
         weights -= (_FP32 - _BF16) * (counts.parameters - counts.trained)

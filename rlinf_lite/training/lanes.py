@@ -9,9 +9,11 @@ lane on every core; lanes wait for each other once per micro-batch.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -126,6 +128,11 @@ def _refers_to_modules(value: Any, depth: int = 3) -> bool:
         inner += value.values()
     elif isinstance(value, list | tuple | set):
         inner += value
+    elif isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell != CellType()]  # one that is empty has no contents
+        inner += [*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()), value.__kwdefaults__]
+    elif isinstance(value, weakref.ref):
+        inner.append(value())
     elif hasattr(value, "__dict__") and not callable(value):
         inner += vars(value).values()
     return any(_refers_to_modules(found, depth - 1) for found in inner if found is not None)

@@ -9,7 +9,8 @@ a node without an actor each crosses the network once, and lies in its shared me
 
 The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
 anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
-version. Receivers say what they have: where one is new, or the sender is, everything is sent again, in a new segment.
+version. Receivers say what they have: where one is new, or has not mapped this sender's segment, everything is sent
+again, in a new one.
 """
 
 from __future__ import annotations

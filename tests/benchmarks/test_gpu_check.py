@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
+
+from rlinf_lite import registry
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SLOW = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync")
@@ -37,6 +41,21 @@ def test_every_row(check: Any) -> None:
     assert 0.5 < trained["predicted_gib"]["actor"] / trained["actor_peak_gib"] < 2
     drift = check.ROWS["precision"][1](True)
     assert drift["openvla_bf16_to_fp32"] < 0.1
+
+
+def test_the_sizes_of_log_probabilities_on_a_card_are_those_that_policies_have(
+    check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rehearsal has other ones."""
+    sizes: list[str] = []
+
+    def checked(name: str, size: str, *_: Any) -> Any:
+        sizes.append(registry.policy_card(name).Options(size=size).size)  # type: ignore[attr-defined]
+        return MagicMock(device=torch.device("cpu"))
+
+    monkeypatch.setattr(check, "Contestant", checked)
+    check.ROWS["precision"][1](False)
+    assert sizes == ["small", "tiny"]
 
 
 def test_weights_are_sent() -> None:

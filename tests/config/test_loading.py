@@ -56,6 +56,13 @@ def test_a_process_with_several_gpus_is_refused() -> None:
         load_config(PUSHCUBE, [*overrides, "cluster.accelerator=cuda"], elsewhere=True)
 
 
+def test_two_ranks_that_train_on_one_gpu_are_refused() -> None:
+    overrides = ["cluster.num_gpus_per_node=2", "cluster.component_placement={actor: '0:0-1', env: 0, rollout: 1}"]
+    load_config(PUSHCUBE, [*overrides, "cluster.accelerator=cpu"], elsewhere=True)
+    with pytest.raises(ConfigError, match=r"component_placement\.actor: has 2 processes on 1 GPUs, and NCCL"):
+        load_config(PUSHCUBE, [*overrides, "cluster.accelerator=cuda"], elsewhere=True)
+
+
 def test_the_shipped_configs_are_there() -> None:
     assert {name.rsplit("/", 1)[-1] for name in config_names()} >= {
         "maniskill_pushcube_ppo_mlp",

@@ -232,6 +232,19 @@ def test_ranks_share_what_is_sharded_and_slots_add_up() -> None:
     assert on_four.slot_bytes == {0: actor + rollout, 1: actor, 2: actor, 3: actor}
 
 
+def test_gradients_that_are_averaged_are_there_twice_where_activations_are_smaller() -> None:
+    settings = [*VLA, "cluster.num_gpus_per_node=2", "cluster.accelerator=cuda", "actor.strategy=replicated"]
+    few, many = (
+        estimate_of(
+            *settings, "cluster.component_placement={env: 0, rollout: 0, actor: 0-1}", f"actor.micro_batch_size={size}"
+        )
+        for size in (1, 64)
+    )
+    of_few, of_many = (found.ranks["actor"].working for found in (few, many))
+    assert of_many["averaged gradients"] == 0 < of_few["averaged gradients"]
+    assert of_few["averaged gradients"] + of_few["activations"] == of_few["gradients"]
+
+
 def test_memory_that_is_given_back_counts_in_turn() -> None:
     gpu = [*VLA, "cluster.num_gpus_per_node=2", "cluster.accelerator=cuda", "actor.precision=bf16"]
     apart = [*gpu, "cluster.component_placement={env: 0, rollout: 0-1, actor: 0-1}"]

@@ -55,7 +55,11 @@ def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_l
 
         def __init__(self) -> None:
             settings = ["filter_groups=true", "max_refills=1", "group_size=2", "recompute_logprobs=false"]
-            overrides = ["data.num_prompts=4", "actor.global_batch_size=8", *(f"algorithm.{setting}" for setting in settings)]
+            overrides = [
+                "data.num_prompts=4",
+                "actor.global_batch_size=8",
+                *(f"algorithm.{setting}" for setting in settings),
+            ]
             self.cfg = load_config("math/math_arithmetic_grpo", overrides)
 
         def _generate(self, step, refill=0):

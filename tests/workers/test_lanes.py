@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,13 +290,23 @@ class Lists(nn.Module):
             self.layer.compile(backend="eager")
         elif how == "hook":
             self.layer.register_forward_hook(self.look)
+        elif how == "closure":
+            layer = self.layer
+            self.register_forward_hook(lambda module, args, output: output + layer(args[0]))
+        elif how == "default":
+            self.run = lambda x, layer=self.layer: layer(x)
+        elif how == "weak reference":
+            self.owner = weakref.ref(self.layer)
         else:
-            self.sizes = {"list": [1, 2], "config": SimpleNamespace(width=2, names=["a"])}
+            self.sizes = {"list": [1, 2], "config": SimpleNamespace(width=2, names=["a"]), "f": lambda x, n=2: x * n}
 
     def look(self, *_: Any) -> None: ...
 
 
-@pytest.mark.parametrize("how", ["list", "method", "object", "weight", "compiled", "hook", "not"])
+REFERRING = ["list", "method", "object", "weight", "compiled", "hook", "closure", "default", "weak reference"]
+
+
+@pytest.mark.parametrize("how", [*REFERRING, "not"])
 def test_what_refers_to_modules_has_one_lane(how: str) -> None:
     assert learner(Lists(how), 2).lanes.number == (2 if how == "not" else 1)
 
