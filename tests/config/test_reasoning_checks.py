@@ -26,8 +26,8 @@ BROKEN = {
     "algorithm.critic_warmup_steps: grpo has no critic": ["algorithm.critic_warmup_steps=1"],
     "algorithm.clip_ratio_c: is 1, and the dual clip must be above 1": ["algorithm.clip_ratio_c=1"],
     "algorithm.kl.controller: adaptive steers the weight of the KL in the reward": ["algorithm.kl.controller=adaptive"],
-    "algorithm.kl.horizon: is 50, and one step of 256 responses could take the weight of the KL to 0 or below. Use more "
-    "than 51.2, 2560 for example": ["algorithm.kl={place: reward, controller: adaptive, horizon: 50}"],
+    "algorithm.kl.horizon: is 50, and one step of 256 responses could take the weight of the KL to 0 or below. Use "
+    "more than 51.2, 2560 for example": ["algorithm.kl={place: reward, controller: adaptive, horizon: 50}"],
     "algorithm.kl.kind: k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average over "
     "tokens drawn from p. Use k2": ["algorithm.kl={place: loss, kind: k1}"],
     "algorithm.correction.low: is 0.5, and kind: tis has no low. Set it to null, or the kind to icepop or reject": [
