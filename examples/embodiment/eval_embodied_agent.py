@@ -29,6 +29,10 @@ from rlinf_lite.script import run_script, shown_path
 if TYPE_CHECKING:
     from rlinf_lite.metrics import EvalSummary
 
+_WITH_EFFECT = (
+    *("env.", "model.", "data.", "reward.", "actor.tokenizer."),
+    *("rollout.max_response_length", "rollout.engine"),
+)
 _WITHOUT_EFFECT = ("env.train.", "env.eval.num_envs", "env.eval.num_videos")
 
 
@@ -114,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def plays_otherwise(change: str) -> bool:
     """Whether an override makes it another evaluation than the run's own ones."""
     key = change.lstrip("+~").partition("=")[0]
-    return key.startswith(("env.", "model.", "data.")) and not key.startswith(_WITHOUT_EFFECT)
+    return key.startswith(_WITH_EFFECT) and not key.startswith(_WITHOUT_EFFECT)
 
 
 def free_name(path: Path, summary: EvalSummary) -> Path:

@@ -105,19 +105,23 @@ def summarize_episodes(
     mode: str,
     groups: Mapping[str, Sequence[str]] | None = None,
     protocol: Mapping[str, Any] | None = None,
+    all_judged: bool = False,
 ) -> EvalSummary:
     """Summarise an evaluation; the order of `records` does not matter. `groups`: sets of tasks by name, of which those
-    are kept that some task, and not every task, is in. Raises ValueError where there are no records."""
+    are kept that some task, and not every task, is in. An episode that says nothing of success had none where another
+    does; `all_judged`: there is a success only of what has that of every episode. Raises ValueError where there are no
+    records."""
     records = sorted(records, key=lambda record: (record.task_id, record.seed, record.env_id))
     if not records:
         raise ValueError("no finished episode to summarise: the evaluation ran none to its end.")
     task_ids = sorted({record.task_id for record in records})
-    rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], records) for task_id in task_ids]
+    others = None if all_judged else records
+    rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], others) for task_id in task_ids]
     members = {name: [r for r in records if r.task_id in tasks] for name, tasks in (groups or {}).items()}
-    sets = [_summarize(name, part, records) for name, part in members.items() if 0 < len(part) < len(records)]
+    sets = [_summarize(name, part, others) for name, part in members.items() if 0 < len(part) < len(records)]
     names = ("task_id", "seed", "length", "return_", "success_once", "success_at_end", "steps_to_success")
     episodes = tuple({name.rstrip("_"): getattr(record, name) for name in names} for record in records)
-    total = _summarize("all", records, records)
+    total = _summarize("all", records, others)
     return EvalSummary(mode, total, tuple(rows), episodes, tuple(sets), dict(protocol or {}))
 
 
@@ -159,11 +163,13 @@ def student_t_975(dof: int) -> float:
     return z + sum(term / dof**power for power, term in enumerate(terms, start=1))
 
 
-def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[EpisodeLike]) -> TaskSummary:
-    """An episode that says nothing of a success that any of the `others` reports had none."""
+def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[EpisodeLike] | None) -> TaskSummary:
+    """An episode that says nothing of a success that any of the `others` reports had none; without others there is a
+    success where every episode says something of it."""
     returns = [float(record.return_) for record in records]
-    has_success = any(record.success_once is not None for record in others)
-    has_success_at_end = any(record.success_at_end is not None for record in others)
+    read, found = (all, records) if others is None else (any, others)
+    has_success = read(record.success_once is not None for record in found)
+    has_success_at_end = read(record.success_at_end is not None for record in found)
     once = [bool(record.success_once) for record in records] if has_success else []
     steps = [record.steps_to_success for record in records if record.steps_to_success is not None]
     at_end = [bool(record.success_at_end) for record in records] if has_success_at_end else []

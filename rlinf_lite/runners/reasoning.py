@@ -269,8 +269,8 @@ class ReasoningRunner(Runner):
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
         self._take_metrics(batch, rewards)
-        scores, by_rule = rewards.batch["scores"], rewards.batch["rule_scores"]
-        successes = torch.where(by_rule.isnan(), scores, by_rule) >= 1  # of an answer that no rule judges, by its score
+        scores, by_rule = rewards.batch["scores"], rewards.batch["rule_scores"].tolist()
+        successes = [None if math.isnan(score) else score >= 1 for score in by_rule]  # None: no rule judges it
         if videos is not None:
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
             truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
@@ -280,14 +280,25 @@ class ReasoningRunner(Runner):
                     file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources = batch.non_tensor_batch["data_source"].tolist()
-        columns = (rows.tolist(), sources, lengths, scores.tolist(), successes.tolist())
+        columns = (rows.tolist(), sources, lengths, scores.tolist(), successes)
         answers = [  # an answer is an episode of one decision per token
             EpisodeRecord(row, source or "problems", row, length, score, success, success)
             for row, source, length, score, success in zip(*columns, strict=True)
         ]
-        data = self.cfg.data
-        protocol = {"problems": data.val_files, "num_problems": len(rows), "seed": self.cfg.runner.seed, **code()}
-        return summarize_episodes(answers, "greedy", protocol=protocol)
+        data, generation = self.cfg.data, self.cfg.rollout
+        protocol = {
+            "problems": data.val_files,
+            "arithmetic": None if data.val_files else data.arithmetic.model_dump(),
+            "num_problems": len(rows),
+            "seed": self.cfg.runner.seed,
+            "max_prompt_length": data.max_prompt_length,
+            "max_response_length": generation.max_response_length,
+            "engine": generation.engine,
+            "tokenizer": self.cfg.actor.tokenizer.tokenizer_model,
+            "reward": self.cfg.reward.model_dump(),
+            **code(),
+        }
+        return summarize_episodes(answers, "greedy", protocol=protocol, all_judged=True)
 
     def _supervise(self) -> None:
         """Train on the solutions of the problems, from the update on that a resumed run has come to."""

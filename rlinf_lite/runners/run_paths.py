@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -24,11 +24,13 @@ from typing import Any, Self, TextIO
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.runners.checkpoints import (
     CHECKSUMS,
+    SUPERSEDED,
     CheckpointError,
     CheckpointStore,
     find_checkpoint,
     newest_checkpoint,
     read_state,
+    step_number,
     verify,
 )
 from rlinf_lite.runners.protocol import commit, gpu_names, versions
@@ -197,13 +199,16 @@ def begin_run(
     cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
 ) -> None:
     """Write the config, the command, and the versions of what results depend on, into a run's directory, which is held.
-    Where steps are done again, what is there of them already is moved out of the way; so is the config of the steps
-    before, where it was another."""
+    Where steps are done again, what is there of them already is moved out of the way, evaluations too; so is the config
+    of the steps before, where it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
+    is_of_run = resumed is None or resumed.parent.resolve() == store.root.resolve()
+    moved += _set_evaluations_aside({run_dir, store.root.parent}, completed_steps + is_of_run)
     kept = write_run_config(cfg, run_dir, completed_steps)
     if moved:
-        print(f"checkpoints of the steps after {completed_steps} are now in {moved[0].parent}", flush=True)
+        what, where = f"steps after {completed_steps}", ", ".join(sorted({str(path.parent) for path in moved}))
+        print(f"checkpoints and evaluations of the {what} are now in {where}", flush=True)
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
     program = os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
@@ -212,6 +217,19 @@ def begin_run(
     found = {"command": command, "seed": str(cfg.runner.seed), "commit": commit() or "of no clone", **versions()}
     found["machine"] = ", ".join([platform.platform(), f"{os.cpu_count()} CPU cores", *gpu_names()])
     (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _set_evaluations_aside(run_dirs: Iterable[Path], first_step: int) -> list[Path]:
+    """Move what was measured of `first_step` and later ones, by the run or by `rlinf-lite eval`, where no reader takes
+    it for that of the checkpoints to come. Returns where it is now."""
+    moved = []
+    for run in run_dirs:
+        for path in (*run.glob("eval/step_*"), *run.glob("eval_step_*")):
+            if step_number(path) >= first_step:
+                target = path.parent / SUPERSEDED / path.name
+                target.parent.mkdir(exist_ok=True)
+                moved.append(path.replace(target))
+    return moved
 
 
 def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClaim:

@@ -245,4 +245,6 @@ def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, caps
     assert names == numbered and f"{path} is of other settings or code, and stays" in capsys.readouterr().out
     words = {"env.eval.seed=3": True, "+env.options.x=1": True, "model.temperature=2": True}
     words |= {"env.eval.num_envs=2": False, "env.train.num_envs=2": False, "cluster.accelerator=cpu": False}
+    words |= {"rollout.max_response_length=8": True, "rollout.engine=a:b": True, "rollout.max_batch_size=8": False}
+    words |= {"reward.weights.rule=0": True, "actor.tokenizer.tokenizer_model=x": True, "actor.num_threads=2": False}
     assert {word: evaluation.plays_otherwise(word) for word in words} == words

@@ -1,16 +1,21 @@
 """Runs that a reward model scores: it teaches, beside rules, in synchronous and asynchronous runs, whoever dies."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from transformers import LlamaForSequenceClassification
 
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import plan_of
+from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.rewards import RewardError
-from rlinf_lite.runners import check_rewards
+from rlinf_lite.runners import ReasoningRunner, check_rewards
 from tests.runners.conftest import APART, SMALL_MATH, read_metrics, write_reward_model
 
 
@@ -48,6 +53,38 @@ def test_rules_and_model_are_summed_and_the_rule_says_what_succeeds(start_reason
     assert line["rollout/rule_rewards"] == 1
     assert line["rollout/all_rewards"] == pytest.approx(1 + 0.5 * line["rollout/model_rewards"], abs=1e-6)
     assert result.last_eval.total.success_once == 1 and result.last_eval.total.num_episodes == 6
+
+
+def test_only_what_a_rule_judges_succeeds_and_the_protocol_says_how(monkeypatch):
+    cfg = load_config("math/math_arithmetic_grpo", SMALL_MATH)
+    runner = object.__new__(ReasoningRunner)
+    runner.cfg, runner.problems = cfg, open_problems(cfg)
+    sources = runner.problems.val.batch(np.arange(6)).non_tensor_batch["data_source"]
+    sources[:2] = "judged by none"
+    given = {"response_mask": torch.ones(6, 4)}
+    answers = DataProto(given, {"data_source": sources})
+    for name in ("update_rollout_weights", "_take_metrics"):
+        monkeypatch.setattr(runner, name, lambda *_: None)
+    monkeypatch.setattr(runner, "_phase", lambda _: nullcontext())
+    runner.rollout = SimpleNamespace(generate_sequences=lambda _: answers)
+
+    def evaluated(by_rule):
+        scores = {"scores": torch.full((6,), 0.25), "rule_scores": torch.tensor(by_rule)}
+        runner.reward = SimpleNamespace(compute_rewards=lambda _: None)
+        monkeypatch.setattr(runner, "_wait", lambda *_, what: (answers, DataProto(scores, {})))
+        return runner.evaluate()
+
+    nan = float("nan")
+    assert evaluated([nan] * 6).headline().startswith("return 0.250 [0.250, 0.250] (6 episodes)")
+    mixed = evaluated([nan, nan, 0.0, 1.0, 1.0, 1.0])
+    assert mixed.total.success_once is None
+    assert {task.task_id: task.success_once for task in mixed.tasks} == {sources[2]: 0.75, "judged by none": None}
+    assert evaluated([0.0, 1.0, 0.0, 1.0, 1.0, 1.0]).total.num_successes == 4
+
+    found = evaluated([1.0] * 6).protocol
+    assert (found["max_prompt_length"], found["max_response_length"], found["tokenizer"]) == (12, 16, None)
+    assert found["reward"]["fn"] == "tests.runners.rewards:arbitrary" and found["reward"]["weights"]["rule"] == 1
+    assert found["arithmetic"]["num_terms"] == 2 and found["engine"] == "transformers"
 
 
 def test_before_anything_starts(likes_sevens, tmp_path):

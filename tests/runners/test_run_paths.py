@@ -350,6 +350,39 @@ def test_one_goes_back_to_a_superseded_checkpoint(tmp_path, capsys):
         assert ("superseded" in capsys.readouterr().out.replace(str(source), "")) == bool(later)
 
 
+def test_evaluations_of_steps_that_are_done_again_are_those_of_no_later_checkpoint(tmp_path, capsys):
+    elsewhere = f"actor.checkpoint_save_path={tmp_path / 'elsewhere'}"
+    cfg = config(tmp_path, elsewhere)
+    run = train(cfg, 3, 5)
+    checkpoints = tmp_path / "elsewhere" / run.name / "checkpoints"
+    names = {run / "eval": "step_{}.json step_{}.gif step_{}.answers.jsonl", run: "eval_step_{}-2.json"}
+    names |= {checkpoints.parent: "eval_step_{}.json eval_step_{}_changed.gif"}
+    (run / "eval").mkdir()
+    for directory, wanted in names.items():
+        for name in [name.format(step) for name in wanted.split() for step in ("000003", "000005")]:
+            (directory / name).write_text("")
+
+    def resume(source, step):
+        with claim_run(config(tmp_path, elsewhere, f"runner.resume={source}")) as claim:
+            begin_run(cfg, run, CheckpointStore(claim.checkpoint_dir, 5), step, claim.resume_from)
+
+    def files(directory):
+        return sorted(path.name for path in directory.glob("*step_*"))
+
+    resume(checkpoints / "step_000003", 3)
+    for directory, wanted in names.items():
+        assert files(directory) == sorted(wanted.replace("{}", "000003").split())
+        assert files(directory / "superseded") == sorted(wanted.replace("{}", "000005").split())
+    places = [checkpoints.parent / "superseded", checkpoints / "superseded", run / "eval" / "superseded"]
+    said = ", ".join(sorted(map(str, [*places, run / "superseded"])))
+    assert f"checkpoints and evaluations of the steps after 3 are now in {said}\n" in capsys.readouterr().out
+
+    save(cfg, checkpoints.parent, 5)  # of other weights than the one that is gone back to
+    (run / "eval" / "step_000005.json").write_text("")
+    resume(checkpoints / "superseded" / "step_000005", 5)
+    assert files(run / "eval") == ["step_000003.answers.jsonl", "step_000003.gif", "step_000003.json"]
+
+
 def test_resumes_need_a_whole_checkpoint(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
