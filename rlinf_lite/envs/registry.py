@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -43,6 +44,8 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
     if card.simulator and card.part is None:
         card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)
     make, what = partial(card.make, num_envs, cfg, split), card.name
+    if type(card).make is EnvCard.make and (wrong := _signature_problem(card.part)):
+        raise EnvContractError(wrong, what)
     made = make()
     if callable(getattr(made, "chunk_step", None)):
         env: VecEnv = made
@@ -57,6 +60,24 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
     if env.num_envs != num_envs and (every_row or env.num_envs != 1):
         raise EnvContractError(f"make_env was asked for {num_envs} environments and made {env.num_envs}.", what)
     return env
+
+
+def _signature_problem(make_env: Any) -> str | None:
+    try:
+        signature = inspect.signature(make_env)
+    except (TypeError, ValueError):  # one that Python cannot look into
+        return None
+    if isinstance(make_env, type) and "cfg" not in signature.parameters:
+        import gymnasium
+
+        if issubclass(make_env, gymnasium.Env):
+            name = make_env.__name__
+            return f"{name} is an environment; name a function: def make_env(num_envs, cfg): return {name}()"
+    try:
+        signature.bind(*("num_envs", "cfg", "split")[: 3 if "split" in signature.parameters else 2])
+    except TypeError as error:
+        return f"is called as make_env(num_envs, cfg), and takes {signature}: {error}. Correct its arguments"
+    return None
 
 
 def _adapted(made: Any, make_another: Callable[[], Any], num_envs: int, what: str) -> Simulator:

@@ -124,6 +124,28 @@ def good(num_envs, cfg):
     return gymnasium.make("Pendulum-v1")
 
 
+class Pendulum(gymnasium.envs.classic_control.PendulumEnv):
+    pass
+
+
+class Stuck(Pendulum):
+    def step(self, action):
+        raise RuntimeError("gripper stuck")
+
+
+class Unseeded(Pendulum):
+    def reset(self):
+        return super().reset()
+
+
+def stuck(num_envs, cfg):
+    return Stuck()
+
+
+def unseeded(num_envs, cfg):
+    return Unseeded()
+
+
 def for_evaluations(num_envs, cfg, split):
     assert split == "eval" and num_envs <= 2
     return gymnasium.make("Pendulum-v1")
@@ -145,10 +167,13 @@ def score(solution, ground_truth, extra_info):
         ("none", r"make_env returned builtins\.NoneType; it must return a VecEnv"),
         ("no_arguments", r"is called as make_env\(num_envs, cfg\), and takes \(\): too many positional arguments"),
         ("discrete", r"the action space is Discrete\(2\)"),
+        ("Pendulum", r"Pendulum is an environment; name a function: def make_env\(num_envs, cfg\): return Pendulum\(\)"),
+        ("stuck", r"chunk_step: row 0, step 1 of .*: step raised RuntimeError: gripper stuck"),
+        ("unseeded", r"reset\(seeds=\[1\]\): row 0, .* unexpected keyword argument 'seed'"),
         ("too_few", r"make_env was asked for \d+ environments and made 3"),
     ],
 )
-def test_an_environment_of_ones_own_is_made_once(name: str, said: str, elsewhere: bool, module: Path) -> None:
+def test_an_environment_of_ones_own_is_made_and_tried_out_once(name: str, said: str, elsewhere: bool, module: Path) -> None:
     (module / "own_environments.py").write_text(ENVIRONMENTS)
     own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
     found = problem(*own, elsewhere=elsewhere)
