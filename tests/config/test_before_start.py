@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import ConfigError, load_config, rules
-from rlinf_lite.preview.dry_run import describe
+from rlinf_lite.preview.dry_run import describe, policy_problems
 
 NAME = "gym_pendulum_ppo_mlp"
 TASK = """
@@ -178,6 +178,42 @@ def test_an_environment_of_ones_own_is_made_and_tried_out_once(name: str, said: 
     own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
     found = problem(*own, elsewhere=elsewhere)
     assert re.match(rf"env\.id: own_environments:{name}:? {said}", found), found
+
+
+POLICIES = """
+from torch import nn
+from rlinf_lite.models import GaussianPolicy
+
+
+class Good(GaussianPolicy):
+    def build(self):
+        self.actor = nn.Linear(self.spec.state_dim, self.num_outputs)
+        self.critic = nn.Linear(self.spec.state_dim, self.num_values)
+
+    def network(self, inputs):
+        return self.actor(inputs["state"]), self.critic(inputs["state"])
+
+
+class Wrong(Good):
+    def network(self, inputs):
+        return self.actor(inputs["state"])
+
+
+class WrongAndLarge(Wrong):
+    def build(self):
+        super().build()
+        self.trunk = nn.Linear(5000, 5000)
+"""
+
+
+@pytest.mark.parametrize("task", ["Pendulum-v1", "MountainCarContinuous-v0"])  # whose sizes are known, and found out
+def test_a_small_policy_of_ones_own_is_tried_out_in_a_dry_run(task: str, module: Path) -> None:
+    (module / "own_policies.py").write_text(POLICIES)
+    own = [f"env.task={task}", "runner.run_name=own"]
+    for name, count in {"Good": 0, "WrongAndLarge": 0, "Wrong": 1}.items():
+        found = policy_problems(load_config(NAME, [*own, f"model.id=own_policies:{name}"], elsewhere=True))
+        assert len(found) == count, found
+    assert found[0].startswith("model.id: own_policies:Wrong: ") and "network returned" in found[0]
 
 
 def test_an_evaluation_makes_no_environment_of_training(module: Path) -> None:

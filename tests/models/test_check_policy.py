@@ -59,6 +59,15 @@ class Dropout(Good):
         return super()._mean(self.dropout(state))
 
 
+class Normalised(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm = nn.BatchNorm1d(3)
+
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(self.norm(state))
+
+
 class MixesRows(Good):
     def _mean(self, state: Tensor) -> Tensor:
         return super()._mean(state - state.mean(0))
@@ -149,7 +158,8 @@ class NeedsImages(Good):
     ("broken", "sentence"),
     [
         (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the very sample"),
-        (Dropout, "in train mode and equal in eval mode; leave out dropout"),
+        (Dropout, "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout)."),
+        (Normalised, "leave out dropout and batch normalisation: norm (BatchNorm1d)."),
         (MixesRows, "a row must depend on itself alone"),
         (SumsActions, "logprobs from forward is float32 of shape (5, 1); return floats of shape (5, 1, 2)"),
         (Detached, "forward's outputs have no gradients"),
