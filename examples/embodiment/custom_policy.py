@@ -1,4 +1,4 @@
-"""A custom policy in one file: a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
+"""A custom policy in one file, written out (custom_network.py is 46 lines upon a base class): a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
 
 Train it on anything, by naming its class:
 
@@ -12,6 +12,7 @@ Its card gives it an option, `model.options.hidden_size`, with a type, a range, 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -155,3 +156,4 @@ if __name__ == "__main__":
     )
     problems = check_policy(SquashedGaussianPolicy, spec, ModelConfig(num_action_chunks=4))
     print("\n".join(problems) or "SquashedGaussianPolicy keeps the contract")
+    sys.exit(1 if problems else 0)

@@ -34,10 +34,14 @@ def test_a_policy_on_images_passes() -> None:
     assert check_policy(SquashedGaussianPolicy, TWO_CAMERAS) == []
 
 
-def test_the_example_checks_itself(repo: Path) -> None:
-    script = repo / "examples/embodiment/custom_policy.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "SquashedGaussianPolicy keeps the contract\n"), done.stderr
+@pytest.mark.parametrize(("name", "kind"), [("policy", "SquashedGaussianPolicy"), ("network", "StatePolicy")])
+def test_the_examples_check_themselves(name: str, kind: str, repo: Path, tmp_path: Path) -> None:
+    text = (repo / f"examples/embodiment/custom_{name}.py").read_text()
+    spoilt = tmp_path / "spoilt.py"
+    spoilt.write_text(text.replace("self.actor(hidden)", "self.actor(hidden) * float('nan')"))
+    for script, code in ((repo / f"examples/embodiment/custom_{name}.py", 0), (spoilt, 1)):
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout == f"{kind} keeps the contract\n") == (code, code == 0), done.stderr
 
 
 class Good(MLPGaussianPolicy):
