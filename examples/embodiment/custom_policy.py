@@ -1,4 +1,6 @@
-"""A custom policy in one file, written out (custom_network.py is 46 lines upon a base class): a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
+"""A custom policy in one file: a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
+
+It is written out; custom_network.py is 46 lines upon a base class.
 
 Train it on anything, by naming its class:
 

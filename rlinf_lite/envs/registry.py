@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.envs.base import VecEnv
@@ -15,7 +15,7 @@ from rlinf_lite.envs.simulator import Simulator
 from rlinf_lite.registry import ENVIRONMENTS, UnknownEnvError, env_card, import_part
 
 if TYPE_CHECKING:
-    from rlinf_lite.config import EnvConfig
+    from rlinf_lite.config import Config, EnvConfig
 
 Split = Literal["train", "eval"]
 MakeEnv = Callable[..., Any]
@@ -30,13 +30,19 @@ def register_env(name: str) -> Callable[[M], M]:
     return ENVIRONMENTS.register(name)
 
 
-def make_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
-    """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`.
+def make_env(cfg: EnvConfig | Config, split: Split, num_envs: int) -> VecEnv:
+    """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`. `cfg` is a config's
+    section `env`, or the config.
 
-    Raises UnknownEnvError, MissingExtraError, RenderUnavailableError, or EnvContractError where what make_env returned
-    cannot be used.
+    Raises ValueError for another split or fewer than one, UnknownEnvError, MissingExtraError, RenderUnavailableError,
+    or EnvContractError where what make_env returned cannot be used.
     """
-    return build_vec_env(env_card(cfg.id), cfg, split, num_envs)
+    if split not in get_args(Split):
+        raise ValueError(f"make_env: there is no split {split!r}. Give 'train' or 'eval'")
+    if num_envs < 1:
+        raise ValueError(f"make_env: num_envs is {num_envs}. Give 1 or more")
+    section: Any = getattr(cfg, "env", cfg)
+    return build_vec_env(env_card(section.id), section, split, num_envs)
 
 
 def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, every_row: bool = True) -> VecEnv:

@@ -33,9 +33,14 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     """
     from rlinf_lite.config.schema import ModelConfig
 
+    kind = policy if isinstance(policy, type) else type(policy)
+    if not issubclass(kind, Policy):
+        raise TypeError(
+            f"check_policy got {policy!r}. Give a policy, or its class, a subclass of rlinf_lite.models.Policy"
+        )
     problems = Sentences()
     cfg = cfg or ModelConfig()
-    card = PolicyCard.of(policy if isinstance(policy, type) else type(policy), "the policy")
+    card = PolicyCard.of(kind, "the policy")
     if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
         cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):

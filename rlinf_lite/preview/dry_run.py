@@ -59,11 +59,13 @@ def policy_problems(config: Config | ReasoningConfig) -> list[str]:
     from rlinf_lite.envs import get_env_spec, make_env
     from rlinf_lite.models import check_policy
     from rlinf_lite.models.registry import policy_class
-    from rlinf_lite.preview.memory import fake_tensors, spec_of
+    from rlinf_lite.preview.fake import fake_tensors
+    from rlinf_lite.preview.memory import spec_of
 
     kind, seen = policy_class(config.model.id), observed(config)
     try:
-        env = None if seen else make_env(config.env, "train", 1)
+        if seen is None:
+            env = make_env(config.env, "train", 1)
         spec = spec_of(seen) if seen else get_env_spec(env, env.reset(seeds=[0]))
     except Exception:  # what is wrong with it, other checks say
         return []

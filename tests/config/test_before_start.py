@@ -167,13 +167,18 @@ def score(solution, ground_truth, extra_info):
         ("none", r"make_env returned builtins\.NoneType; it must return a VecEnv"),
         ("no_arguments", r"is called as make_env\(num_envs, cfg\), and takes \(\): too many positional arguments"),
         ("discrete", r"the action space is Discrete\(2\)"),
-        ("Pendulum", r"Pendulum is an environment; name a function: def make_env\(num_envs, cfg\): return Pendulum\(\)"),
+        (
+            "Pendulum",
+            r"Pendulum is an environment; name a function: def make_env\(num_envs, cfg\): return Pendulum\(\)",
+        ),
         ("stuck", r"chunk_step: row 0, step 1 of .*: step raised RuntimeError: gripper stuck"),
         ("unseeded", r"reset\(seeds=\[1\]\): row 0, .* unexpected keyword argument 'seed'"),
         ("too_few", r"make_env was asked for \d+ environments and made 3"),
     ],
 )
-def test_an_environment_of_ones_own_is_made_and_tried_out_once(name: str, said: str, elsewhere: bool, module: Path) -> None:
+def test_an_environment_of_ones_own_is_made_and_tried_out_once(
+    name: str, said: str, elsewhere: bool, module: Path
+) -> None:
     (module / "own_environments.py").write_text(ENVIRONMENTS)
     own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
     found = problem(*own, elsewhere=elsewhere)

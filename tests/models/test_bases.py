@@ -83,7 +83,7 @@ def test_what_a_network_returns_is_looked_at(returned: Any, said: str) -> None:
 def test_a_network_of_states_is_told_where_there_is_none() -> None:
     class OfStates(OfGaussians):
         def build(self) -> None:
-            self.actor = nn.Linear(self.spec.state_dim, 3)  # type: ignore[arg-type]
+            self.actor = nn.Linear(self.spec.state_dim, 3)
 
     [problem] = check_policy(OfStates, replace(SPEC, state_dim=None))
     assert "spec.state_dim is None, as the environment has no state (its cameras: top, side)" in problem

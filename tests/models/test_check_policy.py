@@ -162,7 +162,10 @@ class NeedsImages(Good):
     ("broken", "sentence"),
     [
         (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the very sample"),
-        (Dropout, "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout)."),
+        (
+            Dropout,
+            "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout).",
+        ),
         (Normalised, "leave out dropout and batch normalisation: norm (BatchNorm1d)."),
         (MixesRows, "a row must depend on itself alone"),
         (SumsActions, "logprobs from forward is float32 of shape (5, 1); return floats of shape (5, 1, 2)"),
@@ -190,3 +193,5 @@ def test_sizes_that_do_not_fit_the_run_are_named() -> None:
     assert problem == "num_action_chunks is 1; this run needs 3, set it in __init__."
     [problem] = check_policy(MLPGaussianPolicy, TWO_CAMERAS)
     assert problem.startswith("from_config raised ValueError: model.id: mlp_gaussian acts on state")
+    with pytest.raises(TypeError, match=r"got 'mlp_gaussian'\. Give a policy, or its class"):
+        check_policy("mlp_gaussian", SPEC)

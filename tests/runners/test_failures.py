@@ -53,7 +53,9 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(start):
     assert all(line["train/actor/skipped_updates"] == 0 for line in read_metrics(runner.run_dir)[:2])
 
 
-@pytest.mark.parametrize(("how", "said"), [("shape", r"promises shape \(3,\)"), ("unseeded", "the same seeds gave other")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("shape", r"promises shape \(3,\)"), ("unseeded", "the same seeds gave other")]
+)
 def test_an_environment_that_breaks_the_protocol_gets_sentences_before_anything_starts(start, how, said):
     with pytest.raises(ConfigError, match=rf"env\.id: tests\.runners\.broken_envs:make_env: .*{said}"):
         start(*broken(how))
