@@ -37,6 +37,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        anew = f'load_config(name, ["SECTION.{name}={value}"])'
+        raise ValueError(f"{name} is frozen, as all values of a config are. Load it anew: {anew}")
+
 
 @dataclass(frozen=True)
 class Problem:

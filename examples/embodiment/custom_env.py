@@ -13,6 +13,7 @@ rlinf_lite.envs.ChunkedEnv. Its card says what a config may set, and what tasks 
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import gymnasium
@@ -81,3 +82,4 @@ class PuckPush(EnvCard):
 if __name__ == "__main__":
     problems = check_env(PuckPush)
     print("\n".join(problems) or "puck_push keeps the environment protocol")
+    sys.exit(1 if problems else 0)

@@ -1,5 +1,7 @@
 """A custom policy in one file: a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
 
+It is written out; custom_network.py is 46 lines upon a base class.
+
 Train it on anything, by naming its class:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
@@ -12,6 +14,7 @@ Its card gives it an option, `model.options.hidden_size`, with a type, a range, 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -155,3 +158,4 @@ if __name__ == "__main__":
     )
     problems = check_policy(SquashedGaussianPolicy, spec, ModelConfig(num_action_chunks=4))
     print("\n".join(problems) or "SquashedGaussianPolicy keeps the contract")
+    sys.exit(1 if problems else 0)

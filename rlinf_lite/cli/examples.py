@@ -28,9 +28,15 @@ def load_example(path: str) -> Any:
     return module
 
 
+def _refuse_no_config(cfg: Any, function: str) -> None:
+    if not isinstance(cfg, BaseConfig):
+        raise TypeError(f"{function} got {cfg!r}. Give what load_config returns: {function}(load_config(name))")
+
+
 def train(cfg: BaseConfig) -> RunResult:
     """Train as `rlinf-lite train` does, by `runner.task_type`, and print what it prints, on a Ray of its own where this
     process has none. Raises what ends the run."""
+    _refuse_no_config(cfg, "train")
     if cfg.runner.task_type == "eval":
         text = "is eval, which trains nothing: rlinf_lite.evaluate(cfg). Set it to embodied, with sizes of training"
         raise ConfigError(cfg.runner.run_name or "NAME", [f"runner.task_type: {text}"])
@@ -41,5 +47,6 @@ def train(cfg: BaseConfig) -> RunResult:
 def evaluate(cfg: BaseConfig) -> EvalSummary:
     """Measure the policy at `actor.checkpoint_load_path`, or `rollout.model_dir`, on the evaluation episodes, or a
     language model on the validation problems, as `rlinf-lite eval` does. Raises ConfigError where neither is set."""
+    _refuse_no_config(cfg, "evaluate")
     summary: EvalSummary = load_example(EVAL).evaluate(cfg)
     return summary

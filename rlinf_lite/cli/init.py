@@ -1,6 +1,6 @@
 """`rlinf-lite init env|policy NAME`: a file that trains, to be changed step by step. Imports neither torch nor ray.
 
-The files are the examples `custom_env.py` and `custom_policy.py` under names of one's own.
+The files are the examples `custom_env.py` and `custom_network.py` under names of one's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlinf_lite.registry import ENVIRONMENTS
 from rlinf_lite.shipped import shipped
 
 CONFIG = "gym_pendulum_ppo_mlp"
-KINDS = {"env": ("custom_env", "PuckPush"), "policy": ("custom_policy", "SquashedGaussianPolicy")}
+KINDS = {"env": ("custom_env", "PuckPush"), "policy": ("custom_network", "StatePolicy")}
 """The example, and what in it a config names."""
 
 

@@ -90,7 +90,7 @@ def parse_cli(
 
 
 def _preview(config: Any) -> int:
-    from rlinf_lite.preview.dry_run import describe
+    from rlinf_lite.preview.dry_run import describe, policy_problems
 
     if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
         from rlinf_lite.data.demonstrations import check_demonstrations
@@ -101,6 +101,9 @@ def _preview(config: Any) -> int:
         except LeRobotError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1
+    if problems := policy_problems(config):
+        print(ConfigError(config.runner.run_name, problems), file=sys.stderr)
+        return 2
     print(describe(config))
     return 0
 

@@ -6,7 +6,8 @@ Hydra refuses a key that no file mentions, and files mention only what they chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,17 @@ def config_names() -> list[str]:
 
 
 def load_config(
-    name_or_path: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False, unused: Sequence[str] = ()
+    name_or_path: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    elsewhere: bool = False,
+    unused: Sequence[str] = (),
 ) -> Config:
     """The validated config of an experiment.
 
     Args:
         name_or_path: a name under `configs/` (`embodiment/x`, or `x` where that is unique), or the path of a YAML file,
             whose defaults may name our configs too.
-        overrides: `key=value`, in Hydra's grammar.
+        overrides: a list of `key=value`, in Hydra's grammar, or values by key.
         elsewhere: it is not to run here, so that packages and files of simulators may be missing.
         unused: keys that play no part in what is run: rules that read them are left out.
 
@@ -58,7 +62,12 @@ def load_config(
 
     Raises:
         ConfigError: with every problem found.
+        TypeError: for one text as overrides.
     """
+    if isinstance(overrides, str):
+        raise TypeError(f"load_config: overrides is the text {overrides!r}. Give a list, [{overrides!r}]")
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={_as_hydra_writes(value)}" for key, value in overrides.items()]
     parsed, sweeps, problems, suspects = _parse_overrides(overrides)
     name = str(name_or_path)
     try:
@@ -102,6 +111,15 @@ def load_config(
         return config
     runner = config.runner.model_copy(update={"run_name": name.rsplit("/", 1)[-1]})
     return config.model_copy(update={"runner": runner})
+
+
+def _as_hydra_writes(value: Any) -> str:
+    """Without quotes around keys, which its grammar has none of."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_as_hydra_writes(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_hydra_writes, value))}]"
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _of_the_parts_that_are_named(

@@ -51,7 +51,8 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
         problems += chunk_problems(result, env, 1)
         problems += _changed_shapes(first, getattr(result, "obs", None))
     if not problems:
-        _check_seeding(problems, env, seeds, middle)
+        with problems.of("another reset"):
+            _check_seeding(problems, env, seeds, middle)
     if not quick and not problems:
         if not _differing(env.reset(seeds=seeds), env.reset(seeds=[seed + 1000 for seed in seeds])):
             problems.append(

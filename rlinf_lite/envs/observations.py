@@ -53,6 +53,9 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     Raises ObservationError for entries that there are none of, images that are no uint8 [H, W, 3], states that are no
     numbers, instructions that are no texts, noise keys that are no uint64, and rows that do not agree.
     """
+    if not isinstance(obs, Mapping):
+        kind = type(obs).__name__
+        raise ObservationError(f"the observation is a {kind}. Give a dict of {', '.join(_KNOWN[:3])}, as far as read")
     unknown = [name for name in obs if name not in _KNOWN]
     if unknown or not obs:
         raise ObservationError(

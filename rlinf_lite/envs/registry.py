@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.envs.base import VecEnv
@@ -14,7 +15,7 @@ from rlinf_lite.envs.simulator import Simulator
 from rlinf_lite.registry import ENVIRONMENTS, UnknownEnvError, env_card, import_part
 
 if TYPE_CHECKING:
-    from rlinf_lite.config import EnvConfig
+    from rlinf_lite.config import Config, EnvConfig
 
 Split = Literal["train", "eval"]
 MakeEnv = Callable[..., Any]
@@ -29,13 +30,19 @@ def register_env(name: str) -> Callable[[M], M]:
     return ENVIRONMENTS.register(name)
 
 
-def make_env(cfg: EnvConfig, split: Split, num_envs: int) -> VecEnv:
-    """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`.
+def make_env(cfg: EnvConfig | Config, split: Split, num_envs: int) -> VecEnv:
+    """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`. `cfg` is a config's
+    section `env`, or the config.
 
-    Raises UnknownEnvError, MissingExtraError, RenderUnavailableError, or EnvContractError where what make_env returned
-    cannot be used.
+    Raises ValueError for another split or fewer than one, UnknownEnvError, MissingExtraError, RenderUnavailableError,
+    or EnvContractError where what make_env returned cannot be used.
     """
-    return build_vec_env(env_card(cfg.id), cfg, split, num_envs)
+    if split not in get_args(Split):
+        raise ValueError(f"make_env: there is no split {split!r}. Give 'train' or 'eval'")
+    if num_envs < 1:
+        raise ValueError(f"make_env: num_envs is {num_envs}. Give 1 or more")
+    section: Any = getattr(cfg, "env", cfg)
+    return build_vec_env(env_card(section.id), section, split, num_envs)
 
 
 def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, every_row: bool = True) -> VecEnv:
@@ -43,6 +50,8 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
     if card.simulator and card.part is None:
         card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)
     make, what = partial(card.make, num_envs, cfg, split), card.name
+    if type(card).make is EnvCard.make and (wrong := _signature_problem(card.part)):
+        raise EnvContractError(wrong, what)
     made = make()
     if callable(getattr(made, "chunk_step", None)):
         env: VecEnv = made
@@ -57,6 +66,24 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
     if env.num_envs != num_envs and (every_row or env.num_envs != 1):
         raise EnvContractError(f"make_env was asked for {num_envs} environments and made {env.num_envs}.", what)
     return env
+
+
+def _signature_problem(make_env: Any) -> str | None:
+    try:
+        signature = inspect.signature(make_env)
+    except (TypeError, ValueError):  # one that Python cannot look into
+        return None
+    if isinstance(make_env, type) and "cfg" not in signature.parameters:
+        import gymnasium
+
+        if issubclass(make_env, gymnasium.Env):
+            name = make_env.__name__
+            return f"{name} is an environment; name a function: def make_env(num_envs, cfg): return {name}()"
+    try:
+        signature.bind(*("num_envs", "cfg", "split")[: 3 if "split" in signature.parameters else 2])
+    except TypeError as error:
+        return f"is called as make_env(num_envs, cfg), and takes {signature}: {error}. Correct its arguments"
+    return None
 
 
 def _adapted(made: Any, make_another: Callable[[], Any], num_envs: int, what: str) -> Simulator:

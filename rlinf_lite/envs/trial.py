@@ -1,4 +1,5 @@
-"""Environments of a user's own, made once where a config is checked: mistakes are known before anything starts."""
+"""Environments of a user's own, made and tried out once where a config is checked: mistakes are known before anything
+starts."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cards import EnvCard, Problem
+from rlinf_lite.envs.check import check_env
 from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.registry import Split, build_vec_env
 from rlinf_lite.registry import PartError
@@ -20,7 +22,7 @@ _made = set[tuple[str, int, str, str, int]]()
 
 
 def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
-    """Of making `num_envs` environments and closing them; of separate gymnasium.Envs, one."""
+    """Of making `num_envs` environments, of separate gymnasium.Envs one, and of `check_env`, which env workers do."""
     key = card.name, id(card.part or type(card)), cfg.model_dump_json(), split, num_envs
     if key in _made:
         return []
@@ -31,11 +33,9 @@ def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> l
 
 
 def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Iterator[Problem]:
-    if card.part is not None and (wrong := _signature_problem(card.part)):
-        yield Problem("env.id", f"{card.name} {wrong}")
-        return
     try:
         env: Any = build_vec_env(card, cfg, split, num_envs, every_row=False)
+        yield from (Problem("env.id", f"{card.name}: {sentence}") for sentence in check_env(env, quick=True))
         if callable(close := getattr(env, "close", None)):
             close()
     except EnvContractError as error:
@@ -46,18 +46,6 @@ def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Ite
         said = " ".join(f"{type(error).__name__}: {error}".split())
         text = f"{card.name} cannot be made: {said}, at {_where(error, card)}. Correct it"
         yield Problem("env.id", text, of_machine=isinstance(error, ImportError))
-
-
-def _signature_problem(make_env: Any) -> str | None:
-    try:
-        signature = inspect.signature(make_env)
-    except (TypeError, ValueError):  # one that Python cannot look into
-        return None
-    try:
-        signature.bind(*("num_envs", "cfg", "split")[: 3 if "split" in signature.parameters else 2])
-    except TypeError as error:
-        return f"is called as make_env(num_envs, cfg), and takes {signature}: {error}. Correct its arguments"
-    return None
 
 
 def _where(error: BaseException, card: EnvCard) -> str:

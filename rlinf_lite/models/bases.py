@@ -48,7 +48,14 @@ class BuiltPolicy(Policy):
         self.num_values = 1 if value_type == "chunk_level" else num_action_chunks
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
         self._offset, self._scale = (high + low) / 2, (high - low) / 2
-        self.build()
+        try:
+            self.build()
+        except TypeError as error:
+            if spec.state_dim is not None:
+                raise
+            cameras = ", ".join(spec.cameras)
+            text = f"spec.state_dim is None, as the environment has no state (its cameras: {cameras}): build: {error}"
+            raise TypeError(text) from error
 
     @property
     @abstractmethod
@@ -98,6 +105,14 @@ class BuiltPolicy(Policy):
 
     def reads(self) -> PolicyInputs:
         return PolicyInputs(dict(self.spec.cameras), self.spec.state_dim or 0)
+
+    def _sized(self, found: Any, what: str, rows: int, count: str) -> Tensor:
+        """`found` as float32, of `rows` rows and as many columns as the attribute `count` says."""
+        columns = getattr(self, count)
+        if isinstance(found, Tensor) and found.shape[:1] == (rows,) and found.numel() == rows * columns:
+            return found.float()
+        given = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"{what} {given}; they are [B, {count}] = [{rows}, {columns}]")
 
     def _on_device(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         device = next(self.parameters()).device
@@ -164,10 +179,15 @@ class NetworkPolicy(BuiltPolicy):
         """Imitation loss of each number [B, C, D]."""
 
     def _passes(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        outputs, values = self.network(inputs)
-        shape = (self.num_action_chunks, self.action_dim)
+        found, rows = self.network(inputs), len(next(iter(inputs.values())))
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            given = f"{len(found)} of them" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+            raise TypeError(f"network returned {given}; it returns two tensors, (outputs, values)")
+        outputs = self._sized(found[0], "network returned outputs", rows, "num_outputs")
+        values = self._sized(found[1], "network returned values", rows, "num_values")
         last = () if self.outputs_per_action == 1 else (self.outputs_per_action,)
-        return outputs.float().reshape(-1, *shape, *last), values.float().reshape(-1, self.num_values)
+        shape = (self.num_action_chunks, self.action_dim, *last)
+        return outputs.reshape(-1, *shape), values.reshape(-1, self.num_values)
 
 
 class GaussianPolicy(NetworkPolicy):
@@ -253,21 +273,20 @@ class VelocityPolicy(BuiltPolicy):
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
         inputs = self._on_device(self.inputs(obs))
-        prefix, values = self.prefix(inputs)
-        values = values.float().reshape(-1, self.num_values)
+        prefix, values = self._prefix(inputs)
         keys, shape = row_noise_keys(obs, len(values)), (self.num_action_chunks, self.action_dim)
         chain = self.sampler.act(self._velocity(prefix), keys, shape, mode, values.device)
         kept = {**inputs, "visited": chain.visited, "step": chain.step} if mode == "train" else {}
         return ActionOutput(self._to_env(chain.actions.clamp(-1.0, 1.0)), chain.logprobs, values, kept)
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
-        return self.prefix(self._on_device(self.inputs(obs)))[1].float().reshape(-1, self.num_values)
+        return self._prefix(self._on_device(self.inputs(obs)))[1]
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
-        prefix, values = self.prefix(forward_inputs)
+        prefix, values = self._prefix(forward_inputs)
         velocity = self._velocity(prefix)
         logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
-        return PolicyOutput(logprobs, entropy, values.float().reshape(-1, self.num_values))
+        return PolicyOutput(logprobs, entropy, values)
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         inputs = self.inputs(obs)
@@ -280,9 +299,15 @@ class VelocityPolicy(BuiltPolicy):
         losses = velocity_error(velocity, actions, batch["noise"], batch["time"]).mean(-1)
         return (losses * mask).sum() / mask.sum().clamp(min=1)
 
+    def _prefix(self, inputs: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        prefix, values = self.prefix(inputs)
+        rows = len(next(iter(inputs.values())))
+        return prefix, self._sized(values, "prefix returned values", rows, "num_values").reshape(-1, self.num_values)
+
     def _velocity(self, prefix: Any) -> Velocity:
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-            found = self.velocity(prefix, x, t).float().reshape(len(x), self.num_action_chunks, -1)
+            found = self._sized(self.velocity(prefix, x, t), "velocity returned", len(x), "num_outputs")
+            found = found.reshape(len(x), self.num_action_chunks, -1)
             if self.method != "flow_noise":
                 return found, None
             v, raw = found.chunk(2, dim=-1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_lite.cards import PolicyCard
 from rlinf_lite.envs.check import Sentences, kind_of
@@ -33,9 +33,14 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     """
     from rlinf_lite.config.schema import ModelConfig
 
+    kind = policy if isinstance(policy, type) else type(policy)
+    if not issubclass(kind, Policy):
+        raise TypeError(
+            f"check_policy got {policy!r}. Give a policy, or its class, a subclass of rlinf_lite.models.Policy"
+        )
     problems = Sentences()
     cfg = cfg or ModelConfig()
-    card = PolicyCard.of(policy if isinstance(policy, type) else type(policy), "the policy")
+    card = PolicyCard.of(kind, "the policy")
     if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
         cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):
@@ -155,10 +160,11 @@ def _disagreements(
         with torch.no_grad():
             in_eval = _gap(acted.logprobs, policy.eval()(inputs).logprobs)
             policy.train()
-        if in_eval <= _TOLERANCE:
+        named = _random_or_of_the_batch(policy)
+        if in_eval <= _TOLERANCE or named:  # what batch normalisation has seen meanwhile is in its eval mode
             yield (
-                f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch in train mode and equal "
-                "in eval mode; leave out dropout and batch normalisation."
+                f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch in train mode, in which "
+                f"it is called; leave out dropout and batch normalisation{named}."
             )
         else:
             yield (
@@ -172,7 +178,18 @@ def _disagreements(
     with torch.no_grad():
         alone = policy({name: tensor[:2] for name, tensor in inputs.items()}).logprobs
     if _gap(alone, scored.logprobs[:2]) > _LOOSE:
-        yield "forward scores a row differently when fewer rows are in the batch; a row must depend on itself alone."
+        yield (
+            "forward scores a row differently when fewer rows are in the batch; a row must depend on itself "
+            f"alone{_random_or_of_the_batch(policy)}."
+        )
+
+
+def _random_or_of_the_batch(policy: Policy) -> str:
+    """`: name (Class)` of the modules that draw noise or mix rows where they train."""
+    kinds = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
+    modules = [(name, one) for name, one in policy.named_modules() if isinstance(one, kinds) and one.training]
+    found = [f"{name} ({type(one).__name__})" for name, one in modules]
+    return f": {', '.join(found[:5])}" if found else ""
 
 
 def _noise_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from textwrap import indent
 
 import yaml
 
 from rlinf_lite.config.checks import find_problems, possible
 from rlinf_lite.config.names import roles_of
-from rlinf_lite.config.plan import Plan, ReasoningPlan, plan_of, slots
+from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.preview.placements import byte_text, described, needed_bytes, no_room, room_for
+from rlinf_lite.registry import IMPORT_PATH
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 
@@ -43,6 +46,34 @@ def describe(config: Config | ReasoningConfig) -> str:
     if lacking:
         sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
+
+
+_TRIED_PARAMETERS = 20_000_000  # of a policy that is built here, at the most
+
+
+def policy_problems(config: Config | ReasoningConfig) -> list[str]:
+    """What `check_policy` says of a policy of a user's own that would be built with random weights; nothing of a large
+    one, or where its environment can only be made elsewhere."""
+    if not isinstance(config, Config) or not IMPORT_PATH.fullmatch(config.model.id) or start_dir(config) is not None:
+        return []
+    from rlinf_lite.envs import get_env_spec, make_env
+    from rlinf_lite.models import check_policy
+    from rlinf_lite.models.registry import policy_class
+    from rlinf_lite.preview.fake import fake_tensors
+    from rlinf_lite.preview.memory import spec_of
+
+    kind, seen = policy_class(config.model.id), observed(config)
+    try:
+        if seen is None:
+            env = make_env(config.env, "train", 1)
+        spec = spec_of(seen) if seen else get_env_spec(env, env.reset(seeds=[0]))
+    except Exception:  # what is wrong with it, other checks say
+        return []
+    with fake_tensors(), suppress(Exception):  # which check_policy then says in its words
+        if sum(one.numel() for one in kind.from_config(config.model, spec).parameters()) > _TRIED_PARAMETERS:
+            return []
+    found = check_policy(kind, spec, config.model)
+    return [f"model.id: {config.model.id}: {sentence}" for sentence in found]
 
 
 def _candidates(needed: Mapping[str, int], room: int | None) -> Iterator[str]:

@@ -38,9 +38,10 @@ def test_names_are_ones_own() -> None:
     env, policy = content_of("env", "my_task"), content_of("policy", "squash")
     assert '@register_env("my_task")\nclass MyTask(EnvCard)' in env and "check_env(MyTask)" in env
     assert 'tasks = {"PuckPush"' in env and "env.id=my_task:MyTask env.task=PuckPush" in env
-    assert "class Squash(Policy)" in policy and "check_policy(Squash, spec" in policy
-    for text in (env, policy):
-        assert "custom_" not in text and "examples" not in text and "SquashedGaussianPolicy" not in text
+    assert "class Squash(GaussianPolicy)" in policy and "check_policy(Squash, spec" in policy
+    assert len(policy.splitlines()) < 50 and "custom_policy.py in examples/embodiment of rlinf_lite" in policy
+    for text in (env, policy.replace("custom_policy.py in examples/embodiment", "")):
+        assert "custom_" not in text and "examples" not in text and "StatePolicy" not in text
         compile(text, "written", "exec")
 
 

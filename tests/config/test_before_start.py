@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import ConfigError, load_config, rules
-from rlinf_lite.preview.dry_run import describe
+from rlinf_lite.preview.dry_run import describe, policy_problems
 
 NAME = "gym_pendulum_ppo_mlp"
 TASK = """
@@ -124,6 +124,28 @@ def good(num_envs, cfg):
     return gymnasium.make("Pendulum-v1")
 
 
+class Pendulum(gymnasium.envs.classic_control.PendulumEnv):
+    pass
+
+
+class Stuck(Pendulum):
+    def step(self, action):
+        raise RuntimeError("gripper stuck")
+
+
+class Unseeded(Pendulum):
+    def reset(self):
+        return super().reset()
+
+
+def stuck(num_envs, cfg):
+    return Stuck()
+
+
+def unseeded(num_envs, cfg):
+    return Unseeded()
+
+
 def for_evaluations(num_envs, cfg, split):
     assert split == "eval" and num_envs <= 2
     return gymnasium.make("Pendulum-v1")
@@ -145,14 +167,58 @@ def score(solution, ground_truth, extra_info):
         ("none", r"make_env returned builtins\.NoneType; it must return a VecEnv"),
         ("no_arguments", r"is called as make_env\(num_envs, cfg\), and takes \(\): too many positional arguments"),
         ("discrete", r"the action space is Discrete\(2\)"),
+        (
+            "Pendulum",
+            r"Pendulum is an environment; name a function: def make_env\(num_envs, cfg\): return Pendulum\(\)",
+        ),
+        ("stuck", r"chunk_step: row 0, step 1 of .*: step raised RuntimeError: gripper stuck"),
+        ("unseeded", r"reset\(seeds=\[1\]\): row 0, .* unexpected keyword argument 'seed'"),
         ("too_few", r"make_env was asked for \d+ environments and made 3"),
     ],
 )
-def test_an_environment_of_ones_own_is_made_once(name: str, said: str, elsewhere: bool, module: Path) -> None:
+def test_an_environment_of_ones_own_is_made_and_tried_out_once(
+    name: str, said: str, elsewhere: bool, module: Path
+) -> None:
     (module / "own_environments.py").write_text(ENVIRONMENTS)
     own = [f"env.id=own_environments:{name}", "env.task=own", "env.train.max_episode_steps=200"]
     found = problem(*own, elsewhere=elsewhere)
     assert re.match(rf"env\.id: own_environments:{name}:? {said}", found), found
+
+
+POLICIES = """
+from torch import nn
+from rlinf_lite.models import GaussianPolicy
+
+
+class Good(GaussianPolicy):
+    def build(self):
+        self.actor = nn.Linear(self.spec.state_dim, self.num_outputs)
+        self.critic = nn.Linear(self.spec.state_dim, self.num_values)
+
+    def network(self, inputs):
+        return self.actor(inputs["state"]), self.critic(inputs["state"])
+
+
+class Wrong(Good):
+    def network(self, inputs):
+        return self.actor(inputs["state"])
+
+
+class WrongAndLarge(Wrong):
+    def build(self):
+        super().build()
+        self.trunk = nn.Linear(5000, 5000)
+"""
+
+
+@pytest.mark.parametrize("task", ["Pendulum-v1", "MountainCarContinuous-v0"])  # whose sizes are known, and found out
+def test_a_small_policy_of_ones_own_is_tried_out_in_a_dry_run(task: str, module: Path) -> None:
+    (module / "own_policies.py").write_text(POLICIES)
+    own = [f"env.task={task}", "runner.run_name=own"]
+    for name, count in {"Good": 0, "WrongAndLarge": 0, "Wrong": 1}.items():
+        found = policy_problems(load_config(NAME, [*own, f"model.id=own_policies:{name}"], elsewhere=True))
+        assert len(found) == count, found
+    assert found[0].startswith("model.id: own_policies:Wrong: ") and "network returned" in found[0]
 
 
 def test_an_evaluation_makes_no_environment_of_training(module: Path) -> None:

@@ -274,5 +274,18 @@ def test_the_error_reads_as_a_list() -> None:
 
 
 def test_values_do_not_change_after_loading() -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ValueError, match=r'seed is frozen.*load_config\(name, \["SECTION\.seed=3"\]\)'):
         load_config(PPO).runner.seed = 3
+
+
+def test_overrides_are_a_list_or_a_mapping() -> None:
+    with pytest.raises(TypeError, match=r"overrides is the text 'runner.seed=3'\. Give a list, \['runner.seed=3'\]"):
+        load_config(PPO, "runner.seed=3")
+    placed = {"actor": 0, "rollout": "0:0-1", "env": "0"}
+    values = {"runner.seed": 3, "runner.report": False, "runner.run_name": "a, b", "model.options.hidden_sizes": [8, 4]}
+    config = load_config(
+        "gym_pendulum_ppo_mlp", {**values, "cluster.component_placement": placed, "algorithm.target_kl": None}
+    )
+    assert config.runner.seed == 3 and not config.runner.report and config.runner.run_name == "a, b"
+    assert tuple(config.model.options.hidden_sizes) == (8, 4) and config.algorithm.target_kl is None
+    assert {name: str(where) for name, where in config.cluster.component_placement.items()} == {**placed, "actor": "0"}

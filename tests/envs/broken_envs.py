@@ -50,6 +50,19 @@ class FloatImage(Good):
         return {"camera": np.zeros((4, 4, 3), np.float32)}
 
 
+class ChannelsFirst(Good):
+    observation_space = gymnasium.spaces.Dict({"cam": gymnasium.spaces.Box(0, 255, (3, 64, 64), np.uint8)})
+
+
+class FloatPicture(Good):
+    observation_space = gymnasium.spaces.Box(0, 1, (64, 64, 3), np.float32)
+
+
+class SaysSuccessInWords(Good):
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"success": "no"}
+
+
 class MissingKey(Good):
     observation_space = gymnasium.spaces.Dict({"arm": Good.observation_space})
 
@@ -145,6 +158,9 @@ CASES = [
     (WrongShape, "shape (1, 3) where observation_space promises shape (3,)"),
     (NotFinite, "row 0, at the start of the episode with seed 1: state[1] is nan"),
     (FloatImage, "observation 'camera' is float32 of shape (4, 4, 3) where observation_space promises uint8"),
+    (ChannelsFirst, "cam is uint8 [3, 64, 64], which would be 12,288 state numbers; pictures are uint8 [H, W, 3]"),
+    (FloatPicture, "the observation is float32 [64, 64, 3], which would be 12,288 state numbers"),
+    (SaysSuccessInWords, "info['success'] is 'no'; report True or False, one per step."),
     (MissingKey, "observation 'arm' is nothing where observation_space promises that key"),
     (VectorReward, "reward of shape (2,); return one number per step"),
     (NanReward, "row 0, step 1 of the episode with seed 1: the reward is nan"),

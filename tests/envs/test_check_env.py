@@ -30,6 +30,11 @@ def test_each_mistake_is_named(broken: Any, sentence: str) -> None:
     assert any(sentence in problem for problem in problems), problems
 
 
+def test_a_class_that_is_no_make_env_is_told_of_one() -> None:
+    [problem] = check_env(Good)
+    assert problem == "Good is an environment; name a function: def make_env(num_envs, cfg): return Good()"
+
+
 def test_a_vec_env_by_hand_is_told_every_shape() -> None:
     problems = "\n".join(check_env(StateAlone()))
     assert "reset returns unknown keys ['pixels']" in problems

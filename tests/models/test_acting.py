@@ -147,6 +147,8 @@ def test_what_the_policy_reads_is_named_where_it_is_missing(mlp: MLPGaussianPoli
         mlp.act({"instruction": "pick"})
     with pytest.raises(ValueError, match="here is nothing"):
         mlp.act({})
+    with pytest.raises(ObservationError, match=r"the observation is a ndarray\. Give a dict of images, state"):
+        mlp.act(np.zeros((64, 64, 3), np.uint8))
     with pytest.raises(ObservationError, match="state has 2 numbers, and the policy reads 3"):
         mlp.act({"state": [0.0, 1.0]})
 

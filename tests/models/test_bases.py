@@ -56,6 +56,39 @@ def test_it_keeps_the_contract(kind: type[NetworkPolicy], spec: EnvSpec, setting
     assert check_policy(kind, spec, ModelConfig(temperature=0.7, **settings)) == []
 
 
+STATE = replace(SPEC, cameras={})
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda outputs, values: (outputs[:, 1:], values), "outputs [5, 5]; they are [B, num_outputs] = [5, 6]"),
+        (lambda outputs, values: (outputs.repeat(1, 2), values), "outputs [5, 12]; they are [B, num_outputs] = [5, 6]"),
+        (lambda outputs, values: (values, outputs), "outputs [5, 1]; they are [B, num_outputs] = [5, 6]"),
+        (lambda outputs, values: (outputs, outputs), "values [5, 6]; they are [B, num_values] = [5, 1]"),
+        (lambda outputs, values: (outputs, 0.0), "values a float; they are"),
+        (lambda outputs, values: outputs, "a Tensor; it returns two tensors, (outputs, values)"),
+        (lambda outputs, values: (outputs, values, values), "3 of them; it returns two tensors"),
+    ],
+)
+def test_what_a_network_returns_is_looked_at(returned: Any, said: str) -> None:
+    class Wrong(OfGaussians):
+        def network(self, inputs: dict[str, Tensor]) -> Any:
+            return returned(*super().network(inputs))
+
+    [problem] = check_policy(Wrong, STATE, ModelConfig(num_action_chunks=2))
+    assert f"network returned {said}" in problem
+
+
+def test_a_network_of_states_is_told_where_there_is_none() -> None:
+    class OfStates(OfGaussians):
+        def build(self) -> None:
+            self.actor = nn.Linear(self.spec.state_dim, 3)
+
+    [problem] = check_policy(OfStates, replace(SPEC, state_dim=None))
+    assert "spec.state_dim is None, as the environment has no state (its cameras: top, side)" in problem
+
+
 class OfVelocities(VelocityPolicy):
     def build(self) -> None:
         self.method, self.num_steps = self.options.method, self.options.num_steps

@@ -34,10 +34,14 @@ def test_a_policy_on_images_passes() -> None:
     assert check_policy(SquashedGaussianPolicy, TWO_CAMERAS) == []
 
 
-def test_the_example_checks_itself(repo: Path) -> None:
-    script = repo / "examples/embodiment/custom_policy.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "SquashedGaussianPolicy keeps the contract\n"), done.stderr
+@pytest.mark.parametrize(("name", "kind"), [("policy", "SquashedGaussianPolicy"), ("network", "StatePolicy")])
+def test_the_examples_check_themselves(name: str, kind: str, repo: Path, tmp_path: Path) -> None:
+    text = (repo / f"examples/embodiment/custom_{name}.py").read_text()
+    spoilt = tmp_path / "spoilt.py"
+    spoilt.write_text(text.replace("self.actor(hidden)", "self.actor(hidden) * float('nan')"))
+    for script, code in ((repo / f"examples/embodiment/custom_{name}.py", 0), (spoilt, 1)):
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout == f"{kind} keeps the contract\n") == (code, code == 0), done.stderr
 
 
 class Good(MLPGaussianPolicy):
@@ -57,6 +61,15 @@ class Dropout(Good):
 
     def _mean(self, state: Tensor) -> Tensor:
         return super()._mean(self.dropout(state))
+
+
+class Normalised(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm = nn.BatchNorm1d(3)
+
+    def _mean(self, state: Tensor) -> Tensor:
+        return super()._mean(self.norm(state))
 
 
 class MixesRows(Good):
@@ -149,7 +162,11 @@ class NeedsImages(Good):
     ("broken", "sentence"),
     [
         (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the very sample"),
-        (Dropout, "in train mode and equal in eval mode; leave out dropout"),
+        (
+            Dropout,
+            "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout).",
+        ),
+        (Normalised, "leave out dropout and batch normalisation: norm (BatchNorm1d)."),
         (MixesRows, "a row must depend on itself alone"),
         (SumsActions, "logprobs from forward is float32 of shape (5, 1); return floats of shape (5, 1, 2)"),
         (Detached, "forward's outputs have no gradients"),
@@ -176,3 +193,5 @@ def test_sizes_that_do_not_fit_the_run_are_named() -> None:
     assert problem == "num_action_chunks is 1; this run needs 3, set it in __init__."
     [problem] = check_policy(MLPGaussianPolicy, TWO_CAMERAS)
     assert problem.startswith("from_config raised ValueError: model.id: mlp_gaussian acts on state")
+    with pytest.raises(TypeError, match=r"got 'mlp_gaussian'\. Give a policy, or its class"):
+        check_policy("mlp_gaussian", SPEC)

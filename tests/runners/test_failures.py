@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from rlinf_lite.config import ConfigError
 from rlinf_lite.envs import SimulatorError
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
@@ -52,16 +53,12 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(start):
     assert all(line["train/actor/skipped_updates"] == 0 for line in read_metrics(runner.run_dir)[:2])
 
 
-def test_an_environment_with_wrong_shapes_gets_sentences_before_training(start):
-    with pytest.raises(WorkerError) as error:
-        start(*broken("shape"))
-    assert type(error.value.__cause__).__name__ == "EnvContractError"
-    assert "observation_space promises shape (3,)" in str(error.value)
-
-
-def test_an_environment_that_ignores_its_seed_is_found_out(start):
-    with pytest.raises(WorkerError, match="seed"):
-        start(*broken("unseeded"))
+@pytest.mark.parametrize(
+    ("how", "said"), [("shape", r"promises shape \(3,\)"), ("unseeded", "the same seeds gave other")]
+)
+def test_an_environment_that_breaks_the_protocol_gets_sentences_before_anything_starts(start, how, said):
+    with pytest.raises(ConfigError, match=rf"env\.id: tests\.runners\.broken_envs:make_env: .*{said}"):
+        start(*broken(how))
 
 
 def run_example(*overrides, root):

@@ -62,6 +62,14 @@ class ObsReader:
         self._texts = [name for name, leaf in leaves.items() if isinstance(leaf, spaces.Text)]
         apart = {*self._images, *self._texts}
         self._states = {name: leaf for name, leaf in leaves.items() if name not in apart}
+        for name, leaf in self._states.items():
+            if isinstance(leaf, spaces.Box) and len(leaf.shape) >= 3 and {leaf.shape[0], leaf.shape[-1]} & {1, 3}:
+                raise EnvContractError(
+                    f"{name or 'the observation'} is {leaf.dtype} {list(leaf.shape)}, which would be {flatdim(leaf):,} "
+                    "state numbers; pictures are uint8 [H, W, 3]: transpose it, scale it to 0..255 and cast it, or "
+                    "repeat its one channel. (Where it is no picture, flatten it.)",
+                    task_id,
+                )
         if not self._images and not self._states:
             raise EnvContractError(
                 f"the observation space {space} holds neither a state nor an image; return at least one of them.",
@@ -163,7 +171,7 @@ class GymnasiumSimulator:
                 out.reward[row] = float(np.asarray(reward).item())  # TypeError for None
                 out.terminated[row] = terminated
                 out.truncated[row] = truncated
-                out.success[row] = _success(info)
+                out.success[row] = _success(info, self.task_id)
             except EnvContractError:
                 raise
             except Exception as error:
@@ -235,7 +243,7 @@ class VectorEnvSimulator:
         out.reward[:] = reward
         out.terminated[:] = terminated
         out.truncated[:] = truncated
-        out.success[:] = _success(info, self.num_envs)
+        out.success[:] = _success(info, self.task_id, self.num_envs)
 
     def observe(self, rows: IntArray) -> Obs:
         assert self._obs is not None
@@ -274,13 +282,15 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
     return low, high, space.shape, space.dtype
 
 
-def _success(info: Mapping[str, Any], num_envs: int | None = None) -> Any:
+def _success(info: Mapping[str, Any], task_id: str, num_envs: int | None = None) -> Any:
     """1 or 0, and -1 where nothing is said; of a batch of `num_envs`, [B]."""
     for key in ("success", "is_success"):
         if key not in info:
             continue
-        if num_envs is None:
-            return int(bool(info[key]))
-        reported = info.get(f"_{key}", np.ones(num_envs, np.bool_))  # gymnasium's mask of rows that reported it
-        return np.where(reported, np.asarray(info[key], np.bool_), -1)
+        said = np.asarray(info[key])
+        reported = np.asarray(info.get(f"_{key}", np.ones(said.shape, np.bool_)))  # gymnasium's mask of rows that did
+        kind = np.asarray(said[reported].tolist()).dtype.kind  # the rows of a batch may be objects
+        if kind not in "biuf" or said.size != (num_envs or 1):
+            raise EnvContractError(f"info[{key!r}] is {info[key]!r}; report True or False, one per step.", task_id)
+        return int(bool(said)) if num_envs is None else np.where(reported, said.astype(np.bool_), -1)
     return -1
