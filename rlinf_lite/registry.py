@@ -79,8 +79,9 @@ def nearest(name: str, known: Iterable[str], count: int = 2, cutoff: float = 0.6
     return difflib.get_close_matches(name, sorted(known), n=count, cutoff=cutoff)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`Did you mean x?`, or the known names where none is near: those that contain the word, or else all."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`Did you mean x?`, or the known names where none is near: those that contain the word, or else all, in place of
+    which `otherwise` may say where they are."""
     known = sorted(known)
     containing = [one for one in known if len(name) > 2 and name.lower() in one.lower()]
     near = nearest(name, known) or (containing if len(containing) <= 2 else [])
@@ -88,6 +89,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f"Did you mean {' or '.join(near)}?"
     if containing:
         return f"Known with {name}: {', '.join(containing[:_LISTED])}."
+    if otherwise:
+        return otherwise
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return f"Known: {', '.join(known[:_LISTED])}{more}."
 

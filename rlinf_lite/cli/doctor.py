@@ -187,7 +187,7 @@ def _memory(needs: Needs) -> Finding:
     wanted = needs.host_bytes or needs.num_processes * _PROCESS_BYTES
     value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
     if free < wanted:
-        return Finding("fail", value, "rlinf-lite train --dry-run  (shows what takes it)")
+        return Finding("fail", value, "rlinf-lite train NAME --dry-run  (shows what takes it)")
     return Finding("ok", value)
 
 
@@ -212,7 +212,7 @@ def _disk(needs: Needs) -> Finding:
     free = {str(place): shutil.disk_usage(place).free for place in (path, Path(tempfile.gettempdir()))}
     value = ", ".join(f"{byte_text(count)} free in {place}" for place, count in free.items())
     if min(free.values()) < _GIB:
-        return Finding("fail", value, "rlinf-lite train runner.logger.log_path=...")
+        return Finding("fail", value, "rlinf-lite train NAME runner.logger.log_path=...")
     return Finding("warn" if min(free.values()) < 5 * _GIB else "ok", value)
 
 

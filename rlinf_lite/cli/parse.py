@@ -36,21 +36,23 @@ WIDTH = 80
 
 
 def parse_cli(
-    argv: Sequence[str], default_config: str, description: str = "", task_type: str | None = "embodied"
+    argv: Sequence[str], default_config: str | None, description: str = "", task_type: str | None = "embodied"
 ) -> Any:
-    """The config that a command line asks for, which must be of `task_type`, if that is given.
+    """The config that a command line asks for, which must be of `task_type`, if that is given. Where it names none, that
+    is `default_config`, which is said; None: a mistake.
 
     Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where that finds demonstrations that do not serve,
     and with 2 after listing what is wrong with the config.
     """
     parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
     about = "a config, or a run to go on with; overrides in Hydra's grammar"
+    default = f" (default: {default_config})" if default_config else ""
     parser.add_argument("words", nargs="*", metavar="NAME|RUN key=value", help=about)
     parser.add_argument(
         "--config-name",
         "-cn",
         metavar="NAME",
-        help=f"a config, or the path of a YAML file (default: {default_config}); NAME alone is short for it",
+        help=f"a config, or the path of a YAML file{default}; NAME alone is short for it",
     )
     parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not ours")
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
@@ -68,6 +70,15 @@ def parse_cli(
     if arguments.resume is not None:
         overrides.append(f"runner.resume={arguments.resume}")
     name = named or default_config
+    if name is None:
+        print(
+            "name a config (rlinf-lite configs lists them) or a run to go on with; "
+            "the quickstart is `rlinf-lite train tabletop_ppo_vla`",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    if not named:
+        print(f"config: {name}", flush=True)
     if run_config := _config_of_run(name):
         overrides = [f"runner.resume={name}", *overrides]
         name = str(run_config)
@@ -91,7 +102,19 @@ def parse_cli(
 
 def _preview(config: Any) -> int:
     from rlinf_lite.preview.dry_run import describe, policy_problems
+    from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
 
+    goes_on = list[str]()
+    if config.runner.resume not in ("auto", "never"):
+        try:
+            checkpoint = find_checkpoint(Path(config.runner.resume))
+            steps, limit = read_state(checkpoint)["completed_steps"], config.runner.max_steps
+        except CheckpointError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        goes_on = [f"goes on from step {steps}, {checkpoint}"]
+        if 0 <= limit <= steps:
+            goes_on = [f"goes on from step {steps}: nothing is left to do, raise runner.max_steps ({limit})"]
     if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
         from rlinf_lite.data.demonstrations import check_demonstrations
         from rlinf_lite.data.lerobot.layout import LeRobotError
@@ -105,6 +128,7 @@ def _preview(config: Any) -> int:
         print(ConfigError(config.runner.run_name, problems), file=sys.stderr)
         return 2
     print(describe(config))
+    print("".join(f"\n{line}\n" for line in goes_on), end="")
     return 0
 
 

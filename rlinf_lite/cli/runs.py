@@ -59,7 +59,7 @@ def runs(arguments: Sequence[str]) -> int:
     titles = ("status", "steps", "metric", "before", "last", "episodes", "changed", "directory")
     print_table(titles, [_row(run) for run in found])
     if not found:
-        print(f"no runs in {directory}: `rlinf-lite train` makes the first")
+        print(f"no runs in {directory}: `rlinf-lite train tabletop_ppo_vla` makes the first")
     return 0
 
 

@@ -20,7 +20,7 @@ ABOUT = "Train a policy in a simulator, by reinforcement learning or imitation, 
 
 def train(arguments: Sequence[str]) -> int:
     """Train as the script of the config's kind does."""
-    return run_to_its_end(train_by_kind, parse_cli(arguments, "embodiment/tabletop_ppo_vla", ABOUT, None))
+    return run_to_its_end(train_by_kind, parse_cli(arguments, None, ABOUT, None))
 
 
 def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:

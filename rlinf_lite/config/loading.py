@@ -139,6 +139,9 @@ def _of_the_parts_that_are_named(
     return OmegaConf.create(with_new_names(content)), new_names(content)
 
 
+_LIST = "rlinf-lite configs lists them"
+
+
 class _NotFoundError(Exception):
     """No config has this name; the message says which have."""
 
@@ -148,9 +151,7 @@ def _find(name: str) -> tuple[Path, str]:
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise _NotFoundError(
-                f"no such file (looked for {path.absolute()}). Give a path, or a name: " + ", ".join(config_names())
-            )
+            raise _NotFoundError(f"no such file (looked for {path.absolute()}). Give a path, or a name: {_LIST}")
         if path.suffix == ".yml":
             raise _NotFoundError(f"Hydra reads .yaml files only. Rename it to {path.with_suffix('.yaml').name}")
         root = config_dir()
@@ -162,8 +163,12 @@ def _find(name: str) -> tuple[Path, str]:
     short = [known for known in config_names() if known.rsplit("/", 1)[-1] == name]
     if len(short) == 1:
         return config_dir(), short[0]
+    if "/" in name and path.parts[0] not in {known.partition("/")[0] for known in config_names()}:
+        if path.is_dir():
+            raise _NotFoundError("no run's directory, which has a config.yaml. rlinf-lite runs lists runs")
+        raise _NotFoundError(f"no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
     names = config_names() if "/" in name else [known.rsplit("/", 1)[-1] for known in config_names()]
-    raise _NotFoundError(f"no config has this name in {config_dir()}. {did_you_mean(name, names)}")
+    raise _NotFoundError(f"no config has this name in {config_dir()}. {did_you_mean(name, names, _LIST)}")
 
 
 def _explain(error: Exception, name: str) -> str:

@@ -116,6 +116,7 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str], command_line
         ["train", "actor.optim.lr=fast"],
         ["train", "gym_pendulum_ppo_mlp", "tabletop_ppo_vla"],
         ["train", "tabletop_ppo_vlaa"],
+        ["train", "runner.seed=1"],
         ["eval", "--checkpoint", "nope"],
         ["eval", "nope"],
         ["eval"],

@@ -14,6 +14,8 @@ from rlinf_lite.cli.parse import COMMON_KEYS
 from rlinf_lite.config import Config, ReasoningConfig, load_config
 from rlinf_lite.config.names import schema_keys
 from rlinf_lite.preview.dry_run import describe
+from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.run_config import write_config
 
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
 HYBRID = str(Path(__file__).parents[1] / "config" / "yaml" / "hybrid.yaml")
@@ -38,7 +40,9 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python(code)
 
 
-@pytest.mark.parametrize("module", ["rlinf_lite", "rlinf_lite.config", "rlinf_lite.preview.dry_run"])
+@pytest.mark.parametrize(
+    "module", ["rlinf_lite", "rlinf_lite.config", "rlinf_lite.preview.dry_run", "rlinf_lite.runners.checkpoints"]
+)
 def test_imports_are_light(module: str) -> None:
     found = python(f"import sys, {module}; print(sorted(set({HEAVY}) & set(sys.modules)))")
     assert found.stdout.strip() == "[]", found.stderr
@@ -69,7 +73,7 @@ def test_hydras_config_path(tmp_path: Path) -> None:
 
 def test_a_bad_config_exits_with_2_and_a_list() -> None:
     done = cli("algorithm.lr=1", "env.train.num_envs=31")
-    assert done.returncode == 2
+    assert done.returncode == 2 and done.stdout == f"config: {DEFAULT}\n"
     assert "Traceback" not in done.stderr
     assert f"{DEFAULT}: " in done.stderr
     assert "  - algorithm.lr: there is no such key. lr belongs in actor.optim.lr\n" in done.stderr
@@ -122,6 +126,30 @@ def test_the_entry_point_knows_dry_run(repo: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "task: Pendulum-v1" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_says_what_a_run_goes_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One without a checkpoint is refused, as it would be."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_config(load_config("gym_pendulum_ppo_mlp"), run)
+
+    def planned(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            parse_cli([str(run), "--dry-run", *words], None)
+        written = capsys.readouterr()
+        return int(ended.value.code or 0), (written.out + written.err).strip().splitlines()[-1]
+
+    code, said = planned()
+    assert code == 1 and "run holds no complete checkpoint" in said
+
+    def write(directory: Path) -> None:
+        (directory / "training_state" / "runner.json").write_text('{"completed_steps": 4}')
+
+    checkpoint = CheckpointStore(run, keep=1).write(4, write)
+    assert planned("runner.max_steps=8") == (0, f"goes on from step 4, {checkpoint}")
+    nothing = "goes on from step 4: nothing is left to do, raise runner.max_steps (4)"
+    assert planned("runner.max_steps=4") == (0, nothing)
 
 
 def test_unknown_sizes_are_said_to_be_unknown() -> None:

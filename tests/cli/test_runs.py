@@ -92,7 +92,9 @@ def test_what_cannot_be_listed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert runs(["elsewhere"]) == 2 and capsys.readouterr().err.startswith("elsewhere: no such directory")
-    assert runs([]) == 0 and capsys.readouterr().out.startswith("no runs in results: `rlinf-lite train` makes")
+    assert runs([]) == 0 and capsys.readouterr().out.startswith(
+        "no runs in results: `rlinf-lite train tabletop_ppo_vla` makes"
+    )
     assert runs(["--json"]) == 0 and capsys.readouterr().out == "[]\n"
     broken = make("broken", 1, [])
     (broken / "config.yaml").write_text("{")

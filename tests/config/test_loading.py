@@ -128,12 +128,19 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
         "Known with pushcube: maniskill_pushcube_async_ppo_mlp, maniskill_pushcube_grpo_mlp, "
         "maniskill_pushcube_ppo_mlp, maniskill_pushcube_ppo_mlp_hybrid8."
     )
-    nothing_like_it = only_problem("xyz")
-    assert "Known: " in nothing_like_it and "embodiment/" not in nothing_like_it.partition("Known: ")[2]
+    assert only_problem("xyz").endswith(". rlinf-lite configs lists them")
+    assert "xyz: no config has this name" in only_problem("xyz")
+
+
+def test_a_path_is_not_taken_for_a_misspelled_config(tmp_path: Path) -> None:
+    assert "no such directory (looked for /" in only_problem("results/nope")
+    assert "no such directory" not in only_problem("embodiment/gym_pendulum_ppo_ml")
+    assert "no run's directory, which has a config.yaml. rlinf-lite runs lists runs" in only_problem(str(tmp_path))
 
 
 def test_a_missing_file_and_missing_defaults(tmp_path: Path) -> None:
-    assert "no such file" in only_problem(tmp_path / "nope.yaml")
+    missing = only_problem(tmp_path / "nope.yaml")
+    assert "no such file" in missing and missing.endswith("or a name: rlinf-lite configs lists them")
     path = tmp_path / "mine.yaml"
     path.write_text("defaults: [embodiment/base/pp_mlp, _self_]\n")
     problem = only_problem(path)
