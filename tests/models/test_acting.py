@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
@@ -65,6 +66,21 @@ def test_one_observation_is_a_row_of_many(path: str) -> None:
     same_text = policy.act(obs | {"instruction": obs["instruction"][0]})
     np.testing.assert_allclose(same_text[0], many[0], atol=1e-5)
 
+    backwards = {name: value[::-1] for name, value in obs.items() if name != "images"} | {
+        "images": {"top": obs["images"]["top"][::-1]}
+    }
+    np.testing.assert_allclose(policy.act(backwards), many[::-1], atol=1e-5)
+    flipped = obs["images"]["top"][:, ::-1]  # as the cameras of LIBERO are
+    turned = obs | {"state": obs["state"][:, ::-1], "images": {"top": flipped}}
+    copied = obs | {"state": turned["state"].copy(), "images": {"top": flipped.copy()}}
+    assert (policy.act(turned) == policy.act(copied)).all()
+
+    narrow = one | {"images": {"top": np.zeros((1, 400, 3), np.uint8)}}  # scaled, it has no row left
+    assert policy.act(narrow).shape == many.shape[1:]
+    none = obs | {"images": {"top": obs["images"]["top"][:0]}, "state": obs["state"][:0], "instruction": "pick"}
+    nothing = policy.act(none | {"noise_key": obs["noise_key"][:0]})
+    assert nothing.shape == (0, *many.shape[1:]) and nothing.dtype == np.float32
+
 
 def test_samples_differ_and_a_key_repeats_them(mlp: MLPGaussianPolicy) -> None:
     obs: dict[str, Any] = {"state": np.zeros(3)}
@@ -72,6 +88,13 @@ def test_samples_differ_and_a_key_repeats_them(mlp: MLPGaussianPolicy) -> None:
     obs["noise_key"] = np.uint64(7)
     assert (mlp.act(obs, "sampled") == mlp.act(obs, "sampled")).all()
     assert not mlp.training
+
+
+def test_states_are_numbers_of_any_kind(mlp: MLPGaussianPolicy) -> None:
+    expected = mlp.act({"state": np.array([1, 0, 2], np.float32)})
+    for state in ([1, 0, 2], torch.tensor([1.0, 0.0, 2.0], requires_grad=True), np.array([2, 0, 1], np.float32)[::-1]):
+        assert (mlp.act({"state": state}) == expected).all()
+    assert mlp.act({"state": np.zeros((0, 3)), "images": {}}).shape == (0, 4, 2)
 
 
 def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
@@ -114,7 +137,14 @@ def test_modes_that_there_are_none_of(mode: Any, hint: str, mlp: MLPGaussianPoli
             {"images": {"top": np.zeros((3, 64, 64), np.uint8)}},
             r"is \[3, 64, 64\]; pictures are \[H, W, 3\], red first",
         ),
+        (
+            {"images": {"top": np.zeros((0, 64, 3), np.uint8)}},
+            r"\['top'\] is \[0, 64, 3\]; sides of pictures are 1 to 8192 pixels",
+        ),
+        ({"images": {"top": np.zeros((1, 8193, 3), np.uint8)}}, r"is \[1, 8193, 3\]; sides of pictures are 1 to 8192"),
         ({"state": "left"}, "state is no array of numbers"),
+        ({"state": ["1", "2"]}, "state is no array of numbers: it is <U1. Give float32"),
+        ({"state": np.zeros(2) + 1j}, "state is no array of numbers: it is complex128. Give float32"),
         ({"instruction": 5}, "the instruction is 5. Give a text, or a list of a text per row"),
         ({"instruction": b"pick"}, "the instruction is b'pick'. Give a text"),
         ({"instruction": None}, "the instruction is None. Give a text"),
