@@ -15,7 +15,7 @@ from rlinf_lite.checksums import CheckpointError
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import ObservationError
 from rlinf_lite.models import CheckpointFormatError, GaussianPolicy, MLPGaussianPolicy, Policy, load_policy
-from rlinf_lite.models.base import UnknownModeError
+from rlinf_lite.models.base import Mode, UnknownModeError
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 RNG = np.random.default_rng(0)
@@ -111,6 +111,32 @@ def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
     for wrong in (5, 0, 2.5, True):
         with pytest.raises(ValueError, match=f"num_actions is {wrong}, and a chunk of this policy has 4. Take 1 to 4"):
             ActionQueue(mlp, wrong)
+
+
+def test_rows_of_a_queue_begin_anew_by_themselves(mlp: MLPGaussianPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a queue of its own for each row does; the policy is asked for the rows that need a chunk alone."""
+    act, asked = mlp.act, list[int]()
+
+    def counted(obs: dict[str, Any], mode: Mode) -> Any:
+        asked.append(np.size(obs["noise_key"]))
+        return act(obs, mode)
+
+    monkeypatch.setattr(mlp, "act", counted)
+    many, each = ActionQueue(mlp, 3), [ActionQueue(mlp, 3) for _ in range(3)]
+    begin: dict[int, Any] = {1: [2], 2: np.array([True, False, False]), 4: [], 6: np.arange(3)}
+    many.reset([0])  # there is no chunk yet
+    all_states = RNG.standard_normal((9, 3, 3))
+    taken = []
+    for step, states in enumerate(all_states):
+        many.reset(begin.get(step, []))
+        taken.append(many.act({"state": states, "images": {}, "noise_key": np.arange(3)}))
+    assert asked == [3, 1, 1, 1, 1, 1, 3]
+    for row, (queue, begins) in enumerate(zip(each, ([2, 6], [6], [1, 6]), strict=True)):
+        for step, states in enumerate(all_states):
+            if step in begins:
+                queue.reset()
+            alone = queue.act({"state": states[row], "noise_key": row})
+            np.testing.assert_allclose(taken[step][row], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(("mode", "hint"), [("Greedy", r"Did you mean greedy\?"), ("best", "Known: greedy, sampled, ")])
@@ -218,14 +244,19 @@ def test_pictures_of_any_size_are_scaled_to_that_of_the_policy(vla: Policy) -> N
     assert (vla.act(obs | {"images": {"top": camera}}) == vla.act(obs | {"images": {"top": square}})).all()
 
 
-def test_a_damaged_checkpoint_does_not_act(mlp: MLPGaussianPolicy, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_act(
+    mlp: MLPGaussianPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path, 2)
     first, damaged = (store.write(step, lambda directory: mlp.save_pretrained(directory / "policy")) for step in (1, 2))
+    load_policy(damaged)  # whole
     weights = damaged / "policy" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    for path in (tmp_path, damaged, damaged / "policy"):
+    (tmp_path / "best").symlink_to(damaged / "policy")
+    monkeypatch.chdir(damaged / "policy")
+    for path in (tmp_path, damaged, damaged / "policy", tmp_path / "best", "."):
         with pytest.raises(CheckpointError, match=f"does not match its checksum: .* Take the one before it: {first}$"):
             load_policy(path)
     assert load_policy(first).act({"state": np.zeros(3)}).shape == (4, 2)
