@@ -34,7 +34,8 @@ def digest_of(path: Path) -> str:
 
 
 def verify(checkpoint: Path, part: str = "") -> None:
-    """Compare every file, or those whose name begins with `part`, with its checksum, once per process.
+    """Compare every file, or those whose name begins with `part`, with its checksum; a file is read once per process
+    until it is written again.
 
     Raises:
         CheckpointError: naming the file that differs, and the checkpoint before this one.
@@ -42,8 +43,7 @@ def verify(checkpoint: Path, part: str = "") -> None:
     checkpoint = checkpoint.resolve()  # `last` is a link, and of no step
     listed = checkpoint / CHECKSUMS
     try:
-        written_ns, text = listed.stat().st_mtime_ns, listed.read_text()
-        sums = {name: (size, digest) for name, (size, digest) in json.loads(text).items()}
+        sums = {name: (size, digest) for name, (size, digest) in json.loads(listed.read_text()).items()}
     except OSError as error:
         raise CheckpointError(f"{error.filename or checkpoint} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError) as error:
@@ -53,20 +53,25 @@ def verify(checkpoint: Path, part: str = "") -> None:
             continue
         file = checkpoint / name
         try:
-            problem = _problem(file, size, digest, written_ns)
+            problem = _problem(file, size, digest)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
         if problem is not None:
             raise CheckpointError(f"{file} {_damaged(problem, checkpoint)}")
 
 
-@cache
-def _problem(file: Path, size: int, digest: str, _written_ns: int) -> str | None:
+def _problem(file: Path, size: int, digest: str) -> str | None:
     if not file.is_file():
         return "is missing"
-    if file.stat().st_size != size:
-        return f"has {file.stat().st_size} of {size} bytes"
-    return None if digest_of(file) == digest else "does not match its checksum"
+    now = file.stat()
+    if now.st_size != size:
+        return f"has {now.st_size} of {size} bytes"
+    return None if _digest(file, size, now.st_mtime_ns) == digest else "does not match its checksum"
+
+
+@cache
+def _digest(file: Path, _size: int, _written_ns: int) -> str:
+    return digest_of(file)
 
 
 def _damaged(problem: str, checkpoint: Path) -> str:

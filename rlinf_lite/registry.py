@@ -125,7 +125,7 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
     try:
         with imports_without_gc():
             module = importlib.import_module(module_name)
-    except Exception as raised:
+    except (Exception, SystemExit) as raised:
         missing = raised.name if isinstance(raised, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             text = f"{path} cannot be imported: No module named {missing!r}: is its folder on PYTHONPATH?"

@@ -701,7 +701,7 @@ def _something_scores(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[
     elif reward.label is not None and reward.label not in labels:
         hint = registry.did_you_mean(reward.label, labels)
         yield Problem("reward.label", f"the classifier in {reward.model} has no label {reward.label!r}. {hint}")
-    if isinstance(room, int) and (reward.max_length or 0) > room:
+    if isinstance(room, int) and 0 < room < (reward.max_length or 0):
         text = f"{reward.max_length} tokens, and the reward model has {room} positions. Use {room} or less, or null"
         yield Problem("reward.max_length", text)
 

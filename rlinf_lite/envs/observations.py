@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _KNOWN = ("images", "state", "instruction", "noise_key")
+_MAX_SIDE = 8192  # pixels: scaling takes memory by the side, however few bytes the picture has
 
 
 class ObservationError(ValueError):
@@ -48,10 +49,12 @@ def num_rows(obs: Mapping[str, Any]) -> int:
 
 
 def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The observation with a batch dimension, and whether it had none.
+    """The observation with a batch dimension, and whether it had none. Arrays are contiguous, as torch takes them:
+    flipped ones are copied.
 
-    Raises ObservationError for entries that there are none of, images that are no uint8 [H, W, 3], states that are no
-    numbers, instructions that are no texts, noise keys that are no uint64, and rows that do not agree.
+    Raises ObservationError for entries that there are none of, images that are no uint8 [H, W, 3] with sides of 1 to
+    8192, states that are no numbers, instructions that are no texts, noise keys that are no uint64, and rows that do
+    not agree.
     """
     if not isinstance(obs, Mapping):
         kind = type(obs).__name__
@@ -64,7 +67,7 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     images = obs.get("images", {})
     if not isinstance(images, Mapping):
         raise ObservationError("images is no dict. Give {camera: uint8 [H, W, 3] or [B, H, W, 3]}")
-    arrays = {f"images[{camera!r}]": (np.asarray(image), 3) for camera, image in images.items()}
+    arrays = {f"images[{camera!r}]": (np.asarray(image, order="C"), 3) for camera, image in images.items()}
     if "state" in obs:
         arrays["state"] = _state(obs["state"]), 1
     for name, (array, num_dims) in arrays.items():
@@ -76,6 +79,8 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
             raise ObservationError(f"{name} is {array.dtype}; pictures are uint8, 0 to 255")
         if num_dims == 3 and array.shape[-1] != 3:
             raise ObservationError(f"{name} is {list(array.shape)}; pictures are [H, W, 3], red first")
+        if num_dims == 3 and not all(1 <= side <= _MAX_SIDE for side in array.shape[-3:-1]):
+            raise ObservationError(f"{name} is {list(array.shape)}; sides of pictures are 1 to {_MAX_SIDE} pixels")
     singles = {name: array.ndim == num_dims for name, (array, num_dims) in arrays.items()}
     if isinstance(obs.get("instruction"), list):
         singles["instruction"] = False
@@ -89,9 +94,12 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _state(given: Any) -> NDArray[np.float32]:
     try:
-        state = np.asarray(given, dtype=np.float32)
+        found = np.asarray(given.detach() if hasattr(given, "detach") else given)  # of a tensor that wants gradients
     except (TypeError, ValueError) as error:
         raise ObservationError(f"state is no array of numbers: {error}") from error
+    if found.dtype.kind not in "biuf":
+        raise ObservationError(f"state is no array of numbers: it is {found.dtype}. Give float32")
+    state = np.asarray(found, dtype=np.float32, order="C")
     if not np.isfinite(state).all():
         raise ObservationError("state has numbers that are not finite")
     return state
@@ -101,7 +109,7 @@ def _assembled(obs: Mapping[str, Any], rows: Mapping[str, NDArray[Any]]) -> dict
     """`rows` by name, and the instruction and the noise key of each."""
     counts = {name: len(array) for name, array in rows.items()}
     batch = dict[str, Any]()
-    if "images" in obs:
+    if obs.get("images"):
         batch["images"] = {camera: rows[f"images[{camera!r}]"] for camera in obs["images"]}
     if "state" in obs:
         batch["state"] = rows["state"]

@@ -20,7 +20,7 @@ from rlinf_lite.jobs.ported import CONFIG_ARGUMENTS, FOREIGN_ARGUMENTS, without_
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload, JobInfo
-from rlinf_lite.registry import did_you_mean
+from rlinf_lite.registry import MAIN, did_you_mean
 from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.host import process_and_logs
@@ -184,9 +184,12 @@ def load_classes(job: JobSpec) -> dict[str, type]:
 
 def _load(spec: RoleSpec, base: type) -> type | str:
     """The class, or what is wrong with it."""
+    if spec.module == MAIN:
+        text = f"the module {MAIN!r} is this script, which the job's processes do not run"
+        return f"{spec.call}: {text}. Put {spec.cls} into a module of its own, and name that."
     try:
         module = importlib.import_module(spec.module)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
         reason = f"{type(error).__name__}: {error}"
         return f"{spec.call}: the module {spec.module!r} cannot be imported ({reason}). Correct it or its path."
     found = without_ray_remote(getattr(module, spec.cls, None))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config
-from rlinf_lite.envs.observations import ObservationError, as_batch
+from rlinf_lite.envs.observations import ObservationError, as_batch, num_rows
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.registry import did_you_mean
 
@@ -127,6 +127,8 @@ class Policy(nn.Module, ABC):
         batch, is_single = as_batch(obs)
         if (reads := self.reads()) is not None:
             reads.check(batch)
+        if not is_single and num_rows(batch) == 0:
+            return np.zeros((0, self.num_action_chunks, self.action_dim), np.float32)
         if self.training:
             self.eval()
         with torch.inference_mode():

@@ -29,9 +29,9 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The last 32 tensors that a function has made, instead of making them again; not what it makes of fake tensors
-    (`preview.fake`), which have no numbers for those who ask afterwards."""
-    keeping = lru_cache(maxsize=32)(make)
+    """The last 8 tensors that a function has made, instead of making them again: of a picture's largest side one has 15
+    MB. Not what it makes of fake tensors (`preview.fake`), which have no numbers for those who ask afterwards."""
+    keeping = lru_cache(maxsize=8)(make)
 
     @wraps(make)
     def kept_or_made(*args: Hashable) -> Tensor:

@@ -86,8 +86,9 @@ def load_policy(
         ValueError: where the policy reads no tokenizer that is given.
     """
     directory = policy_directory(directory)
-    if read_weights and directory.name == "policy" and is_whole(directory.parent):
-        verify(directory.parent, "policy/")
+    for place in (directory, directory.resolve()):  # it may be `.`, or a link, from or to elsewhere
+        if read_weights and place.name == "policy" and is_whole(place.parent):
+            verify(place.parent, "policy/")
     policy = _load(directory, model, read_weights, tokenizer)
     for line in [] if model is None else policy_card(policy.policy_id).notes(directory, model):
         log.warning(line)

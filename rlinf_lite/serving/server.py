@@ -31,6 +31,7 @@ from websockets.sync.server import ServerConnection, serve
 from rlinf_lite.envs.observations import as_batch, num_rows
 from rlinf_lite.models.base import NOISE_KEY, Mode, Policy, check_mode
 from rlinf_lite.models.sampling import noise_keys
+from rlinf_lite.serving.address import is_loopback
 from rlinf_lite.serving.requests import RequestError, camera_keys, observation
 from rlinf_lite.serving.wire import pack, unpack
 
@@ -105,9 +106,11 @@ class PolicyServer:
         """None: the connection opens."""
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
-            return connection.respond(http.HTTPStatus.FORBIDDEN, "pages of other sites may not use this policy\n")
+        origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
+        if origin is not None:  # a page in a browser; its site may have a name that now leads here
+            is_here = self._token is not None or is_loopback(urlsplit(f"//{host}").hostname or "")
+            if urlsplit(origin).netloc != host or not is_here:
+                return connection.respond(http.HTTPStatus.FORBIDDEN, "pages of other sites may not use this policy\n")
         if self._token is not None:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             if scheme not in ("Api-Key", "Bearer") or not hmac.compare_digest(given.encode(), self._token.encode()):

@@ -81,6 +81,9 @@ def test_unknown_names_get_the_nearest(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "mani_skill_of_another_name.py").write_text("raise ModuleNotFoundError('no', name='sapien')\n")
     with pytest.raises(PartImportError, match=r"pip install 'rlinf_lite\[maniskill\]'"):
         make_env(EnvConfig(id="heavy_task:make_env"), "train", 1)
+    (tmp_path / "script_task.py").write_text("import sys; sys.exit()\n")
+    with pytest.raises(PartImportError, match="script_task:make_env cannot be imported: SystemExit"):
+        make_env(EnvConfig(id="script_task:make_env"), "train", 1)
 
 
 def test_what_make_env_may_return() -> None:

@@ -265,13 +265,15 @@ def test_load_classes() -> None:
 
 def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_workloads.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "exiting_workloads.py").write_text("import sys; sys.exit()")
     monkeypatch.syspath_prepend(tmp_path)
     builder = RLJobBuilder().config({"a": 1}).device_per_node(8).trainer(HERE, "Rollout")
     builder.actor("no.such.module", "Actor").rollout(HERE, "Rolout").reference(HERE, "NotAWorker")
     builder.reward("broken_workloads", "R").critic(HERE, "THRESHOLD")
     with pytest.raises(JobSpecError) as error:
-        load_classes(builder.role("sim", HERE, "Trainer").build().spec)
-    trainer, actor, rollout, reference, reward, critic, sim = error.value.problems
+        builder.role("sim", HERE, "Trainer").role("out", "exiting_workloads", "W").role("own", "__main__", "Own")
+        load_classes(builder.device_per_node(10).build().spec)
+    trainer, actor, rollout, reference, reward, critic, sim, out, own = error.value.problems
     assert trainer == (
         f".trainer(...): {HERE}.Rollout is not a subclass of BaseTrainer. "
         "Derive it from rlinf_lite.jobs.trainer.BaseTrainer."
@@ -285,6 +287,11 @@ def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.
     assert "'broken_workloads' cannot be imported (RuntimeError: no licence)" in reward
     assert critic.startswith(f".critic(...): {HERE}.THRESHOLD is not a subclass of Worker.")
     assert sim.startswith(f".role('sim', ...): {HERE}.Trainer is not a subclass of Worker.")
+    assert "'exiting_workloads' cannot be imported (SystemExit: )" in out
+    assert own == (
+        ".role('own', ...): the module '__main__' is this script, which the job's processes do not run. Put Own into a "
+        "module of its own, and name that."
+    )
 
 
 def test_a_trainer_that_is_not_finished() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from rlinf_lite.checksums import CheckpointError
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import ObservationError
 from rlinf_lite.models import CheckpointFormatError, GaussianPolicy, MLPGaussianPolicy, Policy, load_policy
-from rlinf_lite.models.base import UnknownModeError
+from rlinf_lite.models.base import Mode, UnknownModeError
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 RNG = np.random.default_rng(0)
@@ -65,6 +66,21 @@ def test_one_observation_is_a_row_of_many(path: str) -> None:
     same_text = policy.act(obs | {"instruction": obs["instruction"][0]})
     np.testing.assert_allclose(same_text[0], many[0], atol=1e-5)
 
+    backwards = {name: value[::-1] for name, value in obs.items() if name != "images"} | {
+        "images": {"top": obs["images"]["top"][::-1]}
+    }
+    np.testing.assert_allclose(policy.act(backwards), many[::-1], atol=1e-5)
+    flipped = obs["images"]["top"][:, ::-1]  # as the cameras of LIBERO are
+    turned = obs | {"state": obs["state"][:, ::-1], "images": {"top": flipped}}
+    copied = obs | {"state": turned["state"].copy(), "images": {"top": flipped.copy()}}
+    assert (policy.act(turned) == policy.act(copied)).all()
+
+    narrow = one | {"images": {"top": np.zeros((1, 400, 3), np.uint8)}}  # scaled, it has no row left
+    assert policy.act(narrow).shape == many.shape[1:]
+    none = obs | {"images": {"top": obs["images"]["top"][:0]}, "state": obs["state"][:0], "instruction": "pick"}
+    nothing = policy.act(none | {"noise_key": obs["noise_key"][:0]})
+    assert nothing.shape == (0, *many.shape[1:]) and nothing.dtype == np.float32
+
 
 def test_samples_differ_and_a_key_repeats_them(mlp: MLPGaussianPolicy) -> None:
     obs: dict[str, Any] = {"state": np.zeros(3)}
@@ -72,6 +88,13 @@ def test_samples_differ_and_a_key_repeats_them(mlp: MLPGaussianPolicy) -> None:
     obs["noise_key"] = np.uint64(7)
     assert (mlp.act(obs, "sampled") == mlp.act(obs, "sampled")).all()
     assert not mlp.training
+
+
+def test_states_are_numbers_of_any_kind(mlp: MLPGaussianPolicy) -> None:
+    expected = mlp.act({"state": np.array([1, 0, 2], np.float32)})
+    for state in ([1, 0, 2], torch.tensor([1.0, 0.0, 2.0], requires_grad=True), np.array([2, 0, 1], np.float32)[::-1]):
+        assert (mlp.act({"state": state}) == expected).all()
+    assert mlp.act({"state": np.zeros((0, 3)), "images": {}}).shape == (0, 4, 2)
 
 
 def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
@@ -88,6 +111,32 @@ def test_actions_one_by_one(mlp: MLPGaussianPolicy) -> None:
     for wrong in (5, 0, 2.5, True):
         with pytest.raises(ValueError, match=f"num_actions is {wrong}, and a chunk of this policy has 4. Take 1 to 4"):
             ActionQueue(mlp, wrong)
+
+
+def test_rows_of_a_queue_begin_anew_by_themselves(mlp: MLPGaussianPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a queue of its own for each row does; the policy is asked for the rows that need a chunk alone."""
+    act, asked = mlp.act, list[int]()
+
+    def counted(obs: dict[str, Any], mode: Mode) -> Any:
+        asked.append(np.size(obs["noise_key"]))
+        return act(obs, mode)
+
+    monkeypatch.setattr(mlp, "act", counted)
+    many, each = ActionQueue(mlp, 3), [ActionQueue(mlp, 3) for _ in range(3)]
+    begin: dict[int, Any] = {1: [2], 2: np.array([True, False, False]), 4: [], 6: np.arange(3)}
+    many.reset([0])  # there is no chunk yet
+    all_states = RNG.standard_normal((9, 3, 3))
+    taken = []
+    for step, states in enumerate(all_states):
+        many.reset(begin.get(step, []))
+        taken.append(many.act({"state": states, "images": {}, "noise_key": np.arange(3)}))
+    assert asked == [3, 1, 1, 1, 1, 1, 3]
+    for row, (queue, begins) in enumerate(zip(each, ([2, 6], [6], [1, 6]), strict=True)):
+        for step, states in enumerate(all_states):
+            if step in begins:
+                queue.reset()
+            alone = queue.act({"state": states[row], "noise_key": row})
+            np.testing.assert_allclose(taken[step][row], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize(("mode", "hint"), [("Greedy", r"Did you mean greedy\?"), ("best", "Known: greedy, sampled, ")])
@@ -114,7 +163,14 @@ def test_modes_that_there_are_none_of(mode: Any, hint: str, mlp: MLPGaussianPoli
             {"images": {"top": np.zeros((3, 64, 64), np.uint8)}},
             r"is \[3, 64, 64\]; pictures are \[H, W, 3\], red first",
         ),
+        (
+            {"images": {"top": np.zeros((0, 64, 3), np.uint8)}},
+            r"\['top'\] is \[0, 64, 3\]; sides of pictures are 1 to 8192 pixels",
+        ),
+        ({"images": {"top": np.zeros((1, 8193, 3), np.uint8)}}, r"is \[1, 8193, 3\]; sides of pictures are 1 to 8192"),
         ({"state": "left"}, "state is no array of numbers"),
+        ({"state": ["1", "2"]}, "state is no array of numbers: it is <U1. Give float32"),
+        ({"state": np.zeros(2) + 1j}, "state is no array of numbers: it is complex128. Give float32"),
         ({"instruction": 5}, "the instruction is 5. Give a text, or a list of a text per row"),
         ({"instruction": b"pick"}, "the instruction is b'pick'. Give a text"),
         ({"instruction": None}, "the instruction is None. Give a text"),
@@ -190,14 +246,19 @@ def test_pictures_of_any_size_are_scaled_to_that_of_the_policy(vla: Policy) -> N
     assert (vla.act(obs | {"images": {"top": camera}}) == vla.act(obs | {"images": {"top": square}})).all()
 
 
-def test_a_damaged_checkpoint_does_not_act(mlp: MLPGaussianPolicy, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_act(
+    mlp: MLPGaussianPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path, 2)
     first, damaged = (store.write(step, lambda directory: mlp.save_pretrained(directory / "policy")) for step in (1, 2))
+    load_policy(damaged)  # whole
     weights = damaged / "policy" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    for path in (tmp_path, damaged, damaged / "policy"):
+    (tmp_path / "best").symlink_to(damaged / "policy")
+    monkeypatch.chdir(damaged / "policy")
+    for path in (tmp_path, damaged, damaged / "policy", tmp_path / "best", "."):
         with pytest.raises(CheckpointError, match=f"does not match its checksum: .* Take the one before it: {first}$"):
             load_policy(path)
     assert load_policy(first).act({"state": np.zeros(3)}).shape == (4, 2)

@@ -3,6 +3,7 @@
 import http.client
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ pytest.importorskip("msgpack")
 import msgpack
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 from rlinf_lite.serving import server as serving
 from rlinf_lite.serving.address import ServeError, bind
@@ -260,6 +262,16 @@ def test_who_is_let_in(mlp: MLPGaussianPolicy, serve: Serve) -> None:
         assert read(connection.recv())["client"] == 0
     with pytest.raises(InvalidStatus, match="HTTP 403"):  # a page that somebody has open in a browser
         client_of(serve(mlp), origin="https://example.org")
+
+    def page(of: PolicyServer, site: str) -> ClientConnection:
+        channel, headers = socket.create_connection(("127.0.0.1", of.port)), {"Authorization": "Api-Key abc"}
+        return connect(f"ws://{site}", sock=channel, origin=Origin(f"http://{site}"), additional_headers=headers)
+
+    with pytest.raises(InvalidStatus, match="HTTP 403"):  # of a site whose name leads here by now
+        page(serve(mlp), "example.org:8000")
+    for of, site in ((serve(mlp), "localhost:8000"), (serve(mlp), "[::1]:8000"), (server, "example.org:8000")):
+        with page(of, site) as connection:
+            assert read(connection.recv())["policy_id"] == mlp.policy_id
     health = http.client.HTTPConnection("127.0.0.1", server.port)
     health.request("GET", "/healthz")
     answer = health.getresponse()

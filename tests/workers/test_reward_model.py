@@ -36,6 +36,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 200},
     "bert": {"model_type": "bert", "pad_token_id": 0},
     "roberta": {"model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 202},
+    "xlnet, which sees padding and has no end": {
+        "model_type": "xlnet",
+        "d_model": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "d_inner": 32,
+        "max_position_embeddings": None,
+    },
     "fnet, which sees padding": {"model_type": "fnet", "pad_token_id": 0},
 }
 PROMPTS = ["1+1=?\n", "Which is the longest of these prompts, would you say?", "x", "1+1=?\n"]
@@ -45,7 +53,7 @@ RESPONSES = ["2</s>", "", "a rather long answer " * 4, "#### 2"]
 def write(directory: Path, settings: dict[str, Any], labels: int = 1, template: str | None = None) -> Path:
     """A tiny classifier with the character tokenizer."""
     torch.manual_seed(0)
-    said = SMALL | {"num_labels": labels} | settings
+    said = {name: value for name, value in (SMALL | {"num_labels": labels} | settings).items() if value is not None}
     config = AutoConfig.for_model(said.pop("model_type"), **said)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained("assets/char_tokenizer")
@@ -205,6 +213,10 @@ def test_directory_label_and_weights_are_checked_before_anything_starts(tmp_path
     assert "has no label 'LABEL_3'. Did you mean" in said
     [said] = problems(f"reward.model={directory}", "reward.label=LABEL_1", "reward.max_length=201")
     assert said.startswith("reward.max_length: 201 tokens, and the reward model has 200 positions. Use 200 or less")
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": -1}))  # without an end
+    settings = [f"reward.model={directory}", "reward.label=LABEL_1", "reward.max_length=201"]
+    load_config("math/math_arithmetic_grpo", settings)
     [said] = problems(f"reward.model={directory}", "reward.label=LABEL_1", "reward.weights.model=0")
     assert said.startswith("reward.weights.model: is 0")
     [said] = problems("reward.weights.rule=0")

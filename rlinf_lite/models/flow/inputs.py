@@ -78,7 +78,7 @@ def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
 def _fitting(width: int, height: int, cfg: FlowConfig) -> tuple[int, int]:
     """The largest size of that shape within the policy's."""
     ratio = max(width / cfg.resize_to[0], height / cfg.resize_to[1])
-    return int(width / ratio), int(height / ratio)
+    return max(1, int(width / ratio)), max(1, int(height / ratio))
 
 
 # states and actions

@@ -72,7 +72,7 @@ class RewardModel:
             if isinstance(module, nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
                 positions -= module.padding_idx + 1
         rooms = (cfg.max_length, positions, self.tokenizer.model_max_length)
-        self.max_length = min(room for room in rooms if room is not None)
+        self.max_length = min(room for room in rooms if room is not None and room > 0)  # -1: XLNet has no end
         self.max_rows = 1 if self._is_changed_by_padding() else None
 
     def score_batch(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> RewardResult:
