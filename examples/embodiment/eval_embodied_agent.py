@@ -1,10 +1,10 @@
 """Measure a saved policy on the fixed, seeded evaluation episodes of its run, or of a config; a language model on the
 validation problems.
 
-python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run>/checkpoints/last
-python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> env.eval.num_episodes=400
-python examples/embodiment/eval_embodied_agent.py --checkpoint results/<run> --suite metaworld-mt10
-python examples/embodiment/eval_embodied_agent.py --config-name libero_eval --suite libero-goal rollout.model_dir=...
+rlinf-lite eval results/<run>
+rlinf-lite eval results/<run> env.eval.num_episodes=400
+rlinf-lite eval results/<run> --suite metaworld-mt10
+rlinf-lite eval --config-name libero_eval --suite libero-goal rollout.model_dir=...
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class Listed:
 
     @property
     def takes(self) -> str:
-        """`3.3 min on 2 CPU cores`, `not run; for eight GPUs of 80 GB`, or `not measured`."""
+        """`3.3 min on 2 CPU cores`, `not run; for eight GPUs of 80 GB`, or `time not measured`."""
         if self.time:
             return f"{self.time} on {self.hardware}"
-        return f"not run; for {self.hardware}" if self.hardware else "not measured"
+        return f"not run; for {self.hardware}" if self.hardware else "time not measured"
 
 
 def configs(arguments: Sequence[str]) -> int:

@@ -38,8 +38,8 @@ WIDTH = 80
 def parse_cli(
     argv: Sequence[str], default_config: str | None, description: str = "", task_type: str | None = "embodied"
 ) -> Any:
-    """The config that a command line asks for, which must be of `task_type`, if that is given. Where it names none, that
-    is `default_config`, which is said; None: a mistake.
+    """The config that a command line asks for, which must be of `task_type`, if that is given. Where it names none that
+    is `default_config`, which is said; with None it is a mistake.
 
     Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where that finds demonstrations that do not serve,
     and with 2 after listing what is wrong with the config.

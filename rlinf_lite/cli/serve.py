@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ def serve(arguments: Sequence[str]) -> int:
 
     logging.basicConfig(format="%(message)s")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device != "cpu" and not torch.cuda.is_available():
+        print(f"--device {device}: torch sees no GPU here. Leave it out, or see rlinf-lite doctor", file=sys.stderr)
+        return 2
     with bound:
         try:
             policy = load_policy(given.policy).to(device)
@@ -72,8 +76,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
-    return parser.parse_args(arguments)
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    given = parser.parse_args(arguments)
+    if given.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", given.device):
+        parser.error(f"--device {given.device}: there are cpu, cuda, and cuda:N for the GPU of that number")
+    return given
 
 
 def _act_once(policy: Policy) -> None:

@@ -16,7 +16,8 @@ OWN_CONFIG = "rlinf_lite.json"
 
 
 def policy_directory(path: str | Path) -> Path:
-    """Where `config.json` and weights are: `path`, or the `policy/` of a checkpoint, of a run's its last one.
+    """Where `config.json` and weights are: `path`, or the `policy/` of a checkpoint, of a run's its last one, or else
+    its newest whole one.
 
     `assets/...` that is not in the working directory is what comes with the package.
     """
@@ -27,7 +28,13 @@ def policy_directory(path: str | Path) -> Path:
         return directory
     checkpoints = (directory, directory / "last", *(root / "last" for root in checkpoint_roots(directory)))
     within = (checkpoint / "policy" for checkpoint in checkpoints)
-    return next((found for found in within if found.is_dir()), directory)
+    found = next((policy for policy in within if policy.is_dir()), None)
+    if found is None:  # `last` is gone, or leads nowhere
+        from rlinf_lite.runners.checkpoints import newest_checkpoint
+
+        newest = next(filter(None, map(newest_checkpoint, (directory, *checkpoint_roots(directory)))), None)
+        found = directory if newest is None else newest / "policy"
+    return found
 
 
 def checkpoint_roots(run: Path) -> list[Path]:

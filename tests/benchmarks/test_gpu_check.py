@@ -50,7 +50,8 @@ def test_the_sizes_of_log_probabilities_on_a_card_are_those_that_policies_have(
     sizes: list[str] = []
 
     def checked(name: str, size: str, *_: Any) -> Any:
-        sizes.append(registry.policy_card(name).Options(size=size).size)  # type: ignore[attr-defined]
+        options: Any = registry.policy_card(name).options({"size": size})
+        sizes.append(options.size)
         return MagicMock(device=torch.device("cpu"))
 
     monkeypatch.setattr(check, "Contestant", checked)

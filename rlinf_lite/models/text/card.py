@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import Card, Problem, Section
@@ -53,6 +54,8 @@ class LanguageModel(Card):
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
         """All that is wrong with a run's config for its model; `shares_process`: actor and rollout are one process."""
+        from rlinf_lite.config.resources import start_dir
+
         prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
         room = self.positions(config)
         if room is not None and prompt + response > room:
@@ -67,11 +70,14 @@ class LanguageModel(Card):
                 "actor and rollout share a process and a model (cluster.fuse), and generation needs sdpa. Use sdpa, or "
                 "fuse others",
             )
-        if config.model.lora.rank and config.actor.tensor_model_parallel_size > 1:
+        directory = start_dir(config)
+        brings = directory is not None and (Path(directory) / ADAPTER).is_dir()
+        if (config.model.lora.rank or brings) and config.actor.tensor_model_parallel_size > 1:
+            way_out = "merge those of the model by `rlinf-lite export`" if brings else "rank 0"
             yield Problem(
                 "model.lora.rank",
                 "adapters are not split over the ranks that share a layer (actor.tensor_model_parallel_size). Use "
-                "actor.strategy: fsdp, or rank 0",
+                f"actor.strategy: fsdp, or {way_out}",
             )
         yield from self._other_adapters(config)
         yield from attention_problems("model.attn_implementation", config.model.attn_implementation)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -45,10 +46,8 @@ from rlinf_lite.models.lora import (
     merge_adapters,
 )
 
-_CARRIED = (
-    *("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
-    *("generation_config.json", "LICENSE"),
-)
+_TOKENIZER = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_CARRIED = (*_TOKENIZER, "generation_config.json", "LICENSE")
 _LORA_KEY = "model.lora"
 _PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -137,6 +136,11 @@ class LanguageModel(nn.Module):
         if (directory / ADAPTER).is_dir():
             model._read_adapters(directory / ADAPTER)
         return model
+
+    def take_tokenizer(self, directory: Path) -> None:
+        """Write the tokenizer of `directory` with the weights from now on, in place of the one that came with them."""
+        others = {name: x for name, x in self.files.items() if not any(fnmatch(name, one) for one in _TOKENIZER)}
+        self.files = others | _carried_files(directory, _TOKENIZER)
 
     def save_pretrained(self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write what `from_pretrained` reads, from `state_dict` where this module's own is sharded."""
@@ -418,6 +422,6 @@ def _adapter_name(name: str) -> str:
     return "base_model.model." + name.replace(".default.", ".")
 
 
-def _carried_files(directory: Path) -> dict[str, bytes]:
-    files = [file for pattern in _CARRIED for file in directory.glob(pattern)]
+def _carried_files(directory: Path, patterns: Iterable[str] = _CARRIED) -> dict[str, bytes]:
+    files = [file for pattern in patterns for file in directory.glob(pattern)]
     return {file.name: file.read_bytes() for file in files if file.is_file()}

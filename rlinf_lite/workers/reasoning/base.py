@@ -124,6 +124,8 @@ def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation
         model = CausalLM.from_pretrained(directory, attn_implementation)
     else:
         model = CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
+    if cfg.actor.tokenizer.tokenizer_model:
+        model.take_tokenizer(tokenizer_dir(cfg))
     model.add_adapters(cfg.model.lora.model_dump())
     return model
 
