@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 CHECKSUMS = "checksums.json"
-STEP = re.compile(r"step_\d+")
+STEP, PUT_ASIDE = re.compile(r"step_\d+"), re.compile(r"\.step_\d+\.old")
 
 
 class CheckpointError(RuntimeError):
@@ -25,6 +25,20 @@ def step_number(checkpoint: Path) -> int:
     """The step of a checkpoint's directory; names of more than a million steps do not sort by themselves."""
     found = re.search(r"\d+", checkpoint.name)
     return int(found[0]) if found else -1
+
+
+def newest_checkpoint(root: Path) -> Path | None:
+    """What `last` in a `checkpoints` directory names, or else the whole checkpoint of the highest step; one that was
+    put aside counts where it is the only one of its step."""
+    if is_whole(root / "last"):
+        return (root / "last").resolve()
+    whole = [path for path in (*named(root, STEP), *named(root, PUT_ASIDE)) if is_whole(path)]
+    return max(whole, key=step_number).resolve() if whole else None
+
+
+def named(root: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Entries of `root` with such a name."""
+    return [path for path in root.glob("*step_*") if pattern.fullmatch(path.name)]
 
 
 def digest_of(path: Path) -> str:

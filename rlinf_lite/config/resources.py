@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from rlinf_lite.checksums import newest_checkpoint
 from rlinf_lite.shipped import shipped
 
 OWN_CONFIG = "rlinf_lite.json"
@@ -30,8 +31,6 @@ def policy_directory(path: str | Path) -> Path:
     within = (checkpoint / "policy" for checkpoint in checkpoints)
     found = next((policy for policy in within if policy.is_dir()), None)
     if found is None:  # `last` is gone, or leads nowhere
-        from rlinf_lite.runners.checkpoints import newest_checkpoint
-
         newest = next(filter(None, map(newest_checkpoint, (directory, *checkpoint_roots(directory)))), None)
         found = directory if newest is None else newest / "policy"
     return found

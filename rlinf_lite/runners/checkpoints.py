@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_lite.checksums import CHECKSUMS as CHECKSUMS
-from rlinf_lite.checksums import STEP, digest_of, is_whole
+from rlinf_lite.checksums import PUT_ASIDE, STEP, digest_of, is_whole, named
 from rlinf_lite.checksums import CheckpointError as CheckpointError
+from rlinf_lite.checksums import newest_checkpoint as newest_checkpoint
 from rlinf_lite.checksums import step_number as step_number
 from rlinf_lite.checksums import verify as verify
 from rlinf_lite.config.resources import checkpoint_roots
@@ -33,7 +33,6 @@ from rlinf_lite.file_modes import follow_umask
 log = logging.getLogger(__name__)
 
 SUPERSEDED = "superseded"
-_PUT_ASIDE = re.compile(r"\.step_\d+\.old")
 _AUTO_SHARE = 0.01  # of the time, at the most, that snapshots take
 _BYTES_PER_PARAMETER = 12
 """A weight and two moments of AdamW, in fp32."""
@@ -92,7 +91,7 @@ class CheckpointStore:
     def tidy(self) -> None:
         """Remove what interrupted writes left; a step that was put aside comes back where its successor never came."""
         with _writing(self.root):
-            for replaced in _named(self.root, _PUT_ASIDE):
+            for replaced in named(self.root, PUT_ASIDE):
                 final = self.root / replaced.name.removeprefix(".").removesuffix(".old")
                 if not is_whole(replaced) or is_whole(final):
                     _remove(replaced)
@@ -127,7 +126,7 @@ class CheckpointStore:
 
     def steps(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(filter(is_whole, _named(self.root, STEP)), key=step_number)
+        return sorted(filter(is_whole, named(self.root, STEP)), key=step_number)
 
     def newest(self) -> Path | None:
         """The last of `steps`."""
@@ -225,15 +224,6 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def newest_checkpoint(root: Path) -> Path | None:
-    """What `last` in a `checkpoints` directory names, or else the whole checkpoint of the highest step; one that was
-    put aside counts where it is the only one of its step."""
-    if is_whole(root / "last"):
-        return (root / "last").resolve()
-    whole = [path for path in (*_named(root, STEP), *_named(root, _PUT_ASIDE)) if is_whole(path)]
-    return max(whole, key=step_number).resolve() if whole else None
-
-
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the runner that wrote a checkpoint, or a snapshot, said of itself: `completed_steps` and more. Raises
     CheckpointError."""
@@ -242,10 +232,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
-
-
-def _named(root: Path, pattern: re.Pattern[str]) -> list[Path]:
-    return [path for path in root.glob("*step_*") if pattern.fullmatch(path.name)]
 
 
 def _remove(directory: Path) -> None:

@@ -8,12 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from rlinf_lite.config import load_config
 from rlinf_lite.models import CheckpointFormatError
 from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
 from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
 from rlinf_lite.shipped import shipped
 from rlinf_lite.training.precision import cast_parameters
+from rlinf_lite.workers.reasoning.base import build_model
 from tests.models.zoo import tiny_config
 
 TOKENIZER = shipped("assets") / "char_tokenizer"
@@ -217,3 +219,17 @@ def test_bf16_is_as_transformers_loads_it(tmp_path, family):
     ids = torch.randint(3, 64, (1, 1010), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(model.language_model(ids).logits, loaded(ids).logits)
+
+
+def test_a_checkpoint_has_the_tokenizer_that_it_was_trained_with(tmp_path):
+    """Not the one beside the weights that it started from, whose other files stay."""
+    start, other = tmp_path / "start", tmp_path / "other"
+    build_model(load_config("math/math_arithmetic_grpo"), None, "sdpa").save_pretrained(start)
+    (start / "chat_template.jinja").write_text("of the model")
+    (start / "LICENSE").write_text("theirs")
+    shutil.copytree("assets/char_tokenizer", other)
+    (other / "chat_template.jinja").write_text("of the run")
+    trained = load_config("math/math_arithmetic_grpo", [f"actor.tokenizer.tokenizer_model={other}"])
+    build_model(trained, str(start), "sdpa").save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "chat_template.jinja").read_text() == "of the run"
+    assert (tmp_path / "saved" / "LICENSE").read_text() == "theirs"

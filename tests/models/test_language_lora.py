@@ -186,7 +186,12 @@ def test_damaged_files(tmp_path, what, text):
         CausalLM.from_pretrained(tmp_path)
 
 
-def test_layers_that_ranks_share_have_none():
+def test_layers_that_ranks_share_have_none(tmp_path):
+    placement = "cluster.component_placement={actor: 0-1, rollout: '0', reward: '0'}"
+    trained().save_pretrained(tmp_path)
+    brought = ["actor.strategy=tensor_parallel", "actor.tensor_model_parallel_size=2", f"rollout.model_dir={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: adapters are not split.* merge those of the model"):
+        load_config("math/math_arithmetic_grpo", [*brought, placement, "cluster.num_gpus_per_node=2"], elsewhere=True)
     with pytest.raises(ConfigError, match=r"model\.lora\.rank: adapters are not split"):
         placement = "component_placement: {actor: 0-1, rollout: '0', reward: '0'}"
         load_config(

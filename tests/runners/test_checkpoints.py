@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.lerobot.layout import vector_feature
@@ -143,6 +144,8 @@ def test_where_last_leads_nowhere_the_newest_whole_one_is_taken_and_named(tmp_pa
             caplog.clear()
             assert find_checkpoint(path).name == "step_1000000"
             assert "step_1000000" in caplog.text and "last" in caplog.text
+        for path in (tmp_path, store.root):
+            assert policy_directory(path) == (store.root / "step_1000000" / "policy").resolve()
 
 
 def test_steps_are_in_the_order_of_their_numbers(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import rlinf_lite
 from rlinf_lite.cli import main
@@ -295,6 +296,11 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
         assert "the token is empty" in refused("--host", "0.0.0.0", *words)
     assert "No such file" in refused("--token-file", str(tmp_path / "none"))
     assert "ports are 0 to 65535" in refused("--port", "70000")
+    if not torch.cuda.is_available():
+        assert "--device cuda:1: torch sees no GPU here" in refused("--port", "0", "--device", "cuda:1")
+    with pytest.raises(SystemExit):
+        refused("--device", "cud")
+    assert "there are cpu, cuda, and cuda:N" in capsys.readouterr().err
     assert refused("--port", "0").startswith("nowhere: no such directory (looked for /")
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
     assert "the policy came without a tokenizer" in capsys.readouterr().err
