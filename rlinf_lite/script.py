@@ -36,7 +36,7 @@ def run_script(main: Callable[[], int]) -> int:
             raise
         return 141
     except KeyboardInterrupt:
-        print("interrupted: ended where it was", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     finally:
         sys.unraisablehook = before

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rlinf_lite.cli.examples import load_example
 from rlinf_lite.cli.parse import SCRIPTS, names_and_overrides
 from rlinf_lite.config import Config, ConfigError, ReasoningConfig, load_config
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.registry import PartError, suite_overrides, suites
 from rlinf_lite.script import run_script, shown_path
@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         if of_suite:
             print(f"--suite {arguments.suite} has set {' '.join(of_suite)}", file=sys.stderr)
-        if checkpoint is None and runs and (Path(runs[0]) / "config.json").is_file():
+        if checkpoint is None and runs and (policy_directory(runs[0]) / "config.json").is_file():
             print(
                 f"It is a policy: --config-name NAME actor.checkpoint_load_path={runs[0]} measures it", file=sys.stderr
             )
@@ -137,7 +137,7 @@ def check_measurable(cfg: BaseConfig, name: str) -> None:
     if isinstance(cfg, ReasoningConfig) and cfg.data.train_files and not cfg.data.val_files:
         raise ConfigError(name, ["data.val_files: names no problems to measure on. Set it to files that hold some"])
     if start_dir(cfg) is None:
-        text = "names no policy to measure, and random weights are none. Set it to a directory that holds one"
+        text = "is null, so there is no policy to measure. Set it to a run, a checkpoint, or a policy's directory"
         raise ConfigError(name, [f"rollout.model_dir: {text}"])
 
 

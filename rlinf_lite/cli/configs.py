@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from rlinf_lite.cli.tables import text_width
 from rlinf_lite.registry import env_card
 from rlinf_lite.shipped import shipped
 
@@ -62,7 +62,7 @@ def configs(arguments: Sequence[str]) -> int:
         print(f"no config has {' and '.join(options.words)}. rlinf-lite configs lists all", file=sys.stderr)
         return 1
     name_width, command_width = (max(len(getattr(one, key)) for one in found) for key in ("name", "command"))
-    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    width = text_width(in_pipe=120)
     for one in found:
         print(f"{one.name:<{name_width}}  {one.command:<{command_width}}  {one.takes}")
         print(textwrap.fill(f"{one.task}: {one.about}.", width, initial_indent="    ", subsequent_indent="    "))

@@ -103,21 +103,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "policy", type=Path, metavar="RUN", help="a run, one of its checkpoints, or a policy's directory"
     )
     parser.add_argument("--to", choices=("hf",), required=True, help="hf: the Hugging Face Hub")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a new one, or an empty one")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="to write to: new, or empty")
     parser.add_argument(
         "--license",
         required=True,
         metavar="ID",
-        help="of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
+        help="licence of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
     )
-    parser.add_argument("--base-model", metavar="ID", help="on the Hub, which the policy was trained from")
+    parser.add_argument("--base-model", metavar="ID", help="the model on the Hub that training started from")
     parser.add_argument(
         "--evaluation",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="of these weights, for the card; several times for several (default: those by the run's own protocol)",
+        help="an evaluation for the card, of these weights; may be repeated (default: those by the run's own protocol)",
     )
     given = parser.parse_intermixed_args(arguments)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
@@ -142,6 +142,9 @@ def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
         checkpoint = find_checkpoint(path.parent if path.name == "policy" else path)
     except CheckpointError as error:
         directory = policy_directory(path)
+        if (directory / RUN_CONFIG).is_file():
+            text = f"was exported before: it has {RUN_CONFIG}. Copy it and edit README.md, or export the run again"
+            raise ExportError(f"{directory} {text}") from error
         if (directory / "config.json").is_file():
             return Source(directory, evaluations=list(named))
         other = "" if not directory.exists() else ". Nor is it a policy's directory, which has a config.json"

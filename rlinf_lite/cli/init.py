@@ -24,8 +24,8 @@ KINDS = {"env": ("custom_env", "PuckPush"), "policy": ("custom_network", "StateP
 def init(arguments: Sequence[str]) -> int:
     """Write `NAME.py` into the working directory; returns 2 where that cannot be done."""
     parser = argparse.ArgumentParser(prog="rlinf-lite init", description="Write a file that trains, to be changed.")
-    parser.add_argument("kind", choices=KINDS, help="what it has in it")
-    parser.add_argument("name", metavar="NAME", help="of the file NAME.py, in the working directory, and of its module")
+    parser.add_argument("kind", choices=KINDS, help="an environment, or a policy")
+    parser.add_argument("name", metavar="NAME", help="the file to write is NAME.py, in the working directory")
     options = parser.parse_args(arguments)
     kind, name, path = options.kind, options.name, Path(f"{options.name}.py")
     if problem := _problem_of(name):

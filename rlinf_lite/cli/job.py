@@ -94,8 +94,8 @@ def _list(options: argparse.Namespace) -> None:
             restarts = sum(record.restarts for record in context.workers.values()) + context.trainer_restarts
             since = f"for {_age(context.started)}" if context.ended is None else f"ended {_clock(context.ended)}"
             workers = len(context.workers)
-            rows.append((context.name, found.stage, _steps(context), workers, restarts, since, context.directory))
-        print_table(("name", "stage", "steps", "workers", "restarts", "since", "directory"), rows)
+            rows.append((found.stage, _steps(context), workers, restarts, since, context.name, context.directory))
+        print_table(("stage", "steps", "workers", "restarts", "since", "name", "directory"), rows)
 
 
 def _status(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlinf_lite.config.resources import policy_directory, why_no_policy
 from rlinf_lite.registry import install_command, is_installed
 from rlinf_lite.serving.address import ServeError, bind
 
@@ -25,6 +26,8 @@ def serve(arguments: Sequence[str]) -> int:
         missing = [name for name in ("websockets", "msgpack") if not is_installed(name)]
         if missing:
             raise ServeError(f"{' and '.join(missing)} cannot be imported: {install_command('serve')}")
+        if (problem := why_no_policy(policy_directory(given.policy))) is not None:
+            raise ServeError(f"{given.policy}{problem}")
         secret = _token(given)
         bound = bind(given.host, given.port, has_token=secret is not None)
     except ServeError as error:

@@ -93,9 +93,8 @@ def sweep(arguments: Sequence[str]) -> int:
 
     titles = [key.rpartition(".")[2] for key in keys]
     titles = [title if titles.count(title) == 1 else key for title, key in zip(titles, keys, strict=True)]
-    signal.signal(
-        signal.SIGHUP, signal.default_int_handler
-    )  # of a terminal that is closed: the run is not in its group
+    # that of a terminal which is closed: the runs are not in its group
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
     rows, code = _run_all(keys, trials, shares)
     print()
     print_table([*titles, "status", "metric", "last", "95%", "directory"], [rows[i] for i in sorted(rows)])
@@ -144,6 +143,8 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         if item.is_sweep_override():
             keys.append(item.key_or_group)
             choices.append([str(value) for value in item.sweep_string_iterator()])
+            if twice := sorted({value for value in choices[-1] if choices[-1].count(value) > 1}):
+                raise ConfigError(name, [f"{keys[-1]}: {', '.join(twice)} is there twice, and would be the same run"])
         else:
             fixed.append(text)
     if not keys:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
-LONG = ("evidence", "directory", "doing")
+LONG = ("name", "evidence", "directory", "doing")
 """Columns of long texts, which a reader may want to copy."""
 GAP = "  "
+
+
+def text_width(in_pipe: int) -> int:
+    """Columns of the terminal, or what COLUMNS says; `in_pipe` where there is neither."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if is_known else in_pipe
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -18,20 +25,12 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     texts = [[str(value) for value in row] for row in rows]
     columns = list(range(len(titles)))
     widths = [max(len(row[i]) for row in [list(titles), *texts]) for i in columns]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
+    width = text_width(in_pipe=160)
     fits = sum(widths) + len(GAP) * (len(widths) - 1) <= width
     beneath = [i for i in columns if titles[i] in LONG and not fits]
     beside = [i for i in columns if i not in beneath]
+    wrapper = textwrap.TextWrapper(width, "    ", "    ", break_long_words=False, break_on_hyphens=False)
     for row in [titles, *texts] if rows else []:
         print(GAP.join(row[i].ljust(widths[i]) for i in beside).rstrip())
         for i in beneath if row is not titles else []:
-            print(
-                textwrap.fill(
-                    row[i],
-                    width,
-                    initial_indent="    ",
-                    subsequent_indent="    ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
+            print(wrapper.fill(row[i]))

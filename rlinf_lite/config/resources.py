@@ -36,6 +36,16 @@ def policy_directory(path: str | Path) -> Path:
     return found
 
 
+def why_no_policy(directory: Path) -> str | None:
+    """What a `policy_directory` lacks, to be read after its name; None where it has a policy's config."""
+    if not directory.exists():
+        return f": no such directory (looked for {directory.absolute()})"
+    if (directory / "config.json").is_file():
+        return None
+    text = "is no policy, nor a run or checkpoint that has one: it has no config.json"
+    return f" {text}. A run writes a checkpoint every runner.save_interval steps, and after its last"
+
+
 def checkpoint_roots(run: Path) -> list[Path]:
     """Where a run's checkpoints are: in its directory, or where its config.yaml says that they go."""
     roots = [run / "checkpoints"]

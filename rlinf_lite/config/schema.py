@@ -457,7 +457,7 @@ class ControlConfig(Section):
     max_backoff_s: NonNegativeFloat = 30.0
     """Longest wait before a restart."""
     hang_timeout_s: PositiveFloat = 300.0
-    """A worker that computes for so long without coming on, or is not heard of, is ended and replaced."""
+    """A worker that makes no progress for so long, or does not answer, is ended and replaced."""
     slow_factor: PositiveFloat = 2.0
     """A rank that computes so many times longer than the others of its group is reported as slow."""
     snapshot_interval: NonNegativeInt | Literal["auto"] = "auto"

@@ -8,6 +8,7 @@ model scores such a row.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -45,8 +46,9 @@ class PromptDataset:
 
     Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
     counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows
-    that have a ground truth, "" where a row names none, sorted; `num_without_truth` others there are. Plain text gets
-    the special tokens that the tokenizer puts around text by itself.
+    that have a ground truth, "" where a row names none, sorted; `num_without_truth` others there are. `digest` is of
+    what prompts and ground truths say, in their order. Plain text gets the special tokens that the tokenizer puts
+    around text by itself.
 
     Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
     or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
@@ -106,6 +108,7 @@ class PromptDataset:
         problems: list[str] = []
         places: list[tuple[int, int]] = []
         sources: set[str] = set()
+        digest = hashlib.sha256()
         limit = self.max_prompt_length
         for number, file in enumerate(self._files):
             rows = file.rows()
@@ -119,6 +122,7 @@ class PromptDataset:
                 for (place, row), ids in zip(good, self._tokenise([row for _, row in good]), strict=True):
                     if 0 < len(ids) <= limit:
                         places.append((number, place))
+                        digest.update(repr((row.text, row.ground_truth)).encode())
                         if row.ground_truth is None:
                             self.num_without_truth += 1
                         else:
@@ -138,7 +142,7 @@ class PromptDataset:
             problems.append(f"{names}: {overlong if self.num_overlong else 'there are no rows'}")
         if problems:
             raise DatasetError(problems)
-        self.data_sources = sorted(sources)
+        self.data_sources, self.digest = sorted(sources), digest.hexdigest()
         return np.array(places, dtype=np.int64)
 
     def _row(self, raw: Any) -> PromptRow:

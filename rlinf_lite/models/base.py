@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_lite.config.resources import policy_config
+from rlinf_lite.config.resources import policy_config, why_no_policy
 from rlinf_lite.envs.observations import ObservationError, as_batch, num_rows
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.registry import did_you_mean
@@ -274,15 +274,13 @@ def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
 
 def read_policy_config(directory: Path) -> dict[str, Any]:
     """`policy_config` of a directory. Raises CheckpointFormatError where it has none, or one that is no JSON."""
-    file = directory / "config.json"
-    if not directory.exists():
-        raise CheckpointFormatError(f"{directory}: no such directory (looked for {directory.absolute()})")
-    if not file.is_file():
-        raise CheckpointFormatError(f"{directory} is not a policy directory: it has no config.json")
+    if (problem := why_no_policy(directory)) is not None:
+        raise CheckpointFormatError(f"{directory}{problem}")
     try:
         return policy_config(directory)
     except ValueError as error:
-        raise CheckpointFormatError(f"{file}, or our additions to it, cannot be read: {error}") from error
+        text = f"{directory / 'config.json'}, or our additions to it, cannot be read: {error}"
+        raise CheckpointFormatError(text) from error
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:

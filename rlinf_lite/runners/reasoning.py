@@ -371,6 +371,7 @@ class ReasoningRunner(Runner):
     def _position(self) -> dict[str, Any]:
         """What the next step depends on in this process."""
         return {
+            "problems": self.problems.train.digest,
             "sampler": self.sampler.state_dict(),
             "drawn": {str(step): rows for step, rows in self._drawn.items()},
             "kl": self.kl.state_dict(),
@@ -395,6 +396,9 @@ class ReasoningRunner(Runner):
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
         """Draw the prompts, and weigh the KL, as they come after `position`, which `_position` gave."""
+        if position.get("problems", self.problems.train.digest) != self.problems.train.digest:
+            text = "the problems to train on have changed since it was written, in as many rows"
+            raise CheckpointError(f"{self._resume_from}: {text}. Put the files back, or start a new run")
         try:
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:

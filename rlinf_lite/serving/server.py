@@ -38,6 +38,7 @@ from rlinf_lite.serving.wire import pack, unpack
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 256 * 2**20
+MAX_ROWS = 4096  # each is scaled to the policy's size, however few bytes it has here
 _FAILED = "Internal server error. Traceback included in previous frame."  # as openpi says it
 
 
@@ -65,6 +66,7 @@ class PolicyServer:
             "mode": mode,
             "seed": seed,
             "max_request_bytes": MAX_REQUEST_BYTES,
+            "max_rows": MAX_ROWS,
         }
         self.host, self.port = bound.getsockname()[:2]
         bound.listen()
@@ -144,6 +146,8 @@ class PolicyServer:
         request = unpack(message)
         obs = observation(request, self._reads)
         rows = num_rows(as_batch(obs)[0])
+        if rows > MAX_ROWS:
+            raise RequestError(f"the observation has {rows} rows. Send at most {MAX_ROWS} at a time")
         keys = request.get(NOISE_KEY)
         if keys is None:
             keys = noise_keys(self._seed, (client << 32) + np.arange(rows), number)

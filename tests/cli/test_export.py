@@ -219,6 +219,11 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
     gone = refused("nowhere", tmp_path / "out")
     assert "nowhere: no such directory" in gone and "config.json" not in gone
+    exported = tmp_path / "exported"
+    assert export([str(run), "--to", "hf", str(exported), "--license", "mit"]) == 0
+    capsys.readouterr()
+    again = refused(exported, tmp_path / "out")
+    assert "exported was exported before: it has train_config.yaml. Copy it and edit README.md" in again
     assert "full holds no complete checkpoint" in (nothing := refused(full, tmp_path / "out"))
     assert nothing.endswith(". Nor is it a policy's directory, which has a config.json\n")
     for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):

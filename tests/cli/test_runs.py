@@ -75,9 +75,8 @@ def test_runs_and_what_became_of_them(
 def test_eighty_columns_are_enough(
     make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a terminal: a run's directory is a word that can be copied, and everything else one line."""
+    """A run's directory is a word that can be copied, and everything else one line."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     name = "gym_pendulum_ppo_mlp-Pendulum-v1-seed0-20261124-220000-3f2a"
     make(name, 4, [evaluated(0, success_once=0.25), evaluated(4, success_once=0.5)], "running", "finished")

@@ -57,7 +57,7 @@ def test_a_policy_is_trained_and_measured(
     assert content["total"]["success_once"] == 1.0, "the stand-in stove turns itself on"
 
     assert command_line(["eval", "--config-name", "libero_eval", "--suite", "libero-goal", *SMALL, *where]) == 2
-    assert "rollout.model_dir: names no policy to measure" in capsys.readouterr().err
+    assert "rollout.model_dir: is null, so there is no policy to measure" in capsys.readouterr().err
     measured = [f"rollout.model_dir={run}", *SMALL, *where]
     assert command_line(["eval", "--config-name", "libero_eval", "--suite", "libero-goal", *measured]) == 0
     said = json.loads((runs / "eval_libero_eval.json").read_text())["protocol"]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.data.prompt_files import DatasetError
-from rlinf_lite.runners import ReasoningRunner
+from rlinf_lite.runners import CheckpointError, ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement, WorkerError
 from rlinf_lite.workers.reasoning import launch_roles
 from rlinf_lite.workers.reasoning.base import build_model
@@ -105,13 +105,20 @@ def test_weights_do_not_depend_on_the_placement(start_reasoning, tmp_path):
 
 
 def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path):
-    """With an adaptive penalty; with a critic, in test_interrupts."""
+    """With an adaptive penalty; with a critic, in test_interrupts. Not over other problems, of the same number."""
     common = ["sft.num_steps=2", "algorithm.kl={place: reward, controller: adaptive}"]
     longer = ["runner.max_steps=4", "runner.save_interval=4"]
     whole = start_reasoning(*common, *longer, root=tmp_path / "whole").run()
     start_reasoning.stop()
     half = start_reasoning(*common, "runner.save_interval=2", root=tmp_path / "half").run()
     start_reasoning.stop()
+    problems = next((tmp_path / "half" / "problems").glob("*/train.jsonl"))
+    rows = problems.read_text().splitlines(keepends=True)
+    problems.write_text("".join([rows[1], rows[0], *rows[2:]]))
+    with pytest.raises(CheckpointError, match="the problems to train on have changed since it was written"):
+        start_reasoning(*common, *longer, "runner.resume=auto", root=tmp_path / "half").run()
+    start_reasoning.stop()
+    problems.write_text("".join(rows))
     resumed = start_reasoning(*common, *longer, "runner.resume=auto", root=tmp_path / "half").run()
     assert resumed.run_dir == half.run_dir and resumed.completed_steps == 4
     assert_close(weights(whole), weights(resumed), atol=0)

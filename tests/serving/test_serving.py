@@ -221,6 +221,7 @@ def test_a_client_may_choose_its_noise(mlp: MLPGaussianPolicy, serve: Serve) -> 
     [
         (pack({"prompt": "pick"}), "RequestError: the policy reads a state: give state or observation/state; the "),
         (pack({"state": np.zeros(4)}), r"RequestError: state is [4]; the policy reads 3 numbers"),
+        (pack({"state": np.zeros((4097, 3), np.float32)}), "RequestError: the observation has 4097 rows. Send at most"),
         (pack({"state": np.array([0.0, 0.0, np.nan])}), "ObservationError: state has numbers that are not finite"),
         (b"\xc1", "WireError: this is not msgpack"),
         (msgpack.packb([1]), "RequestError: a request is a map of texts"),
@@ -281,8 +282,8 @@ def test_who_is_let_in(mlp: MLPGaussianPolicy, serve: Serve) -> None:
 
 
 def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*words: str) -> str:
-        assert main(["serve", "nowhere", *words]) == 2
+    def refused(*words: str, policy: str | Path = VLA) -> str:
+        assert main(["serve", str(policy), *words]) == 2
         return capsys.readouterr().err
 
     with bind("127.0.0.1", 0) as taken:
@@ -301,7 +302,9 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit):
         refused("--device", "cud")
     assert "there are cpu, cuda, and cuda:N" in capsys.readouterr().err
-    assert refused("--port", "0").startswith("nowhere: no such directory (looked for /")
+    assert refused(policy=Path("nowhere")).startswith("nowhere: no such directory (looked for /")
+    none = f"{tmp_path} is no policy, nor a run or checkpoint that has one: it has no config.json. A run writes a "
+    assert refused(policy=tmp_path).startswith(none)
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
     assert "the policy came without a tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):
