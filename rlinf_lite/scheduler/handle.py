@@ -128,8 +128,10 @@ class Calls:
             return list(self._handles)
 
     def give_up(self, ended: Callable[[Member], bool]) -> None:
-        """Forget the calls of workers that have been told to stop, or were ended: how those fail says nothing new."""
-        self.forget([handle for handle in self.under_way() if any(map(ended, handle.members))])
+        """Forget the calls of workers that have been told to stop, or were ended."""
+        given_up = [handle for handle in self.under_way() if any(map(ended, handle.members))]
+        self.forget(given_up)
+        _swallow(given_up)
 
 
 @dataclass(eq=False)
@@ -311,15 +313,23 @@ def wait_all(
         running = [handle for handle in handles if not handle.done()]
         for group in {handle.group for handle in running}:
             group.abort(reason)  # which forgets their calls
-        refs = [ref for handle in running for ref in handle._refs]
+        _swallow(running)
+        raise
 
-        def swallow() -> None:  # what these calls raise now says nothing new; Ray would print it as unhandled
-            for ref in refs:
+
+def _swallow(handles: Sequence[Handle]) -> None:
+    """What these calls raise says nothing new, and Ray prints errors that nobody asks for."""
+    refs = [ref for handle in handles for ref in handle._refs]
+
+    def ask() -> None:
+        with suppress(Exception):  # Ray may be ending
+            ray.wait(refs, num_returns=len(refs), fetch_local=False)
+            for ref in refs if ray.is_initialized() else []:  # get would start another
                 with suppress(Exception):
                     ray.get(ref)
 
-        threading.Thread(target=swallow, daemon=True).start()
-        raise
+    if refs:
+        threading.Thread(target=ask, daemon=True).start()
 
 
 def wait_alone(handles: Sequence[Handle], timeout_s: float | None) -> list[Any]:

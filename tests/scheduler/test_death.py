@@ -1,3 +1,5 @@
+import gc
+import logging
 import os
 import signal
 import sys
@@ -107,6 +109,27 @@ def test_calls_that_were_given_up_end_no_wait(cluster: Cluster, group: WorkerGro
     with pytest.raises(WorkerError, match="gave up"):
         aborted.wait()
     other.shutdown()
+
+
+def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup) -> None:
+    """Ray prints errors that nobody asks for, as those of an interrupted run's rollouts are."""
+    printed: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("ray._private.worker")
+    log.addHandler(handler)
+    other = Mortal.create_group().launch(cluster, "1", name="other")
+    try:
+        calls = [other.listen("mortal")]
+        other.abort("a test")
+        time.sleep(1)  # `done` would ask for it
+        calls.clear()
+        gc.collect()
+        time.sleep(0.5)
+    finally:
+        log.removeHandler(handler)
+        other.shutdown()
+    assert printed == []
 
 
 def test_exit_codes_are_true(group: WorkerGroup) -> None:
