@@ -100,7 +100,8 @@ def test_another_process_finds_the_jobs_of_a_private_ray(master: Any, temp: Path
     assert codes == ("0", "0", "0", "0", "0", "1")
     listed, named, status, as_json, logs, _ = printed
     for rows in (listed, named):
-        assert rows.split("\n")[1].split()[:7] == ["pick-1", "running", "4", "of", "50", "2", "0"]
+        row = rows.split("\n")[1].split()
+        assert row[:6] == ["running", "4", "of", "50", "2", "0"] and "pick-1" in row
     assert "env[1]" in status and f"pid {os.getpid()}" in status and "env feeds rollout" in status
     assert "env[1]  raised  worker" in status and "ValueError: no grip" in status
     found = json.loads(as_json)
@@ -147,8 +148,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_ended_jobs_are_read_without_ray(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "list", "--backend", kept]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[:2] for row in rows[1:]] == [["lift", "lost"], ["pick-1", "failed"], ["pick-2", "finished"]]
-    assert rows[2][2:8] == ["7", "of", "9", "1", "2", "ended"] and rows[2][-1] == "runs/pick"
+    assert [row[0] for row in rows[1:]] == ["lost", "failed", "finished"]
+    assert rows[2][1:6] == ["7", "of", "9", "1", "2"] and rows[2][-2:] == ["pick-1", "runs/pick"]
 
     assert main(["job", "status", "--backend", kept, "pick-1"]) == 0
     text = capsys.readouterr().out
