@@ -115,7 +115,7 @@ def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup) 
     """Ray prints errors that nobody asks for, as those of an interrupted run's rollouts are."""
     printed: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: printed.append(record.getMessage())
     log = logging.getLogger("ray._private.worker")
     log.addHandler(handler)
     other = Mortal.create_group().launch(cluster, "1", name="other")
