@@ -24,7 +24,6 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE", help="default: compare.html")
     options = parser.parse_intermixed_args(arguments)
     try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         print(write_comparison(options.runs, options.out))
     except ReportError as error:
         print(error, file=sys.stderr)

@@ -27,5 +27,7 @@ def write_report(run_dir: str | Path) -> Path:
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write a page about several runs to `out` and return its path. Raises ReportError where a directory is no run's,
     or where runs of different kinds cannot be compared."""
-    write_whole(Path(out), render_comparison([RunFiles(run_dir) for run_dir in run_dirs]))
+    page = render_comparison([RunFiles(run_dir) for run_dir in run_dirs])
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(out), page)
     return Path(out)

@@ -83,5 +83,7 @@ def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
         with pytest.raises(ReportError):
             write_comparison(words, out)
     assert not Path(out).exists()
-    assert compare([str(run), str(write_run(tmp_path / "b")), "--out", str(tmp_path / "none" / "c.html")]) == 2
+    both = [str(run), str(write_run(tmp_path / "b"))]
+    assert compare([*both, "--out", str(run / "metrics.jsonl" / "c.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    assert compare([*both, "--out", str(tmp_path / "made" / "c.html")]) == 0
