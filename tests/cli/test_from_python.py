@@ -34,7 +34,7 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
 
 def test_a_policy_has_to_be_named() -> None:
     cfg = rlinf_lite.load_config("gym_pendulum_ppo_mlp")
-    with pytest.raises(ConfigError, match=r"ppo_mlp: 1 problem\n  - rollout\.model_dir: is null, so there is no policy"):
+    with pytest.raises(ConfigError, match=r"ppo_mlp: 1 problem\n  - rollout\.model_dir: is null, so there is no"):
         rlinf_lite.evaluate(cfg)
 
 
