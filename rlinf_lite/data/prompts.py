@@ -9,6 +9,7 @@ model scores such a row.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -47,8 +48,8 @@ class PromptDataset:
     Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
     counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows
     that have a ground truth, "" where a row names none, sorted; `num_without_truth` others there are. `digest` is of
-    what prompts and ground truths say, in their order. Plain text gets the special tokens that the tokenizer puts
-    around text by itself.
+    what rows say, in their order, before a chat template is applied, which may write today's date. Plain text
+    gets the special tokens that the tokenizer puts around text by itself.
 
     Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
     or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
@@ -122,7 +123,7 @@ class PromptDataset:
                 for (place, row), ids in zip(good, self._tokenise([row for _, row in good]), strict=True):
                     if 0 < len(ids) <= limit:
                         places.append((number, place))
-                        digest.update(repr((row.text, row.ground_truth)).encode())
+                        digest.update(_as_written(row).encode())
                         if row.ground_truth is None:
                             self.num_without_truth += 1
                         else:
@@ -172,6 +173,11 @@ class PromptDataset:
                 for i, row_ids in zip(chosen, encoded["input_ids"], strict=True):
                     ids[i] = list(row_ids)
         return ids
+
+
+def _as_written(row: PromptRow) -> str:
+    prompt = row.text if row.messages is None else row.messages
+    return json.dumps([prompt, row.data_source, row.ground_truth, row.extra_info], sort_keys=True, default=str)
 
 
 class ResumableSampler:

@@ -396,13 +396,17 @@ class ReasoningRunner(Runner):
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
         """Draw the prompts, and weigh the KL, as they come after `position`, which `_position` gave."""
-        if position.get("problems", self.problems.train.digest) != self.problems.train.digest:
-            text = "the problems to train on have changed since it was written, in as many rows"
-            raise CheckpointError(f"{self._resume_from}: {text}. Put the files back, or start a new run")
         try:
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
+        digest = self.problems.train.digest
+        may_change = any(key.partition(".")[0] == "data" for key in self.cfg.runner.allow_changes)
+        if position.get("problems", digest) != digest and not may_change:
+            text = "the problems to train on have changed since it was written, in as many rows. Put the files back"
+            raise CheckpointError(
+                f"{self._resume_from}: {text}, or allow it: 'runner.allow_changes=[data.train_files]'"
+            )
         self._drawn = {int(step): rows for step, rows in position.get("drawn", {}).items()}
         self.kl.load_state_dict(position["kl"])
         # a checkpoint from before this was kept is one from behind that stage
