@@ -143,7 +143,7 @@ def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
     except CheckpointError as error:
         directory = policy_directory(path)
         if (directory / RUN_CONFIG).is_file():
-            text = f"was exported before: it has {RUN_CONFIG}. Copy it and edit README.md, or export the run again"
+            text = f"has the {RUN_CONFIG} of an export. Export the run, or copy that export and edit its README.md"
             raise ExportError(f"{directory} {text}") from error
         if (directory / "config.json").is_file():
             return Source(directory, evaluations=list(named))
@@ -192,6 +192,8 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
         model.save_pretrained(directory)
     else:
         shutil.copytree(source.policy, directory, dirs_exist_ok=True)
+    (directory / RUN_CONFIG).unlink(missing_ok=True)  # these two are of an export that training started from
+    shutil.rmtree(directory / EVALUATIONS, ignore_errors=True)
     if (directory / "README.md").exists():
         (directory / "README.md").rename(directory / "BASE_README.md")  # that of the weights it started from
     if source.checkpoint is not None:

@@ -143,13 +143,11 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         if item.is_sweep_override():
             keys.append(item.key_or_group)
             choices.append([str(value) for value in item.sweep_string_iterator()])
-            if twice := sorted({value for value in choices[-1] if choices[-1].count(value) > 1}):
-                raise ConfigError(name, [f"{keys[-1]}: {', '.join(twice)} is there twice, and would be the same run"])
         else:
             fixed.append(text)
     if not keys:
         raise ConfigError(name, ["nothing varies. Give a key several values, for example runner.seed=0,1,2"])
-    trials, problems = [], list[str]()
+    trials, problems, seen = [], list[str](), dict[str, str]()
     for number, values in enumerate(itertools.product(*choices), start=1):
         chosen = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         try:
@@ -157,6 +155,11 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
             continue
+        content, said = config.model_dump_json(), " ".join(chosen)
+        if content in seen:
+            problems.append(f"{said} is the same run as {seen[content]}. Give each value once")
+            continue
+        seen[content] = said
         parts = [f"{key.rpartition('.')[2]}{value.strip('[{}]')}" for key, value in zip(keys, values, strict=True)]
         kept, count = str(config.runner.run_name)[: MAX_NAME - 4], f"{number:02d}"
         run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in (kept, count, *parts))[:MAX_NAME]

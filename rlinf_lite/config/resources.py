@@ -42,7 +42,7 @@ def why_no_policy(directory: Path) -> str | None:
         return f": no such directory (looked for {directory.absolute()})"
     if (directory / "config.json").is_file():
         return None
-    text = "is no policy, nor a run or checkpoint that has one: it has no config.json"
+    text = f"is no policy, nor a checkpoint or run that has one: {directory} has no config.json"
     return f" {text}. A run writes a checkpoint every runner.save_interval steps, and after its last"
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlparse
 from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
 from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
-from rlinf_lite.config.resources import policy_directory, start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir, why_no_policy
 from rlinf_lite.config.schema import BaseAlgorithmConfig, BaseConfig, CorrectionConfig
 
 Kind = Literal["embodied", "sft", "eval", "reasoning"]
@@ -386,9 +386,8 @@ def _directory_rule(key: str, is_policy: bool, kinds: tuple[Kind, ...]) -> None:
             if (on_hub := _HUB_NAME.fullmatch(path)) and not Path(path).parent.exists():
                 advice = f"Models are not downloaded. First `hf download {on_hub[1]} --local-dir DIR`, then name DIR"
             yield Problem(key, f"{text}. {advice}")
-        elif is_policy and not (where / "config.json").is_file():
-            text = f"{path!r} is no policy, nor a checkpoint or run that has one: {where} has no config.json"
-            yield Problem(key, f"{text}. Correct it, or set it to null")
+        elif is_policy and (lacks := why_no_policy(where)) is not None:
+            yield Problem(key, f"{path!r}{lacks}. Correct it, or set it to null")
 
 
 _directory_rule("rollout.model_dir", True, ALL)

@@ -34,6 +34,7 @@ from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
 from rlinf_lite.runners.protocol import code
+from rlinf_lite.runners.run_config import Change, check_changes
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
@@ -400,13 +401,10 @@ class ReasoningRunner(Runner):
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
-        digest = self.problems.train.digest
-        may_change = any(key.partition(".")[0] == "data" for key in self.cfg.runner.allow_changes)
-        if position.get("problems", digest) != digest and not may_change:
-            text = "the problems to train on have changed since it was written, in as many rows. Put the files back"
-            raise CheckpointError(
-                f"{self._resume_from}: {text}, or allow it: 'runner.allow_changes=[data.train_files]'"
-            )
+        was, now = (str(digest)[:8] for digest in (position.get("problems"), self.problems.train.digest))
+        if self._resume_from is not None and "problems" in position and was != now:
+            change = Change("data.train_files", f"rows {was}", f"rows {now}", is_fixed=True)
+            check_changes([change], self.cfg, self._resume_from)
         self._drawn = {int(step): rows for step, rows in position.get("drawn", {}).items()}
         self.kl.load_state_dict(position["kl"])
         # a checkpoint from before this was kept is one from behind that stage

@@ -129,9 +129,19 @@ class Calls:
 
     def give_up(self, ended: Callable[[Member], bool]) -> None:
         """Forget the calls of workers that have been told to stop, or were ended."""
-        given_up = [handle for handle in self.under_way() if any(map(ended, handle.members))]
-        self.forget(given_up)
-        _swallow(given_up)
+        self.drop([handle for handle in self.under_way() if any(map(ended, handle.members))])
+
+    def drop(self, handles: Sequence[Handle]) -> None:
+        """Forget calls that nobody waits for any more: what they raise says nothing new, and Ray would print it."""
+        self.forget(handles)
+        refs = [ref for handle in handles for ref in handle._refs]
+
+        def ask() -> None:  # which marks them as seen, and fetches nothing
+            with suppress(Exception):  # Ray may be ending
+                ray.wait(refs, num_returns=len(refs), fetch_local=False)
+
+        if refs and ray.is_initialized():
+            threading.Thread(target=ask, daemon=True).start()
 
 
 @dataclass(eq=False)
@@ -313,23 +323,9 @@ def wait_all(
         running = [handle for handle in handles if not handle.done()]
         for group in {handle.group for handle in running}:
             group.abort(reason)  # which forgets their calls
-        _swallow(running)
+        if running:
+            running[0].group.calls.drop(running)  # those that the wait had forgotten, and those of no user
         raise
-
-
-def _swallow(handles: Sequence[Handle]) -> None:
-    """What these calls raise says nothing new, and Ray prints errors that nobody asks for."""
-    refs = [ref for handle in handles for ref in handle._refs]
-
-    def ask() -> None:
-        with suppress(Exception):  # Ray may be ending
-            ray.wait(refs, num_returns=len(refs), fetch_local=False)
-            for ref in refs if ray.is_initialized() else []:  # get would start another
-                with suppress(Exception):
-                    ray.get(ref)
-
-    if refs:
-        threading.Thread(target=ask, daemon=True).start()
 
 
 def wait_alone(handles: Sequence[Handle], timeout_s: float | None) -> list[Any]:
@@ -369,7 +365,8 @@ class _Wait:
                 self._patrol()
             except ray.exceptions.RayError as error:
                 self._raise(error)
-        self._forget(self._handles)
+        if self._handles:
+            self._handles[0].group.calls.forget(self._handles)  # all are of one cluster
         return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
     def _patrol(self) -> None:
@@ -408,10 +405,6 @@ class _Wait:
             return []
         return [other for other in first.group.calls.under_way() if other not in self._handles]
 
-    def _forget(self, handles: Sequence[Handle]) -> None:
-        if handles:
-            handles[0].group.calls.forget(handles)  # all are of one cluster
-
     def _members(self, handles: Sequence[Handle]) -> list[Member]:
         called = [member for handle in handles for member in handle.members]
         groups = {handle.group for handle in handles if handle.with_peers}
@@ -419,19 +412,19 @@ class _Wait:
         return list(dict.fromkeys([*called, *peers]))
 
     def _raise(self, error: Exception) -> NoReturn:
-        others = self._others()
+        others, drop = self._others(), self._handles[0].group.calls.drop
         failure = getattr(error, "cause", None)
         if isinstance(failure, WorkerError):
-            self._forget([handle for handle in (*self._handles, *others) if handle.group.name == failure.group])
+            drop([handle for handle in (*self._handles, *others) if handle.group.name == failure.group])
             pickled = failure.pickled
             raise failure from RuntimeError(failure.summary) if pickled is None else cloudpickle.loads(pickled)
         if isinstance(error, ray.exceptions.RayActorError):
             for member in self._members([*self._handles, *others]):
                 if member.actor._actor_id.hex() == error.actor_id:
-                    self._forget([h for h in (*self._handles, *others) if h.group.name == member.group])
+                    drop([h for h in (*self._handles, *others) if h.group.name == member.group])
                     raise member.death(str(error), self._handles[0].group.calls.explain_death) from error
         # not a worker's own exception: for example, a result that cannot be pickled
-        self._forget(self._handles)
+        drop(self._handles)
         raise SchedulerError(f"{self._calls()}: {error}") from error
 
     def _calls(self) -> str:

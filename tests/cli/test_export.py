@@ -219,11 +219,13 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
     gone = refused("nowhere", tmp_path / "out")
     assert "nowhere: no such directory" in gone and "config.json" not in gone
-    exported = tmp_path / "exported"
+    exported, policy = tmp_path / "exported", run / "checkpoints" / "step_000040" / "policy"
+    (policy / "evaluations").mkdir()  # of the export that training started from
+    (policy / "evaluations" / "eval_old.json").write_text("{}")
     assert export([str(run), "--to", "hf", str(exported), "--license", "mit"]) == 0
     capsys.readouterr()
-    again = refused(exported, tmp_path / "out")
-    assert "exported was exported before: it has train_config.yaml. Copy it and edit README.md" in again
+    assert not (exported / "evaluations" / "eval_old.json").exists()
+    assert "exported has the train_config.yaml of an export. Export the run" in refused(exported, tmp_path / "out")
     assert "full holds no complete checkpoint" in (nothing := refused(full, tmp_path / "out"))
     assert nothing.endswith(". Nor is it a policy's directory, which has a config.json\n")
     for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):

@@ -149,7 +149,8 @@ def test_ended_jobs_are_read_without_ray(kept: str, capsys: pytest.CaptureFixtur
     assert main(["job", "list", "--backend", kept]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows[1:]] == ["lost", "failed", "finished"]
-    assert rows[2][1:6] == ["7", "of", "9", "1", "2"] and rows[2][-2:] == ["pick-1", "runs/pick"]
+    assert rows[1][-1] == "lift" and rows[3][-1] == "pick-2"
+    assert rows[2][1:7] == ["7", "of", "9", "1", "2", "ended"] and rows[2][-2:] == ["pick-1", "runs/pick"]
 
     assert main(["job", "status", "--backend", kept, "pick-1"]) == 0
     text = capsys.readouterr().out

@@ -184,8 +184,12 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert command_line(["sweep", NAME, "actor.micro_batch_size=7,256", "runner.seed=0,1", "runer.x=1"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{NAME}: 2 problems\n") and "Did you mean runner" in said and "passes of 7" in said
-    with pytest.raises(ConfigError, match=r"runner\.seed: 0 is there twice, and would be the same run"):
-        trials_of(NAME, ["runner.seed=0,1,0"])
+    for words, twice in (
+        (["runner.seed=0,1,00"], "runner.seed=00 is the same run as runner.seed=0"),
+        (["runner.seed=0,1", "runner.seed=2,3"], "runner.seed=1 runner.seed=3 is the same run as runner.seed=0 runner"),
+    ):
+        with pytest.raises(ConfigError, match=twice):
+            trials_of(NAME, words)
     with pytest.raises(ConfigError, match="nothing varies"):
         trials_of(NAME, ["model.options.hidden_sizes=[32,16]"])
     assert command_line(["sweep", NAME, "tabletop_ppo_vla", "runner.seed=1,2"]) == 2

@@ -76,6 +76,18 @@ def test_messages_go_through_the_chat_template(chat_tokenizer: PreTrainedTokeniz
     assert PromptDataset(path, chat_tokenizer, 100)[0].prompt_ids == expected
 
 
+def test_the_digest_is_of_rows_as_they_are_written(
+    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of the date that a template may write over them; with what rewards and supervised training read."""
+    path = jsonl(tmp_path / "a.jsonl", [row(chat("two plus two"))])
+    digest, template = PromptDataset(path, chat_tokenizer, 100).digest, str(chat_tokenizer.chat_template)
+    monkeypatch.setattr(chat_tokenizer, "chat_template", "of another day " + template)
+    assert PromptDataset(path, chat_tokenizer, 100).digest == digest
+    for other in (row(chat("two plus one")), row(chat("two plus two")) | {"extra_info": {"solution": "4"}}):
+        assert PromptDataset(jsonl(tmp_path / "b.jsonl", [other]), chat_tokenizer, 100).digest != digest
+
+
 def test_messages_without_a_template_say_what_to_do(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [row(chat("two"))] * 3)
     (problem,) = problems_of(path, tokenizer, 100)

@@ -45,7 +45,9 @@ def test_a_policy_is_found_by_its_run(where: str, mlp: MLPGaussianPolicy, tmp_pa
     for place in places:
         assert (rlinf_lite.load_policy(place).act(obs) == mlp.act(obs)).all(), place
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointFormatError, match=r"is no policy, nor a run .* it has no config\.json. A run writes"):
+    with pytest.raises(
+        CheckpointFormatError, match=r"is no policy, nor a checkpoint .* has no config\.json\. A run writes"
+    ):
         load_policy(tmp_path / "empty")
     with pytest.raises(CheckpointFormatError, match=r"nowhere: no such directory"):
         load_policy(tmp_path / "nowhere")

@@ -115,7 +115,7 @@ def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path):
     problems = next((tmp_path / "half" / "problems").glob("*/train.jsonl"))
     rows = problems.read_text().splitlines(keepends=True)
     problems.write_text("".join([rows[1], rows[0], *rows[2:]]))
-    with pytest.raises(CheckpointError, match="the problems to train on have changed since it was written"):
+    with pytest.raises(CheckpointError, match=r"data\.train_files: rows \w{8} -> rows \w{8}\nPut them back"):
         start_reasoning(*common, *longer, "runner.resume=auto", root=tmp_path / "half").run()
     start_reasoning.stop()
     problems.write_text("".join(rows))

@@ -111,7 +111,8 @@ def test_calls_that_were_given_up_end_no_wait(cluster: Cluster, group: WorkerGro
     other.shutdown()
 
 
-def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup) -> None:
+@pytest.mark.parametrize("by", ["an abort", "the error of a call before"])
+def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup, by: str) -> None:
     """Ray prints errors that nobody asks for, as those of an interrupted run's rollouts are."""
     printed: list[str] = []
     handler = logging.Handler()
@@ -120,8 +121,13 @@ def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup) 
     log.addHandler(handler)
     other = Mortal.create_group().launch(cluster, "1", name="other")
     try:
-        calls = [other.listen("mortal")]
-        other.abort("a test")
+        if by == "an abort":
+            calls = [other.listen("mortal")]
+            other.abort("a test")
+        else:
+            failing, *calls = other.work("now"), other.work("later")
+            with pytest.raises(WorkerError, match="TypeError"):
+                failing.wait()
         time.sleep(1)  # `done` would ask for it
         calls.clear()
         gc.collect()

@@ -303,7 +303,7 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
         refused("--device", "cud")
     assert "there are cpu, cuda, and cuda:N" in capsys.readouterr().err
     assert refused(policy=Path("nowhere")).startswith("nowhere: no such directory (looked for /")
-    none = f"{tmp_path} is no policy, nor a run or checkpoint that has one: it has no config.json. A run writes a "
+    none = f"{tmp_path} is no policy, nor a checkpoint or run that has one: {tmp_path} has no config.json. A run "
     assert refused(policy=tmp_path).startswith(none)
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
     assert "the policy came without a tokenizer" in capsys.readouterr().err
