@@ -31,6 +31,7 @@ class Run:
     """running (on this machine), finished, failed, stopped; ended: before its last step, nobody wrote down why."""
     step: int
     max_steps: int | None
+    """That were planned; None where its directory does not say."""
     metric: str
     before: float | None
     last: float | None
@@ -72,7 +73,8 @@ def read_run(directory: Path) -> Run | None:
     except (OSError, ValueError, yaml.YAMLError) as error:
         print(f"{directory}: cannot be read ({' '.join(str(error).split())})", file=sys.stderr)
         return None
-    evaluated = [line for line in files.lines if "eval/num_episodes" in line]
+    others = {content["step"] for content in files.other_evals}  # not to be compared with the last one
+    evaluated = [line for line in files.lines if "eval/num_episodes" in line and line["step"] not in others]
     metric = "success" if any(line.get("eval/success_once") is not None for line in evaluated) else "return"
     key = "eval/success_once" if metric == "success" else "eval/return"
     values = [line.get(key) for line in evaluated]
@@ -80,7 +82,7 @@ def read_run(directory: Path) -> Run | None:
         str(directory),
         _status(files),
         files.completed_steps,
-        files.section("runner").get("max_steps"),
+        files.total_steps,
         metric,
         values[0] if values and evaluated[0]["step"] == 0 else None,
         values[-1] if values else None,
@@ -95,7 +97,7 @@ def _status(files: RunFiles) -> str:
     ends = [event["event"] for event in files.events if event.get("event") in (*ENDS, "running")]
     if ends and ends[-1] in ENDS:
         return str(ends[-1])
-    wanted = files.section("runner").get("max_steps")
+    wanted = files.total_steps
     return "finished" if wanted is not None and files.completed_steps >= wanted else "ended"
 
 

@@ -314,21 +314,23 @@ def _chunks_fit_episodes(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("algorithm.adv_type", "env.train.auto_reset", *_T, kinds=("embodied",))
 def _whole_episodes(config: Config, plan: Plan) -> Iterator[Problem]:
-    adv_type, limit = config.algorithm.adv_type, episode_steps(config, config.env.train)
-    if not needs_of(config).whole_episodes:
-        return
-    if config.env.train.auto_reset:
+    limit, chunk = episode_steps(config, config.env.train), config.model.num_action_chunks
+    adv_type, scores_episodes = config.algorithm.adv_type, needs_of(config).whole_episodes
+    if scores_episodes and config.env.train.auto_reset:
         text = f"{adv_type} scores one whole episode per environment and step. Set it to false"
         yield Problem("env.train.auto_reset", text)
+    elif config.env.train.auto_reset:
+        return
+    # of episodes that a step cuts off nothing is known, and those that end early are the successful ones
+    why = f"{adv_type} scores" if scores_episodes else "without env.train.auto_reset a step has to play"
     if limit is None:
-        text = f"is null, and {adv_type} needs steps that cover whole episodes. Set it"
+        text = f"is null, and {why} whole episodes, whose length has to be known. Set it"
         yield Problem("env.train.max_episode_steps", text)
-    elif plan.num_chunks is not None and plan.num_chunks * config.model.num_action_chunks < limit:
-        chunk = config.model.num_action_chunks
+    elif plan.num_chunks is not None and plan.num_chunks * chunk < limit:
         yield Problem(
             "rollout.num_chunks",
             f"{plan.num_chunks} chunks of {chunk} = {plan.num_chunks * chunk} env steps do not cover an episode of "
-            f"{limit}, as {adv_type} needs. Use {-(-limit // chunk)}, or null",
+            f"{limit}, and {why} whole episodes. Use {-(-limit // chunk)}, or null",
         )
 
 

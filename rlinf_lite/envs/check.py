@@ -24,8 +24,9 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
 
     Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, called for `num_envs` rows and `cfg`.
     The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
-    seeds make a difference, at actions beyond the bounds and at how episodes end. Both leave the environment to be
-    reset. Where there is no time limit, all but the end of episodes is looked at, and a sentence says so.
+    seeds make a difference, at actions beyond the bounds, at rows that are reset alone, and at how episodes end. Both
+    leave the environment to be reset. Where there is no time limit, all but the end of episodes is looked at, and a
+    sentence says so.
     """
     problems, skipped = Sentences(), list[str]()
     with problems.of("making the environment"):
@@ -62,6 +63,9 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
             with problems.of(f"chunk_step with the bound {name} as action"):
                 found = chunk_problems(_step(env, action), env, 1)
                 problems += [f"at the action bound {name}: {one}" for one in found]
+        if not problems and env.num_envs > 1:
+            with problems.of("reset of row 0 alone"):
+                _check_neighbours(problems, env, seeds, middle)
         env.reset(seeds=seeds)
         if not skipped:
             _check_ending(problems, env, middle)
@@ -198,6 +202,23 @@ def _check_seeding(problems: Sentences, env: VecEnv, seeds: Sequence[int], middl
         problems.append(
             "one seed gave different first observations in different rows; a row's initial state must be a function of "
             "its seed alone."
+        )
+
+
+def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], middle: Any) -> None:
+    """Plays the same steps twice, with a reset of row 0 between them the second time: the others go on as before."""
+    env.reset(seeds=seeds)
+    played = [_step(env, middle) for _ in range(2)]
+    env.reset(seeds=seeds)
+    _step(env, middle)
+    env.reset(seeds=[seeds[0]], env_ids=[0])
+    again = _step(env, middle)
+    alone, beside = ({**_leaves(one.obs), "rewards": one.rewards} for one in (played[1], again))
+    if any(not np.array_equal(array[1:], beside[name][1:]) for name, array in alone.items()):
+        problems.append(
+            "resetting row 0 changed what the other rows did next; a reset of some rows must leave the others alone, "
+            "their random generators too (of a gymnasium VectorEnv: seeds of the others are None, and reset_mask says "
+            "which are meant)."
         )
 
 

@@ -78,7 +78,6 @@ class ChunkedEnv:
         self.auto_reset = auto_reset
         self.ignore_terminations = ignore_terminations
         self.num_envs = simulator.num_envs
-        self._task_ids: Sequence[str] | None = getattr(simulator, "task_ids", None)
         self.max_episode_steps = int(limit)
         self.action_low = np.asarray(simulator.action_low, np.float32)
         self.action_high = np.asarray(simulator.action_high, np.float32)
@@ -299,9 +298,10 @@ class ChunkedEnv:
             self._reports_success = True
         if self._reports_success:
             once, at_end = max(once, 0), max(at_end, 0)
+        task_ids = getattr(self.simulator, "task_ids", None)  # a reset may have dealt them out anew
         return EpisodeRecord(
             env_id=row,
-            task_id=self._task_ids[row] if self._task_ids else self.simulator.task_id,
+            task_id=task_ids[row] if task_ids else self.simulator.task_id,
             seed=self._seeds[row],
             length=int(self._length[row]),
             return_=float(self._return[row]),

@@ -194,11 +194,11 @@ class Axis:
         }
         return sorted(found.items())
 
-    def evaluated(self, run: RunFiles, spec: Spec) -> tuple[list[Point], list[tuple[float, float]]]:
-        """What the evaluations measured of a chart's subject, and the 95% interval of each."""
+    def evaluated(self, evals: Sequence[Line], spec: Spec) -> tuple[list[Point], list[tuple[float, float]]]:
+        """What evaluations measured of a chart's subject, and the 95% interval of each."""
         points, intervals = list[Point](), list[tuple[float, float]]()
         value, interval = spec.evaluated or ("", "")
-        for content in run.evals if spec.evaluated else ():
+        for content in evals if spec.evaluated else ():
             total = content["total"]
             if total[value] is not None:
                 points.append((self.at_eval(content), float(total[value])))
@@ -212,14 +212,15 @@ class Axis:
 
 def charts(run: RunFiles, axis: Axis) -> Iterator[Chart]:
     """The charts of those metrics that the run logged."""
-    marks = [axis.at_eval(content) for content in run.evals]
+    marks = [axis.at_eval(content) for content in (*run.evals, *run.other_evals)]
     for spec in CHARTS:
         series = []
         for colour, (metric, name) in enumerate(spec.metrics.items(), start=1):
             if points := axis.points(run, metric):
                 series.append(Series(name, points, colour, is_noisy=spec.is_noisy))
-        points, intervals = axis.evaluated(run, spec)
-        if points:
-            series.append(Series(f"evaluation, {run.evals[-1]['mode']}", points, 2, intervals))
+        for colour, (evals, name) in enumerate(((run.evals, ""), (run.other_evals, "with other settings")), start=2):
+            points, intervals = axis.evaluated(evals, spec)
+            if points:
+                series.append(Series(f"evaluation, {name or evals[-1]['mode']}", points, colour, intervals))
         if series:
             yield Chart(spec, series, marks, axis.name)

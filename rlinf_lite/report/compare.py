@@ -104,7 +104,7 @@ def _charts(runs: Sequence[Compared]) -> Iterator[Chart]:
     for spec in CHARTS:
         evaluated = []
         for run in runs:
-            points, intervals = axis.evaluated(run.files, spec)
+            points, intervals = axis.evaluated(run.files.evals, spec)
             if points:
                 evaluated.append(Series(run.letter, points, run.colour, intervals, run.look))
         if evaluated:

@@ -117,8 +117,7 @@ def _about(run: RunFiles) -> list[str]:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
-    limits = [run.section("runner").get(name, -1) for name in ("max_steps", "max_epochs")]
-    planned = min((limit for limit in limits if limit > 0), default=0)
+    planned = run.total_steps
     facts = [("Steps", f"{run.completed_steps:,}" + (f" of {planned:,}" if planned else ""))]
     if run.env_steps:
         facts.append(("Env steps", f"{run.env_steps:,}"))

@@ -15,6 +15,8 @@ from rlinf_lite.config.resources import checkpoint_roots
 from rlinf_lite.metrics.evaluation import wilson_interval
 
 Line = dict[str, Any]
+_FREE = ("commit", "versions", "num_episodes", "episodes_per_task", "tasks", "suite", "started_from", "notes")
+"""In which evaluations that are compared may differ."""
 
 
 class ReportError(ValueError):
@@ -39,11 +41,20 @@ class RunFiles:
 
         evaluated = {line["step"] for line in self.lines if "eval/num_episodes" in line}
         evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
-        self.evals: list[Line] = sorted((e for e in evals if e["step"] in evaluated), key=lambda e: e["step"])
-        if any(content["total"]["success_once"] is not None for content in self.evals):
+        found = sorted((e for e in evals if e["step"] in evaluated), key=lambda e: e["step"])
+        settings = [_settings(content) for content in found]
+        self.evals: list[Line] = [e for e, of_it in zip(found, settings, strict=True) if of_it == settings[-1]]
+        self.other_evals: list[Line] = [e for e, of_it in zip(found, settings, strict=True) if of_it != settings[-1]]
+        """Evaluations with other settings than the last one, which are not to be compared with it."""
+        self.other_settings = sorted(
+            {key for one in settings for key in settings[-1] if one.get(key) != settings[-1][key]}
+        )
+        if any(content["total"]["success_once"] is not None for content in found):
             # an evaluation in which no episode said a word of success had none
-            for summary in (summary for content in self.evals for summary in (content["total"], *content["tasks"])):
-                if summary["success_once"] is None:
+            for content in found:
+                for summary in (content["total"], *content["tasks"], *content.get("groups", [])):
+                    if summary["success_once"] is not None:
+                        continue
                     interval = wilson_interval(0, summary["num_episodes"])
                     summary.update(num_successes=0, success_once=0.0, success_interval=interval)
         files = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in self.evals}
@@ -62,6 +73,11 @@ class RunFiles:
     @property
     def completed_steps(self) -> int:
         return max((int(line["step"]) for line in self.lines), default=0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """That were planned, by the last command; None where that is not written down."""
+        return int(self.versions["steps"]) if "steps" in self.versions else None
 
     @property
     def seconds(self) -> float:
@@ -84,6 +100,13 @@ class RunFiles:
         for name in names:
             section = section.get(name) or {}
         return section
+
+
+def _settings(evaluation: Line) -> Line:
+    """What another evaluation has to share to be compared with this one: all of its protocol but what it ran with, and
+    how often."""
+    protocol = {"mode": evaluation.get("mode"), **evaluation.get("protocol", {})}
+    return {key: value for key, value in protocol.items() if key not in _FREE}
 
 
 def _placements(found: list[Line]) -> list[Line]:

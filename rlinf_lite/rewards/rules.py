@@ -13,7 +13,7 @@ GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all 
 
 _GSM8K_ANSWER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
 _BOXED = "\\boxed{"
-_NO_MATTER = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\$", "$", "^{\\circ}", "^\\circ", "\\%", "%", " ")
+_NO_MATTER = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\$", "$", "^{\\circ}", "^\\circ", "\\%", "%")
 
 
 def gsm8k(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
@@ -72,4 +72,6 @@ def _plain_text(latex: str) -> str:
     for sign in _NO_MATTER:
         latex = latex.replace(sign, "")
     latex = latex.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip().rstrip(".")
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    if not re.search(r"[(\[]|\\{", latex):  # (1,234) is two numbers, 1,234 is one, and 1, 234 is two again
+        latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    return re.sub(r"(?<!\d) +| +(?!\d)", "", latex)

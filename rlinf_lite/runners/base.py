@@ -73,7 +73,7 @@ class Runner(ABC):
         self._groups = (*others, rollout, actor)
         self._trained_groups = [actor]  # what they hold is in checkpoints alone
         self.completed_steps = 0
-        self._evals: list[EvalSummary] = []
+        self._evals: dict[int, EvalSummary] = {}  # by step
         self._evaluated_step = -1
         self._times: dict[str, float] = {}  # seconds by phase of the present step
         self._driver_spans: list[Span] = []
@@ -152,7 +152,7 @@ class Runner(ABC):
     def _open_run(self) -> Iterator[None]:
         """The run's directory with config, versions and logs, progress on the terminal, and a place for snapshots."""
         cfg = self.cfg.runner
-        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self._resume_from)
+        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self.total_steps, self._resume_from)
         self._first_step = self._secured_step = self.completed_steps
         if self._resume_from is not None and self._resume_from.parent == self.store.root.resolve():
             self._saved = read_state(self._resume_from)
@@ -229,7 +229,7 @@ class Runner(ABC):
             run_dir=self.run_dir,
             checkpoint=checkpoint,
             total_steps=self.total_steps,
-            evals=list(self._evals),
+            evals=list(self._evals.values()),
             report=report,
             program=any(of_main()),
         )
@@ -335,7 +335,7 @@ class Runner(ABC):
         film = path.with_suffix(".gif")
         summary = self.evaluate(film)
         self._evaluated_step = step
-        self._evals.append(summary)
+        self._evals[step] = summary
         counts = self._experience()
         path.write_text(summary.to_json(step=step, **counts))
         metrics = {f"env/num_{name.removeprefix('env_')}": count for name, count in counts.items()}
@@ -443,6 +443,7 @@ class Runner(ABC):
         self._secured_step = self.completed_steps
         if self.completed_steps < logged:
             self._evaluated_step = min(self._evaluated_step, self.completed_steps)
+            self._evals = {step: found for step, found in self._evals.items() if step <= self.completed_steps}
             self.logger.rewind(self.completed_steps)
         return lost
 

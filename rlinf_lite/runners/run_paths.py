@@ -196,11 +196,16 @@ def find_run(cfg: BaseConfig) -> RunClaim:
 
 
 def begin_run(
-    cfg: BaseConfig, run_dir: Path, store: CheckpointStore, completed_steps: int, resumed: Path | None = None
+    cfg: BaseConfig,
+    run_dir: Path,
+    store: CheckpointStore,
+    completed_steps: int,
+    total_steps: int,
+    resumed: Path | None = None,
 ) -> None:
-    """Write the config, the command, and the versions of what results depend on, into a run's directory, which is held.
-    Where steps are done again, what is there of them already is moved out of the way, evaluations too; so is the config
-    of the steps before, where it was another."""
+    """Write the config, the command, the planned steps, and the versions of what results depend on, into a run's
+    directory, which is held. Where steps are done again, what is there of them already is moved out of the way,
+    evaluations too; so is the config of the steps before, where it was another."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
     is_of_run = resumed is None or resumed.parent.resolve() == store.root.resolve()
@@ -214,7 +219,8 @@ def begin_run(
     program = os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
     program = program if program.startswith("rlinf-lite ") else shlex.quote(program)  # which is two words
     command = f"{program} {shlex.join(sys.argv[1:])}".strip()
-    found = {"command": command, "seed": str(cfg.runner.seed), "commit": commit() or "of no clone", **versions()}
+    found = {"command": command, "steps": str(total_steps), "seed": str(cfg.runner.seed)}
+    found |= {"commit": commit() or "of no clone", **versions()}
     found["machine"] = ", ".join([platform.platform(), f"{os.cpu_count()} CPU cores", *gpu_names()])
     (run_dir / "versions.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -28,6 +28,7 @@ from rlinf_lite.envs import (
     make_env,
 )
 from rlinf_lite.envs.check import check_finite
+from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
@@ -165,13 +166,14 @@ class EnvWorker(Worker):
         """Play the evaluation's seeded episodes, one wave after the other.
 
         Returns one record per episode, videos of the first `env.eval.num_videos`, and the rules that were played:
-        time limit in env steps, whether terminations were ignored.
+        time limit in env steps, whether terminations were ignored. Raises EnvContractError where an episode does not
+        end within its time limit.
         """
         cfg = self.cfg.env.eval
         num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
         if not self.eval_stages:
             self.eval_stages = self._build_stages("eval", self.eval_layout)
-        records: list[EpisodeRecord] = []
+        records: dict[int, EpisodeRecord] = {}  # by number of the episode
         num_decisions = -(-self.eval_stages[0].env.max_episode_steps // self.cfg.model.num_action_chunks)
         recorder = EpisodeRecorder(min(cfg.num_videos, cfg.num_episodes), num_decisions)
         for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
@@ -183,18 +185,26 @@ class EnvWorker(Worker):
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
                 episodes = self._episodes(stage, first_episode)
-                found = [replace(record, env_id=int(episodes[record.env_id])) for record in result.episodes]
-                records += [record for record in found if record.env_id < cfg.num_episodes]
+                for record in result.episodes:
+                    number = int(episodes[record.env_id])
+                    records.setdefault(number, replace(record, env_id=number))  # a VecEnv may go on with another one
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
                 last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)
+            for stage in self.eval_stages:
+                if len(stage.ended) < len(stage.env_ids):
+                    row = min(set(range(len(stage.env_ids))) - stage.ended)
+                    limit = stage.env.max_episode_steps
+                    text = f"no episode of row {row} ended within max_episode_steps={limit}; set truncated there."
+                    raise EnvContractError(text, self.cfg.env.id)
         self.pop_spans()
         env = self.eval_stages[0].env
         ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # what null stands for, the env decides
         played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
-        return {"episodes": records, "videos": recorder.videos, "played": played}
+        counted = [record for number, record in records.items() if number < cfg.num_episodes]
+        return {"episodes": counted, "videos": recorder.videos, "played": played}
 
     def _episodes(self, stage: _Stage, first: int) -> np.ndarray:
         """Numbers of the evaluation's episodes that a stage plays in the wave from `first` on; for environments that

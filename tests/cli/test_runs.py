@@ -25,7 +25,10 @@ def make(tmp_path: Path) -> Callable[..., Path]:
         lines = [{"step": step, "time": 1.0, "time/step": 1.0} for step in range(1, steps + 1)] + evals
         lines.sort(key=lambda line: float(line["step"]))
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (run / "config.yaml").write_text(json.dumps({"runner": {"max_steps": max_steps}}))
+        # what a config says is not what is planned: epochs may end a run before
+        (run / "config.yaml").write_text(json.dumps({"runner": {"max_steps": -1, "max_epochs": 2}}))
+        if max_steps is not None:
+            (run / "versions.json").write_text(json.dumps({"steps": str(max_steps)}))
         (run / "events.jsonl").write_text("".join(json.dumps({"event": event}) + "\n" for event in events))
         os.utime(run / "metrics.jsonl", (len(list(run.parent.iterdir())),) * 2)
         return run

@@ -175,8 +175,14 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         (
             GRPO,
             ["rollout.num_chunks=10", "model.num_action_chunks=4", "actor.global_batch_size=320"],
-            "rollout.num_chunks: 10 chunks of 4 = 40 env steps do not cover an episode of 50, as grpo needs. "
-            "Use 13, or null",
+            "rollout.num_chunks: 10 chunks of 4 = 40 env steps do not cover an episode of 50, and grpo scores whole "
+            "episodes. Use 13, or null",
+        ),
+        (
+            PPO,
+            ["env.train.auto_reset=false", "rollout.num_chunks=16"],
+            "rollout.num_chunks: 16 chunks of 1 = 16 env steps do not cover an episode of 50, and without "
+            "env.train.auto_reset a step has to play whole episodes. Use 50, or null",
         ),
         (
             GRPO,

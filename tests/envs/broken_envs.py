@@ -154,6 +154,30 @@ class StateAlone:
         return self.reset(), 0.0, False, {}
 
 
+class ReseedsNeighbours(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Obeys reset_mask, and draws new generators for all rows whenever some are reset."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    num_envs = 2
+    single_observation_space = gymnasium.spaces.Box(-1e9, 1e9, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.values, self.steps = np.zeros(2), np.zeros(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        rows = (options or {}).get("reset_mask", np.ones(2, np.bool_))
+        self.generators = [np.random.default_rng(one) for one in seed]
+        self.values[rows] = [one.normal() for one in np.array(self.generators)[rows]]
+        self.steps[rows] = 0
+        return self.values[:, None].astype(np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        self.values += [one.normal() for one in self.generators]
+        return self.values[:, None].astype(np.float32), self.values, self.steps >= 5, np.zeros(2, np.bool_), {}
+
+
 CASES = [
     (WrongShape, "shape (1, 3) where observation_space promises shape (3,)"),
     (NotFinite, "row 0, at the start of the episode with seed 1: state[1] is nan"),
@@ -171,6 +195,7 @@ CASES = [
     (Unbounded, "action dimensions [0, 1] have no finite bounds"),
     (DiscreteActions, "policies here act in a continuous Box"),
     (EmptyRange, "action dimensions [1] have low >= high"),
+    (ReseedsNeighbours, "resetting row 0 changed what the other rows did next"),
     (NoTimeLimit, "has no time limit of its own: set max_episode_steps"),
     (
         RaisesAtTheBound,

@@ -256,3 +256,19 @@ def test_env_spec() -> None:
     spec = get_env_spec(env, env.reset())
     assert (spec.action_dim, spec.state_dim, spec.cameras, spec.max_episode_steps) == (1, 3, {}, 9)
     assert (spec.action_low, spec.action_high, spec.has_instruction) == ([-1.0], [1.0], True)
+
+
+def test_records_name_the_task_that_the_row_has_now() -> None:
+    """A reset may deal tasks out by seed, into a list of its own."""
+
+    class Dealt(ToySimulator):
+        task_ids: list[str] = ["none"] * NUM_ENVS
+
+        def reset(self, rows: Any, seeds: list[int]) -> None:
+            super().reset(rows, seeds)
+            self.task_ids = [f"task{seed}" for seed in seeds]
+
+    env = ChunkedEnv(Dealt(NUM_ENVS), auto_reset=False, max_episode_steps=2)
+    env.reset(seeds=list(range(NUM_ENVS)))
+    records = env.chunk_step(np.zeros((NUM_ENVS, 2, 1), np.float32)).episodes
+    assert [record.task_id for record in records] == [f"task{record.seed}" for record in records]

@@ -131,6 +131,33 @@ def test_batched_vector_env_equals_separate_envs() -> None:
     np.testing.assert_array_equal(env.chunk_step(actions).rewards, other.chunk_step(actions).rewards)
 
 
+class Scaled(SyncVectorEnv):
+    """A class of one's own may change what its environments say."""
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, *others = super().step(actions)
+        return obs + 100, 7 * rewards, *others
+
+
+def test_a_vector_env_of_ones_own_steps_by_itself() -> None:
+    makes = [lambda: gymnasium.make("Pendulum-v1", max_episode_steps=-1)] * 2
+    bare = SyncVectorEnv(makes, autoreset_mode=AutoresetMode.DISABLED)
+    simulator = simulator_of_vector_env(Scaled(makes, autoreset_mode=AutoresetMode.DISABLED), "pendulum")
+    env = ChunkedEnv(simulator, max_episode_steps=5)
+    env.reset(seeds=[1, 2])
+    bare.reset(seed=[1, 2])
+    result = env.chunk_step(np.zeros((2, 1, 1), np.float32))
+    obs, rewards, *_ = bare.step(np.zeros((2, 1), np.float32))
+    np.testing.assert_array_equal(result.obs["state"], obs + 100)
+    np.testing.assert_array_equal(result.rewards[:, 0], (7 * rewards).astype(np.float32))
+
+
+def test_one_environment_for_all_rows_is_refused() -> None:
+    pendulum = gymnasium.make("Pendulum-v1")
+    with pytest.raises(EnvContractError, match="the same environment for several rows"):
+        GymnasiumSimulator([pendulum, gymnasium.wrappers.RescaleAction(pendulum, -1.0, 1.0)], "pendulum")
+
+
 def test_a_vector_env_that_resets_itself_is_refused() -> None:
     vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
     with pytest.raises(EnvContractError, match=r"AutoresetMode\.DISABLED"):

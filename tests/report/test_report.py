@@ -14,6 +14,8 @@ from rlinf_lite.cli.report import report
 from rlinf_lite.metrics import Span, summarize_episodes, write_chrome_trace
 from rlinf_lite.report import ReportError, write_report
 from rlinf_lite.report.axes import compact, duration, nice_ticks, tick_labels
+from rlinf_lite.report.page import TaskTable
+from rlinf_lite.report.run_files import RunFiles
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.workers.messages import EpisodeVideo
 
@@ -38,12 +40,20 @@ class Episode:
         return 24 if self.success_once else None
 
 
-def write_eval(run: Path, step: int, num_successes: int | None, tasks: tuple[str, ...] = TASKS) -> dict[str, object]:
+def write_eval(
+    run: Path,
+    step: int,
+    num_successes: int | None,
+    tasks: tuple[str, ...] = TASKS,
+    mode: str = "sampled",
+    groups: dict[str, tuple[str, ...]] | None = None,
+    **settings: int,
+) -> dict[str, object]:
     """100 episodes, of which the first `num_successes` succeed; returns the log's line."""
     episodes = [
         Episode(i, tasks[i % len(tasks)], i, None if num_successes is None else i < num_successes) for i in range(100)
     ]
-    summary = summarize_episodes(episodes, "sampled")
+    summary = summarize_episodes(episodes, mode, groups, {"mode": mode, "commit": step, **settings})
     (run / "eval").mkdir(exist_ok=True)
     (run / "eval" / f"step_{step:06d}.json").write_text(summary.to_json(step=step, env_steps=1000 * step))
     return {"step": step, "time": 100.0 + step, "env/num_steps": 1000 * step, "time/eval": 0.5, **summary.metrics()}
@@ -59,8 +69,12 @@ def write_run(run: Path, num_steps: int = 4, last: int = 90) -> Path:
         lines.append({"step": step, "time": 100.0 + step, "env/num_steps": 1000 * step, **values, **perf, **times})
     lines.append(write_eval(run, num_steps, last))
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = {"runner": {"max_steps": num_steps}, "env": {"id": "toy", "task": "<Reach>", "eval": {"num_videos": 2}}}
+    config = {
+        "runner": {"max_steps": -1, "max_epochs": 2},
+        "env": {"id": "toy", "task": "<Reach>", "eval": {"num_videos": 2}},
+    }
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "versions.json").write_text(json.dumps({"steps": str(num_steps)}))
     return run
 
 
@@ -95,6 +109,31 @@ def test_before_and_after_with_intervals_in_all_and_by_task(tmp_path):
     assert rows == ["lift &amp; hold", "push &lt;b&gt;fast&lt;/b&gt;", "all tasks"]
     assert text.count("[78.6, 95.7]") >= 2  # 45/50 each
     assert "4,000" in text and "4 of 4" in text
+
+
+def test_what_was_evaluated_otherwise_is_not_compared(tmp_path):
+    """A resumed run may evaluate by other rules: what was measured before then is in the curves, by its name."""
+    run = write_run(tmp_path / "run")
+    lines = [write_eval(run, 0, 20, mode="greedy", limit=6), write_eval(run, 4, 80, limit=24)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page(run)
+    assert "Measured, step 4" in text and "Before, step" not in text and "80.0%" in text
+    assert "other settings (limit, mode), in the curves alone: 1" in text
+    assert "evaluation, sampled: 80.0% at 4,000" in text and "with other settings: 20.0% at 0" in text
+
+
+def test_where_nobody_succeeded_at_first_groups_had_no_success_either(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(write_eval(run, s, k, groups={"easy": TASKS[:1]})) + "\n" for s, k in ((0, None), (4, 50)))
+    )
+    table = TaskTable(RunFiles(run))
+    assert {task["task_id"]: (before.number, before.count) for task, before, _ in table.rows} == {
+        "lift & hold": ("0.0%", "0/50"),
+        "push <b>fast</b>": ("0.0%", "0/50"),
+        "easy": ("0.0%", "0/50"),
+        "all": ("0.0%", "0/100"),
+    }
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(tmp_path):

@@ -47,7 +47,7 @@ def save(cfg, run_dir, step):
 def train(cfg, *steps):
     """A run that has ended; returns its directory."""
     with claim_run(cfg) as claim:
-        begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 0)
+        begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 0, 10)
         for step in steps:
             save(cfg, claim.checkpoint_dir, step)
     return claim.log_dir
@@ -146,7 +146,7 @@ def test_two_roots_are_two_locks_and_one_by_two_names_is_one(tmp_path):
     logs, checkpoints = tmp_path / "logs", tmp_path / "checkpoints"
     cfg = config(logs, f"actor.checkpoint_save_path={checkpoints}")
     with claim_run(cfg) as claim:
-        begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 0)
+        begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 0, 10)
         save(cfg, claim.checkpoint_dir, 1)
         for path in (logs, checkpoints):  # either half is enough to meet the other
             mine = [f"runner.logger.log_path={path}", "runner.resume=auto"]
@@ -317,7 +317,7 @@ def test_the_config_of_earlier_steps_is_kept(tmp_path, capsys):
     def resume(*overrides):
         cfg = config(tmp_path, *overrides, "runner.resume=auto")
         with claim_run(cfg) as claim:
-            begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 3)
+            begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 3, 10)
 
     resume()
     assert (run / "config.yaml").read_text() == original and len(list(run.glob("config*"))) == 1
@@ -345,7 +345,7 @@ def test_one_goes_back_to_a_superseded_checkpoint(tmp_path, capsys):
         cfg = config(tmp_path, f"runner.resume={source}")
         with claim_run(cfg) as claim:
             assert claim.log_dir == run and claim.resume_from == source.resolve()
-            begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), step)
+            begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), step, 10)
         assert find_checkpoint(run).name == "step_000003"
         assert ("superseded" in capsys.readouterr().out.replace(str(source), "")) == bool(later)
 
@@ -364,7 +364,7 @@ def test_evaluations_of_steps_that_are_done_again_are_those_of_no_later_checkpoi
 
     def resume(source, step):
         with claim_run(config(tmp_path, elsewhere, f"runner.resume={source}")) as claim:
-            begin_run(cfg, run, CheckpointStore(claim.checkpoint_dir, 5), step, claim.resume_from)
+            begin_run(cfg, run, CheckpointStore(claim.checkpoint_dir, 5), step, 10, claim.resume_from)
 
     def files(directory):
         return sorted(path.name for path in directory.glob("*step_*"))

@@ -73,3 +73,13 @@ def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_pat
     assert snapshots.newest() is None and not snapshots.due(2)
     for part in (str(tmp_path), "11.4 MiB", "1.0 of 64.0 MiB are free", "--shm-size"):
         assert part in snapshots.why_none
+
+
+def test_evaluations_of_steps_that_are_taken_back_are_no_results(tmp_path):
+    runner = runner_with(None)
+    runner.completed_steps, runner._secured_step, runner._trained_groups = 10, 10, []
+    runner._evaluated_step, runner._evals = 10, {0: "of 0", 5: "of 5", 10: "of 10"}
+    runner.logger = SimpleNamespace(rewind=lambda step: None)
+    runner._newest_state, runner._load = (lambda: None), (lambda path: setattr(runner, "completed_steps", 5))
+    assert runner._restore({}, in_update=True) == 5
+    assert list(runner._evals) == [0, 5]

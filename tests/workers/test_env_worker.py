@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rlinf_lite.config import Config, load_config
+from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.simulation import load_env_states, save_env_states
 from rlinf_lite.scheduler import AbortedError
@@ -99,3 +100,51 @@ def test_a_run_of_evaluations_makes_no_environments_of_training():
         found.append(worker.evaluate()["episodes"])
     assert worker.stages is worker.eval_stages
     assert len(found[0]) == 8 and found[1] == found[0]
+
+
+class Own:
+    """A VecEnv of one's own that resets by itself; a row's episodes take `lengths[row]` env steps, within the limit or
+    not."""
+
+    auto_reset, action_dim, max_episode_steps = True, 1, 5
+
+    def __init__(self, lengths):
+        self.lengths, self.num_envs = np.array(lengths), len(lengths)
+
+    def reset(self, seeds=None, env_ids=None):
+        self.t = 0
+        return {"state": np.zeros((self.num_envs, 3), np.float32)}
+
+    def chunk_step(self, actions):
+        self.t += 1
+        ended = self.t % self.lengths == 0
+        records = [
+            EpisodeRecord(row, "own", row, self.t, 0.0, self.t == 2, self.t == 2)
+            for row in np.flatnonzero(ended).tolist()
+        ]
+        shape = (self.num_envs, 1)
+        obs = {"state": np.zeros((self.num_envs, 3), np.float32)}
+        no, yes = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
+        return ChunkResult(obs, np.zeros(shape, np.float32), ended[:, None], no, yes, episodes=records)
+
+
+def evaluated(lengths):
+    worker = worker_of(8, "env.eval.num_envs=8", "env.eval.num_episodes=8", "env.eval.max_episode_steps=5")
+    worker.eval_stages = worker._build_stages("eval", worker.eval_layout)
+    worker.eval_stages[0].env = Own(lengths)
+    worker.sent, worker.answers = [], iter([0, 1] * 5)
+    return worker.evaluate()["episodes"]
+
+
+def test_an_evaluation_counts_each_episode_once():
+    found = evaluated([2, 2, 5, 5, 5, 5, 5, 5])
+    assert sorted((record.env_id, record.length) for record in found) == [
+        (0, 2),
+        (1, 2),
+        *((i, 5) for i in range(2, 8)),
+    ]
+
+
+def test_an_episode_that_never_ends_is_no_evaluation():
+    with pytest.raises(EnvContractError, match=r"no episode of row 1 ended within max_episode_steps=5; set truncated"):
+        evaluated([2, 7, 5, 5, 5, 5, 5, 5])

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError
@@ -142,6 +142,12 @@ class GymnasiumSimulator:
         self.envs = list(envs)
         self.num_envs = len(self.envs)
         self.task_id = task_id
+        if len({id(env.unwrapped) for env in self.envs}) < self.num_envs:
+            raise EnvContractError(
+                "make_env returned the same environment for several rows, which would play in one world; make a new "
+                "one at every call.",
+                task_id,
+            )
         spec = self.envs[0].spec
         self.max_episode_steps = max_episode_steps or (spec.max_episode_steps if spec is not None else None)
         self.action_low, self.action_high, self._action_shape, self._action_dtype = box_actions(
@@ -191,13 +197,13 @@ class GymnasiumSimulator:
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
-    """A simulator over a VectorEnv: over its environments where it holds them, else over the batch.
+    """A simulator over a VectorEnv: over the environments of a SyncVectorEnv, else over the batch, as a class of one's
+    own may do more than its environments do one by one.
 
     Raises EnvContractError where it resets by itself: then no row could be held at its end.
     """
-    inner = getattr(env, "envs", None)
-    if inner and all(isinstance(one, gymnasium.Env) for one in inner):
-        return GymnasiumSimulator(inner, task_id)
+    if type(env) is SyncVectorEnv:
+        return GymnasiumSimulator(env.envs, task_id)
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         raise EnvContractError(
             f"{type(env).__name__} resets its rows by itself (autoreset_mode "
@@ -221,14 +227,13 @@ class VectorEnvSimulator:
         self._action_shape = (self.num_envs, *shape)
         self._reader = ObsReader(env.single_observation_space, task_id)
         self._obs: Obs | None = None
-        self._seeds: list[int] = [0] * self.num_envs
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
         mask[rows] = True
+        seeds_of_all: Any = [None] * self.num_envs  # rows that play on keep their generators
         for row, seed in zip(rows.tolist(), seeds, strict=True):
-            self._seeds[row] = seed
-        seeds_of_all: Any = list(self._seeds)  # typed as int | None in gymnasium, which takes lists too
+            seeds_of_all[row] = seed
         raw, _ = self.env.reset(seed=seeds_of_all, options=None if mask.all() else {"reset_mask": mask})
         fresh = self._read(raw)
         if self._obs is None:
