@@ -178,7 +178,8 @@ def _check_evaluation(file: Path) -> None:
 
 
 def _write(source: Source, directory: Path, name: str, license_id: str, base_model: str | None) -> None:
-    """Adapters are merged: readers of the published layout would not see them. Without any, files are as they were."""
+    """Adapters are merged: readers of the published layout would not see them. Base weights that are in another
+    directory are written too. Else files are as they were."""
     from rlinf_lite.models import load_policy
     from rlinf_lite.models.base import read_policy_config
     from rlinf_lite.models.lora import ADAPTER
@@ -187,8 +188,10 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
 
     policy = None if is_language_model(read_policy_config(source.policy)) else load_policy(source.policy)
     model: Any = CausalLM.from_pretrained(source.policy) if (source.policy / ADAPTER).is_dir() else policy
-    if hasattr(model, "merge_adapters") and any(".lora_" in name for name, _ in model.named_parameters()):
+    has_adapters = hasattr(model, "merge_adapters") and any(".lora_" in name for name, _ in model.named_parameters())
+    if has_adapters:
         model.merge_adapters()
+    if has_adapters or (read_policy_config(source.policy).get("rlinf_lite") or {}).get("base"):
         model.save_pretrained(directory)
     else:
         shutil.copytree(source.policy, directory, dirs_exist_ok=True)

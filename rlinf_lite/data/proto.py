@@ -7,6 +7,7 @@ old one, as in torch: slices are views, gathered rows are copies.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -96,7 +97,8 @@ class DataProto:
 
     def __getitem__(self, index: Index) -> Self:
         """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
-        if isinstance(index, int):
+        if not isinstance(index, slice | bool) and np.ndim(index) == 0:
+            index = operator.index(index)
             if not -len(self) <= index < len(self):
                 raise IndexError(f"row {index} of a batch of {len(self)}")
             index = slice(index, index + 1 or None)

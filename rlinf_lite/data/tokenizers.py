@@ -46,8 +46,11 @@ def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_config: Any) -> tuple[int, ...]:
-    """Tokens that end a response: the tokenizer's, and those that the model's config lists."""
-    listed = getattr(model_config, "eos_token_id", None)
-    listed = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
-    return tuple(sorted({int(tokenizer.eos_token_id), *listed}))
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[int, ...]:
+    """Tokens that end a response: the tokenizer's, and those that config.json and generation_config.json list, of which
+    chat models have the end of a turn in the latter alone. `model`: transformers'."""
+    found = {int(tokenizer.eos_token_id)}
+    for config in (model.config, getattr(model, "generation_config", None)):
+        listed = getattr(config, "eos_token_id", None)
+        found |= set() if listed is None else {listed} if isinstance(listed, int) else set(listed)
+    return tuple(sorted(found))

@@ -61,8 +61,12 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
                 raise RequestError(
                     f"the policy looks through {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
                 )
-        if reads.cameras and not images:
-            raise RequestError(f"the policy looks through {', '.join(reads.cameras)}; {has}")
+        known = {key for camera, keys in camera_keys(reads.cameras).items() for key in (f"images/{camera}", *keys)}
+        pictured = {key for key, value in request.items() if isinstance(value, np.ndarray) and value.ndim >= 3}
+        stray = sorted({*pictured, *(f"images/{name}" for name in pictures)} - known)
+        if reads.cameras and (not images or (stray and len(images) < len(reads.cameras))):
+            what = f"no camera is called {', '.join(stray)}; " if images else ""
+            raise RequestError(f"{what}the policy looks through {', '.join(reads.cameras)}; {has}")
     if images:
         obs["images"] = {camera: _upright(np.asarray(image)) for camera, image in images.items()}
 

@@ -179,6 +179,17 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     assert not torch.allclose(scores[1], unadapted, atol=1e-3)
 
 
+def test_weights_that_are_elsewhere_come_along(tmp_path: Path) -> None:
+    cfg = load_config("tabletop_ppo_vla", ["model.options.lora.save_base=false", f"rollout.model_dir={VLA}"])
+    build_policy(cfg, EnvSpec(3, None, {"top": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)).save_pretrained(
+        tmp_path / "a"
+    )
+    assert not (tmp_path / "a" / "model.safetensors").exists()
+    assert main(["export", str(tmp_path / "a"), "--to", "hf", str(tmp_path / "out"), "--license", "mit"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rlinf_lite"]["base"] is None
+
+
 def batch(obs: dict[str, Any]) -> dict[str, Any]:
     return {"images": {"top": obs["images"]["top"][None]}, "instruction": [obs["instruction"]]}
 

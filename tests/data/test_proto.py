@@ -48,6 +48,8 @@ def test_slices_masks_and_single_rows():
     assert rows_of(data[1:4:2]) == [1, 3] and rows_of(data[-1]) == [4] and rows_of(data[2]) == [2]
     assert rows_of(data[np.array([True, False, False, False, True])]) == [0, 4]
     assert rows_of(data[torch.tensor([False] * 5)]) == []
+    for row in (np.int64(2), torch.tensor(2)):  # what numpy and torch count in is a row as well
+        assert rows_of(data[row]) == [2] and data[row].batch["x"].shape == (1, 2)
     with pytest.raises(IndexError):
         data[5]
     with pytest.raises(DataProtoError, match="mask"):

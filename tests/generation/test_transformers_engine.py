@@ -1,14 +1,19 @@
 """The engine against token-by-token decoding without a cache, alone and in company."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlinf_lite.data.tokenizers import stop_token_ids
 from rlinf_lite.generation import Generation, PromptError, SamplingError, SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
+from tests.models.zoo import tiny_model
 
 LLAMA = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3}
 QWEN2 = LLAMA | {"model_type": "qwen2"}
@@ -182,3 +187,25 @@ def test_models_that_it_cannot_serve_are_refused():
         TransformersEngine(make(sliding), 4, 40)
     with pytest.raises(ValueError, match="needs sdpa, not eager"):
         TransformersEngine(CausalLM.from_config(LLAMA, attn_implementation="eager"), 4, 40)
+
+
+def test_responses_end_where_generation_config_says_too(tmp_path, repo):
+    """Chat models may list the end of a turn there alone; transformers' own generate is the reference."""
+    own = tiny_model("llama", 64, 0.0)
+    prompt = [5, 9, 11, 20]
+    answer = own.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    free = answer[0, 4:].tolist()
+    end = next(token for i, token in enumerate(free[2:], 2) if token not in free[:i])
+    own.generation_config.eos_token_id = [2, end]
+    own.save_pretrained(tmp_path)
+    for file in (repo / "assets" / "char_tokenizer").iterdir():
+        shutil.copy(file, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, 4:].tolist()
+    model = CausalLM.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "again")
+    for one in (model, CausalLM.from_pretrained(tmp_path / "again")):
+        stops = stop_token_ids(AutoTokenizer.from_pretrained(tmp_path), one.language_model)
+        params = SamplingParams(12, greedy=True, stop_token_ids=stops)
+        found = TransformersEngine(one, 2, 24).generate([prompt], params, None)[0]
+        assert (found.token_ids, found.finish_reason) == (expected, "stop") and len(expected) < 12

@@ -201,7 +201,7 @@ def test_adapters(cls: type[FlowPolicy], trainable: str, tmp_path: Path) -> None
     torch.manual_seed(0)
     plain, obs = cls.from_config(settings(cls), SPEC), random_obs(SPEC)
     plain.save_pretrained(tmp_path / "base")
-    given = settings(cls, trainable=trainable, lora={"rank": 2, "also_train": ["network.expert.norm"]})
+    given = settings(cls, trainable=trainable, lora={"rank": 2, "also_train": ["expert.norm"]})
     policy = cls.from_pretrained(tmp_path / "base", given)
     acted = policy.predict_action_batch(obs)
     assert torch.equal(acted.actions, plain.predict_action_batch(obs).actions)
@@ -215,6 +215,13 @@ def test_adapters(cls: type[FlowPolicy], trainable: str, tmp_path: Path) -> None
     assert inside
     assert all(".lora_" in name for name in inside)
     assert {"value_head.mlp.0.weight", "network.action_out_proj.bias"} < trained
+
+    unknown = settings(cls, trainable=trainable, lora={"rank": 2, "also_train": ["projektor"]})
+    with pytest.raises(ValueError, match=r"also_train: the policy has no projektor\. It has .*expert"):
+        cls.from_pretrained(tmp_path / "base", unknown)
+    frozen = settings(cls, trainable="expert", lora={"rank": 2, "also_train": ["language"]})
+    with pytest.raises(ValueError, match=r"also_train: model\.options\.trainable=expert freezes network\.language"):
+        cls.from_pretrained(tmp_path / "base", frozen)
 
     with torch.no_grad():
         for name in inside:

@@ -264,6 +264,36 @@ def test_the_processors_normalisation_wins(copied: Copy) -> None:
     assert (cfg.state_norm, cfg.action_norm) == ("identity", "mean_std")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"norm_map": {"VISUAL": "MEAN_STD", "STATE": "QUANTILES", "ACTION": "QUANTILES"}}, "pictures are normalised"),
+        ({"normalize_observation_keys": ["observation.images.top"]}, "or the state is not"),
+        (None, r"has steps that are not known here: image_crop_resize_processor. Remove those that change nothing"),
+    ],
+)
+def test_what_a_processor_does_besides(changes: dict[str, Any] | None, said: str, copied: Copy) -> None:
+    directory = copied("tiny-pi05-lerobot")
+
+    def change(content: dict[str, Any]) -> None:
+        if changes is None:
+            content["steps"].insert(0, {"registry_name": "image_crop_resize_processor", "config": {}})
+        for step in content["steps"]:
+            if step["registry_name"] == "normalizer_processor":
+                step["config"].update(changes or {})
+
+    edit(directory, change, "policy_preprocessor.json")
+    with pytest.raises(UnsupportedFlowError, match=said):
+        read_config(directory)
+
+
+def test_adapters_beside_the_weights_are_no_part_of_them(copied: Copy) -> None:
+    directory = copied("tiny-smolvla")
+    save_file({"base_model.model.x.lora_A.weight": torch.ones(2, 2)}, directory / "adapter_model.safetensors")
+    with pytest.raises(CheckpointFormatError, match=r"has adapters beside its weights.*Merge them"):
+        load_policy(directory)
+
+
 def change_numbers(directory: Path, processor: str, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     (file,) = directory.glob(f"policy_{processor}_*.safetensors")
     tensors = load_file(file)

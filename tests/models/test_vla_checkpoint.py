@@ -18,7 +18,7 @@ from rlinf_lite.models.vla.actions import StatisticsError
 from rlinf_lite.models.vla.checkpoint import read_config
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig, preset
 from rlinf_lite.models.vla.inputs import TokenizerError
-from rlinf_lite.models.vla.keymap import KeyMap
+from rlinf_lite.models.vla.keymap import LM_HEAD, KeyMap
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from tests.models.settings import openvla
 from tests.preview.test_memory import spec_of
@@ -101,6 +101,10 @@ def test_shards_are_read_by_their_index_and_a_missing_one_is_named(published):
     index = {"weight_map": {name: shard for shard, part in shards.items() for name in part}}
     (published / "model.safetensors.index.json").write_text(json.dumps(index))
     assert load_policy(published).origin.dtypes.keys() == tensors.keys()
+    newer = tensors | {"projector.fc2.bias": tensors["projector.fc2.bias"] + 1}  # what was saved over shards goes first
+    save_file(newer, published / "model.safetensors")
+    assert torch.equal(load_policy(published).state_dict()["projector.fc2.bias"], newer["projector.fc2.bias"])
+    (published / "model.safetensors").unlink()
     (published / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointFormatError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
         load_policy(published)
@@ -283,6 +287,17 @@ def test_adapters_of_other_modules_are_listed(published):
         load_policy(published)
 
 
+def test_adapters_that_change_the_weights_beneath_or_are_half_there(published):
+    adapter = write_adapter(published, SHAPES, init_lora_weights="pissa")
+    with pytest.raises(CheckpointFormatError, match=r"init_lora_weights 'pissa' in adapter_config\.json"):
+        load_policy(published)
+    write_adapter(published, SHAPES)
+    half = {name: x for name, x in adapter.items() if name != f"base_model.model.{QKV}.lora_A.weight"}
+    save_file(half, published / "adapter_model.safetensors")
+    with pytest.raises(CheckpointFormatError, match=rf"does not fit the weights beside it: {QKV}\.lora_B\.weight"):
+        load_policy(published)
+
+
 def trained_with_adapters(directory, **lora):
     policy = load_policy(directory, run_settings(lora={"rank": 2, "targets": ["q_proj", "fc1"], **lora}))
     with torch.no_grad():
@@ -312,6 +327,20 @@ def test_a_checkpoint_of_adapters_alone_finds_its_base(tmp_path):
     assert bits(loaded.state_dict()) == bits(policy.state_dict())
     loaded.save_pretrained(tmp_path / "whole")
     assert bits(load_policy(tmp_path / "whole").state_dict()) == bits(policy.state_dict())
+
+
+def test_what_was_trained_beside_a_base_is_not_lost_beneath_adapters(tmp_path):
+    policy = load_policy(FIXTURE, run_settings(lora={"save_base": False}))
+    with torch.no_grad():
+        policy.get_parameter("projector.fc2.bias").add_(1)
+    policy.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("model*.safetensors"))
+    with pytest.raises(ValueError, match="save_base: false would lose what the policy to start from has trained"):
+        load_policy(tmp_path, run_settings(lora={"rank": 2, "targets": ["q_proj"], "save_base": False}))
+    adapted = load_policy(tmp_path, run_settings(lora={"rank": 2, "targets": ["q_proj"]}))
+    adapted.save_pretrained(tmp_path / "adapted")
+    bias = load_policy(tmp_path / "adapted").state_dict()["projector.fc2.bias"]
+    assert torch.equal(bias, policy.state_dict()["projector.fc2.bias"])
 
 
 def test_merged_adapters_load_without_any_and_act_the_same(tmp_path):
@@ -413,6 +442,12 @@ def test_one_tower_and_qwen2(tied, tmp_path):
     assert "vision_backbone.featurizer.blocks.1.attn.qkv.weight" in names and "projector.fc3.weight" not in names
     assert ("language_model.lm_head.weight" in names) != tied
     assert bits(load_policy(tmp_path).state_dict()) == bits(policy.state_dict())
+    lora = run_settings(lora={"rank": 2, "targets": ["q_proj", "lm_head"]})
+    if tied:
+        with pytest.raises(ValueError, match=r"the output layer has the embedding's weights .*Leave lm_head out"):
+            load_policy(tmp_path, lora)
+    else:
+        assert load_policy(tmp_path, lora).cfg.lora["rank"] == 2
 
     # the same as others would publish it
     shared = {"model_type": "openvla", "timm_model_ids": ["tiny_siglip"], "vit_dims": [[48, 3, 2, 96]]}
@@ -420,6 +455,13 @@ def test_one_tower_and_qwen2(tied, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     foreign = load_policy(tmp_path)
     assert (foreign.cfg.bos_token_id, foreign.cfg.empty_token_id) == (None, 220)
+    write_adapter(tmp_path, {"language_model.lm_head": ((2, 32), (576, 2))})
+    if tied:
+        save_file(
+            load_file(tmp_path / "model.safetensors") | {LM_HEAD: torch.ones(576, 32)}, tmp_path / "model.safetensors"
+        )
+        with pytest.raises(CheckpointFormatError, match="an adapter of the output layer, which has the embedding's"):
+            load_policy(tmp_path)
     weight = "language_model.model.layers.1.mlp.up_proj.weight"
     assert torch.equal(foreign.state_dict()[weight], policy.state_dict()[weight])
 

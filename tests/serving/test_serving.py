@@ -365,6 +365,15 @@ def test_requests_of_openpis_clients() -> None:
     assert set(obs) == {"images", "state", "instruction"} and set(obs["images"]) == {"agentview"}
 
 
+def test_a_picture_of_no_camera_is_no_masked_camera() -> None:
+    """A policy that may do without a camera is told of one by another name."""
+    given = {"images": {SLOTS[0]: image(1), "wirst": image(2)}, "prompt": "fold"}
+    with pytest.raises(RequestError, match=r"no camera is called images/wirst; the policy looks through base_0_rgb, "):
+        observation(given, PI0)
+    whole = {f"observation/{name}": image(3) for name in (*SLOTS, "depth")}
+    assert set(observation({**whole, "prompt": "fold"}, PI0)["images"]) == set(SLOTS)
+
+
 @pytest.mark.parametrize("name", ["tiny-pi0", "tiny-pi05-lerobot", "tiny-smolvla"])
 def test_published_policies_read_them(name: str) -> None:
     policy = load_policy(f"tests/fixtures/{name}")

@@ -87,6 +87,9 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
     """
+    if (directory / "adapter_model.safetensors").is_file():
+        text = "has adapters beside its weights (adapter_model.safetensors). Merge them with peft's merge_and_unload"
+        raise CheckpointFormatError(f"{directory} {text}, and remove them and adapter_config.json")
     origin, files = Origin.of(directory), weight_files(directory)
     tensors: dict[str, Tensor] = {}
     if not files:

@@ -89,6 +89,12 @@ _SMOLVLM_CONFIG: dict[str, Any] = {  # of what their config.json says
 }
 _OPENPI_DELTA_DIMS = 6  # of its LIBERO transform: all but the gripper
 _RELATIVE = ("relative_actions_processor", "absolute_actions_processor")
+_STEPS = (
+    *_RELATIVE, "rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor",
+    "pi0_new_line_processor", "pi05_prepare_state_tokenizer_processor_step", "tokenizer_processor", "device_processor",
+    "normalizer_processor", "unnormalizer_processor",
+)  # fmt: skip
+"""LeRobot's, whose work is done here; what another one does is not."""
 _NORMS: dict[str, Norm] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
@@ -426,6 +432,9 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
     norms = {name: _NORMS.get(kinds.get(name, "IDENTITY")) for name in ("STATE", "ACTION")}
     if None in norms.values():
         raise UnsupportedFlowError(f"{directory}: {kinds} has kinds of normalisation other than {', '.join(_NORMS)}")
+    if kinds.get("VISUAL", "IDENTITY") != "IDENTITY" or normalizer.get("normalize_observation_keys") is not None:
+        text = "pictures are normalised, or the state is not (VISUAL of norm_map, normalize_observation_keys)"
+        raise UnsupportedFlowError(f"{directory}: {text}; only the usual is supported, IDENTITY and null")
     if (directory / "policy_postprocessor.json").is_file():
         back, other = _lerobot_statistics(directory, "policy_postprocessor.json")
         same = [
@@ -468,7 +477,7 @@ def _lerobot_statistics(
 
     Raises:
         StatisticsError: where there are none.
-        UnsupportedFlowError: where the processor makes actions relative to the state.
+        UnsupportedFlowError: where the processor makes actions relative to the state, or does what is not known here.
     """
     file = directory / processor
     steps = _read_json(file)["steps"] if file.is_file() else []
@@ -476,6 +485,10 @@ def _lerobot_statistics(
         if step.get("registry_name") in _RELATIVE and step.get("config", {}).get("enabled"):
             text = f"the {step['registry_name']} of {processor} is enabled; only false is supported"
             raise UnsupportedFlowError(f"{directory}: {text}")
+    unknown = [name for step in steps if (name := step.get("registry_name", step.get("class"))) not in _STEPS]
+    if unknown:
+        text = f"{processor} has steps that are not known here: {', '.join(map(str, unknown))}"
+        raise UnsupportedFlowError(f"{directory}: {text}. Remove those that change nothing")
     named = [step for step in steps if "normalizer" in step.get("registry_name", "") and "state_file" in step]
     if not named or not (directory / named[0]["state_file"]).is_file():
         raise StatisticsError(

@@ -33,9 +33,9 @@ from rlinf_lite.models.vla.config import (
     published_action_dim,
     published_statistics,
 )
-from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, KeyMap
+from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, LM_HEAD, KeyMap
 
-INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADDITIONS = "rlinf_lite.safetensors"
 """What the published layout has no place for; see `KeyMap.additions`."""
 PROPRIO = "proprio_projector"
@@ -78,6 +78,8 @@ class Origin:
     """Tensors that no forward pass reads."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors in the files, by published name."""
+    trained: list[str] = field(default_factory=list)
+    """Base weights that are not those of `weights_dir`: the directory was written with `save_base: false`."""
 
     @classmethod
     def of(cls, directory: Path) -> Origin:
@@ -117,7 +119,7 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     origin = Origin.of(directory)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
     keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
-    tensors = _published_tensors(origin.weights_dir)
+    tensors = _published_tensors(origin.weights_dir, bool(cfg.text.get("tie_word_embeddings")))
     origin.unread = {name: tensor for name, tensor in tensors.items() if keys.is_unread(name)}
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     expected = keys.to_published({name: torch.empty(x.shape, device="meta") for name, x in own.items()})
@@ -128,6 +130,7 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
         additions = _read_tensors(directory / ADDITIONS)
         known = {*keys.additions, *(state.keys() & additions.keys())}
         check_tensors({name: own[name] for name in known}, additions, str(directory / ADDITIONS))
+        origin.trained = sorted(additions.keys() - {*keys.additions, DINO_CLASS, DINO_POSITIONS})
         state |= additions
     return state, origin
 
@@ -233,14 +236,16 @@ def _tower(directory: Path, towers: Mapping[str, list[int] | None], kind: str) -
     return found[0]
 
 
-def _published_tensors(directory: Path) -> dict[str, Tensor]:
+def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
     """All tensors by their published names, those of the proprio projector included and adapters merged.
 
     Raises:
         CheckpointFormatError: where files are missing, damaged, or of a kind that is not supported.
     """
-    if (directory / INDEX).is_file():
+    if (directory / INDEX).is_file() and not (directory / WEIGHTS).is_file():  # as transformers: one file goes first
         names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
+    elif (directory / WEIGHTS).is_file():
+        names = [WEIGHTS]
     else:
         names = sorted(file.name for file in directory.glob("*.safetensors") if file.name not in (*_ADAPTER, ADDITIONS))
     missing = [name for name in names if not (directory / name).is_file()]
@@ -251,7 +256,7 @@ def _published_tensors(directory: Path) -> dict[str, Tensor]:
     for name in names:
         tensors |= _read_tensors(directory / name)
     if all((directory / name).is_file() for name in _ADAPTER):
-        _merge_adapter(tensors, directory)
+        _merge_adapter(tensors, directory, tied)
     return tensors | {f"{PROPRIO}.{name}": tensor for name, tensor in _read_part(directory, PROPRIO).items()}
 
 
@@ -278,11 +283,11 @@ def _read_part(directory: Path, part: str) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
-def _merge_adapter(tensors: dict[str, Tensor], directory: Path) -> None:
+def _merge_adapter(tensors: dict[str, Tensor], directory: Path, tied: bool) -> None:
     """Add peft's low-rank adapters in `directory` to the published weights that they were trained on, in place.
 
     W += alpha / r * B @ A, computed in fp32. Adapters of published checkpoints name timm's modules, so this comes
-    before any renaming.
+    before any renaming. `tied`: the output layer has the embedding's weights.
 
     Raises:
         CheckpointFormatError: listing adapter tensors that belong to no weight, or are none of plain LoRA.
@@ -291,17 +296,23 @@ def _merge_adapter(tensors: dict[str, Tensor], directory: Path) -> None:
     config, adapter = json.loads(config_file.read_text()), _read_tensors(weights_file)
     if config.get("alpha_pattern"):
         raise _unsupported(directory, "alpha_pattern in adapter_config.json", "one lora_alpha")
+    if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):  # changes the weights beneath
+        raise _unsupported(directory, f"init_lora_weights {start!r} in adapter_config.json", "true, false, 'gaussian'")
     matrices = {re.sub(r"^base_model\.model\.|(?<=lora_[AB])\.default", "", name): x for name, x in adapter.items()}
     unexpected = []
     for name, matrix in matrices.items():
         module, _, kind = name.rpartition(".lora_")
         weight = f"{module}.weight"
-        if kind not in ("A.weight", "B.weight") or weight not in tensors:
+        other = f"{module}.lora_{'B' if kind == 'A.weight' else 'A'}.weight"
+        if kind not in ("A.weight", "B.weight") or weight not in tensors or other not in matrices:
             unexpected.append(name)
+        elif tied and weight == LM_HEAD:
+            what = "an adapter of the output layer, which has the embedding's weights (tie_word_embeddings)"
+            raise _unsupported(directory, what, "adapters of other layers")
         elif kind == "A.weight":
             rank = len(matrix)
             scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
-            product = matrices[f"{module}.lora_B.weight"].float().flatten(1) @ matrix.float().flatten(1)
+            product = matrices[other].float().flatten(1) @ matrix.float().flatten(1)
             base = tensors[weight]
             tensors[weight] = (base.float() + scale * product.view(base.shape)).to(base.dtype)
     if unexpected:

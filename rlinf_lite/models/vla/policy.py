@@ -344,6 +344,11 @@ class OpenVLAPolicy(Policy):
         self.sft_label_sigma, self.save_base = options.sft_label_sigma, options.lora.save_base
         lora = options.lora.model_dump(exclude={"save_base"})
         if lacks_adapters(self.cfg.lora, lora, "OpenVLAPolicy"):
+            if self.origin.trained and not self.save_base:
+                raise ValueError(
+                    "model.options.lora.save_base: false would lose what the policy to start from has trained, which "
+                    f"is beside its base weights in {self.origin.weights_dir}. Set it to true"
+                )
             self._add_adapters(lora)
             self.cfg = replace(self.cfg, lora=lora)
         if options.gradient_checkpointing:
@@ -360,6 +365,9 @@ class OpenVLAPolicy(Policy):
         if unknown:
             known = ", ".join(name for name, _ in self.named_children())
             raise ValueError(f"model.options.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
+        if self.cfg.text.get("tie_word_embeddings") and "lm_head" in lora["targets"]:
+            text = "the output layer has the embedding's weights (tie_word_embeddings). Leave lm_head out"
+            raise ValueError(f"model.options.lora.targets: {text}")
         add_adapters(self, lora, trained)
 
     def merge_adapters(self) -> None:

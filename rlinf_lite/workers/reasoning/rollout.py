@@ -64,7 +64,7 @@ class LanguageRollout(Worker):
             self.receiver = WeightReceiver(self, "actor", sender, self.model, timeout_s)
             if cfg.runner.mode == "async":
                 self.engine.weights, self.engine.within_responses = self, cfg.rollout.partial_rollouts
-        self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model.config)
+        self.stops = stop_token_ids(load_tokenizer(cfg), self.model.language_model)
         self.version = -1
 
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
