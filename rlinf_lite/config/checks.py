@@ -11,6 +11,7 @@ from rlinf_lite.cards import NO_STATE, Problem
 from rlinf_lite.config.names import fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
+    SLOTS,
     Plan,
     ReasoningPlan,
     env_card_of,
@@ -31,10 +32,12 @@ from rlinf_lite.config.rules import (
     near_multiples,
     quotient,
     rule,
+    touches,
     violations,
 )
 from rlinf_lite.config.schema import BaseConfig, Config
 from rlinf_lite.hub import hub_problem, on_hub
+from rlinf_lite.scheduler.errors import PlacementError
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
@@ -48,8 +51,17 @@ _T = ("rollout.num_chunks", "model.num_action_chunks", *_EPISODE)
 def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
     """Everything that is wrong. `suspects` are keys whose values are not what their author wrote. Where the placement
     is to be chosen, what is wrong with the one that comes closest."""
+    unknown: list[Problem] = []  # how many slots there are
+    try:
+        slots(config.cluster)
+    except PlacementError as error:
+        if not touches(SLOTS, suspects):
+            unknown = [Problem(error.about, error.text)]
+        suspects = {*suspects, error.about}
     if is_auto(config.cluster):
         assert isinstance(config, Config | ReasoningConfig)
+        if unknown:
+            return unknown
         if one_works := {"sft": "imitation", "eval": "an evaluation"}.get(config.runner.task_type):
             text = f"is auto, and in {one_works} there is nothing to choose by. Write 'actor,rollout,env: all'"
             return [Problem(PLACEMENT, text)]
@@ -62,7 +74,7 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
                 break
         return fewest or []
     plan, problems = plan_and_problems(config, suspects)
-    return [*problems, *violations(config, plan, suspects)]
+    return [*unknown, *problems, *violations(config, plan, suspects)]
 
 
 def possible(config: C) -> list[C]:
@@ -415,7 +427,7 @@ def _what_the_environments_card_says(config: Config, plan: Plan) -> Iterator[Pro
         yield from card.problems(config)
 
 
-@rule("env", "rollout.pipeline_stage_num", PLACEMENT, kinds=SIMULATED)
+@rule("env", "rollout.pipeline_stage_num", PLACEMENT, "cluster.accelerator", kinds=SIMULATED)
 def _an_environment_of_ones_own_can_be_made(config: Config, plan: Plan) -> Iterator[Problem]:
     """Not in a cluster of GPUs, where a simulator may take one: this process would keep part of it."""
     card, workers = env_card_of(config), plan.size("env")

@@ -17,6 +17,8 @@ from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import ProcessPlacement, detect_slots, resolve_placements
 
 PLACEMENT = "cluster.component_placement"
+SLOTS = ("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator")
+"""What says how many slots there are."""
 
 
 def env_card_of(config: Config) -> EnvCard | None:
@@ -113,12 +115,9 @@ def _placements(
     cluster: ClusterConfig, known: Sequence[str], required: Sequence[str], suspects: Set[str]
 ) -> tuple[dict[str, Sequence[ProcessPlacement]], list[Problem]]:
     """`known`: components that there are; those `required` need a line."""
-    if touches(("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator"), suspects):
+    if touches(SLOTS, suspects):
         return {}, []
-    try:
-        accelerator, num_slots = slots(cluster)
-    except PlacementError as error:
-        return {}, [Problem(error.about, error.text)]
+    accelerator, num_slots = slots(cluster)
 
     placed: dict[str, list[str]] = {}  # by component the entries that mention it
     for names in cluster.component_placement:
@@ -138,6 +137,11 @@ def _placements(
 
     found: dict[str, Sequence[ProcessPlacement]] = {}
     for names, spec in cluster.component_placement.items():
+        if isinstance(spec, int) and spec >= 60:
+            meant = f"{spec // 60}:{spec % 60}"
+            text = f"is {spec}, as which YAML reads an unquoted {meant} too. Write '{meant}' or '{spec}', in quotes"
+            problems.append(Problem(f"{PLACEMENT}.{names}", text))
+            continue
         entry = cluster.model_copy(update={"component_placement": {names: spec}})
         try:
             of_entry = resolve_placements(entry, num_slots, accelerator)
@@ -145,11 +149,7 @@ def _placements(
             if touches(("cluster.node_groups",), suspects):
                 continue  # the node group that this entry misses may be the one that could not be read
             key = f"{PLACEMENT}.{error.about}" if error.about in placed else PLACEMENT
-            hint = ""
-            if isinstance(spec, int) and spec >= 60:
-                meant = f"{spec // 60}:{spec % 60}"
-                hint = f" (YAML reads an unquoted {meant} as {spec}: if that was meant, write '{meant}' in quotes)"
-            problems.append(Problem(key, error.text + hint))
+            problems.append(Problem(key, error.text))
         else:
             found |= {name: of_entry[name] for name in known if placed.get(name) == [names]}
     return found, list(dict.fromkeys(problems))

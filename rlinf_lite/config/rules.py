@@ -188,6 +188,14 @@ def _clips_below(config: Any, plan: Any) -> Iterator[Problem]:
         yield Problem("algorithm.clip_ratio_low", text)
 
 
+@rule("actor.optim.value_lr", "sft.optim.value_lr", kinds=("reasoning",))
+def _who_has_values(config: Any, plan: Any) -> Iterator[Problem]:
+    for section in ("actor", "sft"):
+        if getattr(config, section).optim.value_lr is not None:
+            text = "is of parameters that only values use, and a language model has none. Set it to null"
+            yield Problem(f"{section}.optim.value_lr", f"{text}; a critic's rate is critic.optim.lr")
+
+
 @rule("algorithm.max_refills", "algorithm.filter_groups", kinds=("reasoning",))
 def _groups_to_replace(config: Any, plan: Any) -> Iterator[Problem]:
     algorithm = config.algorithm

@@ -98,7 +98,7 @@ class DataProto:
     def __getitem__(self, index: Index) -> Self:
         """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
         if not isinstance(index, slice | bool) and np.ndim(index) == 0:
-            index = operator.index(index)
+            index = operator.index(index)  # type: ignore[arg-type]  # whatever counts as an integer
             if not -len(self) <= index < len(self):
                 raise IndexError(f"row {index} of a batch of {len(self)}")
             index = slice(index, index + 1 or None)

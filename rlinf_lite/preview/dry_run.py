@@ -167,6 +167,8 @@ def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
             places = {"GPU: ": rank.held, "GPU, in turn: ": rank.working, "host: ": rank.host}
         if accelerator == "cpu":
             places = {"": rank.host | rank.held | rank.working}
+        if rank.start > sum(rank.held.values()) + sum(rank.working.values()):
+            places = {"at the start: ": {"the whole model": rank.start}, **places}
         parts = [
             place + " + ".join(f"{part} {byte_text(count)}" for part, count in content.items() if count)
             for place, content in places.items()

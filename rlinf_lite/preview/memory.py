@@ -66,10 +66,12 @@ class RankMemory:
     gives_back: bool = False
     """What is `working` is on its slot then alone: other roles have the memory meanwhile (`actor.offload`,
     `rollout.offload`). Else a process keeps what it had at its peak."""
+    start: int = 0
+    """On its slot before it works: the whole model, of which a rank keeps its part where it is spread over them all."""
 
     @property
     def device_bytes(self) -> int:
-        return sum(self.held.values()) + sum(self.working.values())
+        return max(sum(self.held.values()) + sum(self.working.values()), self.start)
 
     @property
     def host_bytes(self) -> int:
@@ -115,6 +117,7 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
     on_slots: Counter[int] = Counter()
     lent: dict[str, Counter[int]] = {}  # what roles have on slots in turn
     on_nodes: Counter[int] = Counter()
+    starts = _starts(plan, found)
     for names, (device, host) in found.processes.items():
         rank = found.ranks.get(names)  # of roles that share a process none, which has the memory in turn as it is
         in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
@@ -124,10 +127,23 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             lent.setdefault(names, Counter())[slot] += in_turn
             on_nodes[slot // per_node] += host + device * (accelerator == "cpu")
     for slot in on_slots:
-        on_slots[slot] += max(of_role[slot] for of_role in lent.values())
+        on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))
     found.node_host_bytes = max(on_nodes.values(), default=0) + found.segment_bytes
     return found
+
+
+def _starts(plan: Plan | ReasoningPlan, found: Estimate) -> Counter[int]:
+    """Of every slot, what it has when the largest model on it is still whole: of the others their weights, for nothing
+    works yet."""
+    weights: Counter[int] = Counter()
+    whole: Counter[int] = Counter()
+    for role, rank in found.ranks.items():
+        own = rank.held.get("weights", 0)
+        for slot in {process.slots[0] for process in plan.placements.get(role, ())}:
+            weights[slot] += own
+            whole[slot] = max(whole[slot], rank.start - own)
+    return weights + whole
 
 
 # policies
@@ -364,14 +380,16 @@ def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pe
             output = model(ids, mask, response, config.rollout.temperature)
             return output.logprobs.sum() + output.entropy.sum()
 
-    if isinstance(model, CausalLM):
-        with torch.no_grad():
-            peaks["scoring"] = meter.peak_of(loss)[1]
-            with autocast("cpu", precision, on_gpu):
-                peaks["keys and values"], peaks["generating"] = _generating(plan, model, meter)
-    if _shards(plan, "actor") > 1 and precision == "bf16":
+    if not _is_whole(plan, "actor") and precision == "bf16":
         cast_parameters(model, torch.bfloat16)  # as in `_passes`
     peaks["model" if isinstance(model, CausalLM) else "critic"] = meter.activations(model, loss)
+    if isinstance(model, CausalLM):  # nothing trains there, of which autocast would keep copies
+        model.requires_grad_(False)
+        with torch.no_grad(), autocast("cpu", precision, on_gpu):
+            peaks["scoring"] = meter.peak_of(loss)[1]
+            acts_in_bf16 = rollout_dtype(config, slots(config.cluster)[0]) == "bf16"
+            cast_parameters(model, torch.bfloat16 if acts_in_bf16 else torch.float32)
+            peaks["keys and values"], peaks["generating"] = _generating(plan, model, meter)
 
 
 def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int, int]:
@@ -420,7 +438,11 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         activations = peaks["critic" if role == "critic" else "model"]
         return _training(plan, role, counts, activations, host)
     if role == "reference":
-        return RankMemory({"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}, host)
+        held, working = {"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}
+        if _shards(plan, role) > 1:
+            element = _BF16 if config.actor.precision == "bf16" else _FP32
+            working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit)
+        return RankMemory(held, working, host, start=_start(plan, role, counts))
     if role == "rollout":
         return _acting(plan, counts, {name: peaks[name] for name in ("keys and values", "generating")}, host)
     if "reward model" not in found.models:
@@ -447,6 +469,10 @@ def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) ->
         whole = number * counts.root // counts.parameters  # what is in no layer
         return whole + (number - whole) // plan.config.actor.tensor_model_parallel_size
     return number // _shards(plan, role)
+
+
+def _start(plan: Plan | ReasoningPlan, role: str, counts: Counts) -> int:
+    return 0 if _is_whole(plan, role) else counts.num_bytes + counts.buffer_bytes
 
 
 def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int], host: dict[str, int]) -> RankMemory:
@@ -488,6 +514,8 @@ def _training(
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
         unreduced = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
         working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + unreduced
+    elif precision == "bf16" and not _is_whole(plan, role):
+        working["copies in bf16"] = _part(plan, role, counts, _BF16 * counts.parameters)  # autocast's, of its part
     weights = counts.num_bytes
     if isinstance(config, Config) and config.actor.frozen_dtype == "bf16":
         weights -= (_FP32 - _BF16) * (counts.parameters - counts.trained)
@@ -498,14 +526,17 @@ def _training(
         held["AdamW"] = _part(plan, role, counts, 2 * _FP32 * counts.trained)
     if role == "actor" and max_staleness(config):  # what `training.earlier` keeps
         host = {**host, "earlier weights": _part(plan, role, counts, _FP32 * counts.trained)}
+    start = _start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
-        return RankMemory(held, working, host)
+        return RankMemory(held, working, host, start=start)
     # rollout workers act with the actor's own, or it scores some responses while they make the next ones
     stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
     if isinstance(config, ReasoningConfig):
         stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
     away = {name: held.pop(name) for name in list(held) if name == "AdamW" or not stays}
-    return RankMemory(held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True)
+    return RankMemory(
+        held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True, start=start
+    )
 
 
 def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:

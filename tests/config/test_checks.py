@@ -360,9 +360,25 @@ def test_base_60_numbers_are_explained(tmp_path: Path) -> None:
     path.write_text(
         "defaults: [embodiment/maniskill_pushcube_ppo_mlp, _self_]\ncluster:\n  component_placement:\n    env: 1:2\n"
     )
-    [problem] = problems_of(str(path))
-    assert problem.startswith("cluster.component_placement.env: 62 needs slot 62")
-    assert "YAML reads an unquoted 1:2 as 62: if that was meant, write '1:2' in quotes" in problem
+    for slots in (4, 64):  # in range or not
+        [problem] = problems_of(str(path), f"cluster.num_gpus_per_node={slots}")
+        said = "is 62, as which YAML reads an unquoted 1:2 too. Write '1:2' or '62', in quotes"
+        assert problem == f"cluster.component_placement.env: {said}"
+
+
+@pytest.mark.parametrize("name", [PPO, "math/math_arithmetic_grpo"])
+@pytest.mark.parametrize("more", [[], ["cluster.component_placement=auto"]])
+def test_gpus_that_are_not_there_are_a_problem_of_the_config(
+    name: str, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_lite.scheduler.placement.detect_num_gpus", lambda: 0)
+    [problem] = problems_of(name, "cluster.accelerator=cuda", "cluster.num_gpus_per_node=null", *more)
+    assert problem.startswith("cluster.accelerator: cuda, but this machine has no GPU. Set cluster.num_gpus_per_node")
+
+
+def test_a_language_model_has_no_parameters_of_values_alone() -> None:
+    [problem] = problems_of("math/math_arithmetic_grpo", "actor.optim.value_lr=1e-3")
+    assert problem.startswith("actor.optim.value_lr: is of parameters that only values use, and a language model has")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,34 @@ def test_a_directory_is_counted_by_its_config_alone(tmp_path: Path) -> None:
     assert found.ranks["rollout"].working["keys and values"] == pytest.approx(cached, rel=0.001)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_keys_and_values_are_of_the_type_that_acts(precision: str, tmp_path: Path) -> None:
+    """And no copies of weights are among them, which autocast keeps of what trains alone."""
+    directory = directory_of(tmp_path, QWEN_0_5B)
+    given = [f"rollout.model_dir={directory}", "rollout.dtype=bf16", f"actor.precision={precision}"]
+    given += [
+        "cluster.accelerator=cuda",
+        "cluster.num_gpus_per_node=1",
+        "cluster.fuse=null",
+        "cluster.component_placement={actor: 0, critic: 0, reference: 0, rollout: 0, reward: 0}",
+    ]
+    found = estimate_of(TINY, *given)
+    rollout, cached = found.ranks["rollout"], 2 * 320 * 88 * 24 * 2 * 64 * 2
+    assert rollout.working["keys and values"] == pytest.approx(cached, rel=0.001)
+
+
+def test_a_model_is_whole_before_it_is_spread() -> None:
+    """Of 32 shards each is small, and every rank has begun with the whole, when others have their weights alone."""
+    many = ["cluster.num_gpus_per_node=32", "actor.strategy=fsdp", "actor.global_batch_size=320", "cluster.fuse=null"]
+    roles = "actor: 0-31, critic: 0-31, rollout: 0, reward: 0"
+    found = estimate_of(TINY, *many, f"cluster.component_placement={{{roles}}}", "actor.max_tokens_per_micro_batch=88")
+    assert found.models["model"].num_bytes > 31 * found.ranks["actor"].held["weights"]
+    spread = [found.ranks[role] for role in ("actor", "critic")]
+    others = sum(rank.held["weights"] for rank in spread[1:])
+    assert spread[0].start >= found.models["model"].num_bytes and found.slot_bytes[31] >= spread[0].start + others
+    assert estimate_of(TINY).ranks["actor"].start == 0
+
+
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_parameters_are_those_of_the_model(size: str) -> None:
     model = CausalLM.from_config(preset(size))
