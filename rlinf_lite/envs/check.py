@@ -214,7 +214,8 @@ def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], mi
     env.reset(seeds=[seeds[0]], env_ids=[0])
     again = _step(env, middle)
     alone, beside = ({**_leaves(one.obs), "rewards": one.rewards} for one in (played[1], again))
-    if any(not np.array_equal(array[1:], beside[name][1:]) for name, array in alone.items()):
+    # a simulation on a GPU may round otherwise
+    if any(not np.allclose(array[1:], beside[name][1:], rtol=1e-3, atol=1e-4) for name, array in alone.items()):
         problems.append(
             "resetting row 0 changed what the other rows did next; a reset of some rows must leave the others alone, "
             "their random generators too (of a gymnasium VectorEnv: seeds of the others are None, and reset_mask says "

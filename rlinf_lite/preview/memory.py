@@ -125,7 +125,8 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             slot = process.slots[0]  # a process that owns several uses the first
             on_slots[slot] += device - in_turn
             lent.setdefault(names, Counter())[slot] += in_turn
-            on_nodes[slot // per_node] += host + device * (accelerator == "cpu")
+            begun = max(device, 0 if rank is None else rank.start)
+            on_nodes[slot // per_node] += host + begun * (accelerator == "cpu")
     for slot in on_slots:
         on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))

@@ -43,12 +43,11 @@ class RunFiles:
         evals = [json.loads(path.read_text(encoding="utf-8")) for path in run_dir.glob("eval/step_*.json")]
         found = sorted((e for e in evals if e["step"] in evaluated), key=lambda e: e["step"])
         settings = [_settings(content) for content in found]
-        self.evals: list[Line] = [e for e, of_it in zip(found, settings, strict=True) if of_it == settings[-1]]
-        self.other_evals: list[Line] = [e for e, of_it in zip(found, settings, strict=True) if of_it != settings[-1]]
+        differ = [{key for key, value in settings[-1].items() if one.get(key, value) != value} for one in settings]
+        self.evals: list[Line] = [content for content, keys in zip(found, differ, strict=True) if not keys]
+        self.other_evals: list[Line] = [content for content, keys in zip(found, differ, strict=True) if keys]
         """Evaluations with other settings than the last one, which are not to be compared with it."""
-        self.other_settings = sorted(
-            {key for one in settings for key in settings[-1] if one.get(key) != settings[-1][key]}
-        )
+        self.other_settings = sorted(set().union(*differ))
         if any(content["total"]["success_once"] is not None for content in found):
             # an evaluation in which no episode said a word of success had none
             for content in found:

@@ -72,6 +72,7 @@ def local_ray(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_task_events_shutdown_flush_timeout_ms": "500",  # nobody reads them; where Ray is dead, this is waited for
+        "RAY_prestart_worker_first_driver": "0",  # two processes that nobody asked for
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
     }
     with _environment(variables, cluster_mode=False):
