@@ -14,6 +14,7 @@ NUM_STEPS = 3
 def test_calls_without_arguments_do_what_those_of_the_runner_do(cluster, tmp_path, auto_reset):
     paths = [f"runner.logger.log_path={tmp_path}"]
     options = ["actor.optim.lr_scheduler=linear", f"env.train.auto_reset={auto_reset}", f"runner.max_steps={NUM_STEPS}"]
+    options += [] if auto_reset else ["env.train.max_episode_steps=8"]  # a step plays whole episodes
     cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *paths, *options])
     placement = HybridComponentPlacement(cfg)
     groups = cluster.launch(placement, **{name: worker.create_group(cfg) for name, worker in WORKERS.items()})
