@@ -78,10 +78,19 @@ def add_adapters(
     `without` get none and do not train. `lora`, which a config has in `key`: `rank`, `alpha` and `targets`, of which
     the policy may lack those in `may_lack`, as architectures differ.
 
-    Raises ValueError for other targets that no linear layer is called.
+    Raises ValueError for other targets that no linear layer is called, and for modules to train that there are not or
+    that are among those `without`.
     """
     import peft
 
+    parts = [name for name, _ in (*policy.named_modules(), *policy.named_parameters())]
+    missing = [name for name in trained if name not in parts]
+    if missing:
+        known = ", ".join(name for name, _ in policy.named_modules() if re.fullmatch(r"\w+(\.[a-z]\w*)?", name))
+        raise ValueError(f"{key}.also_train: the policy has no {', '.join(missing)}. It has {known}")
+    frozen = [name for name in trained if any(f"{name}.".startswith(f"{module}.") for module in without)]
+    if frozen:
+        raise ValueError(f"{key}.also_train: {', '.join(frozen)} would stay frozen (model.options.trainable)")
     linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if is_linear(module)}
     targets, excluded = lora["targets"], [*trained, *without]
     unknown = [x for x in targets if x not in linears and x not in may_lack]

@@ -441,8 +441,7 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
     if role == "reference":
         held, working = {"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}
         if _shards(plan, role) > 1:
-            element = _BF16 if config.actor.precision == "bf16" else _FP32
-            working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit)
+            working["gathered layers"] = _gathered(config.actor.precision, counts)
         return RankMemory(held, working, host, start=_start(plan, role, counts))
     if role == "rollout":
         return _acting(plan, counts, {name: peaks[name] for name in ("keys and values", "generating")}, host)
@@ -470,6 +469,11 @@ def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) ->
         whole = number * counts.root // counts.parameters  # what is in no layer
         return whole + (number - whole) // plan.config.actor.tensor_model_parallel_size
     return number // _shards(plan, role)
+
+
+def _gathered(precision: str, counts: Counts) -> int:
+    """What FSDP2 holds whole: the root, a layer, and the next one."""
+    return (_BF16 if precision == "bf16" else _FP32) * (counts.root + 2 * counts.largest_unit)
 
 
 def _start(plan: Plan | ReasoningPlan, role: str, counts: Counts) -> int:
@@ -511,10 +515,10 @@ def _training(
         # a copy of them is averaged over ranks, when activations and what other lanes have are gone
         working["averaged gradients"] = max(gradients - activations - (lanes - 1) * gradients, 0)
     if shards > 1:
-        # FSDP2 holds whole the root, a layer, the next one, and gradients of one of them before they are reduced
+        # and gradients of one of them before they are reduced
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters
         unreduced = int((element + _FP32) * max(counts.root, counts.largest_unit) * share_trained)
-        working["gathered layers"] = element * (counts.root + 2 * counts.largest_unit) + unreduced
+        working["gathered layers"] = _gathered(precision, counts) + unreduced
     elif precision == "bf16" and not _is_whole(plan, role):
         working["copies in bf16"] = _part(plan, role, counts, _BF16 * counts.parameters)  # autocast's, of its part
     weights = counts.num_bytes

@@ -270,7 +270,7 @@ def _commands(run: RunFiles) -> dict[str, str]:
     if checkpoint is not None and "__main__:" in run.config_text:  # which no other program has
         commands["Measure the policy"] = "rlinf_lite.evaluate, in the program or notebook that trained it"
     elif checkpoint is not None:
-        planned = run.section("runner").get("max_steps") or 0
+        planned = run.total_steps or 0
         more = f" runner.max_steps={2 * planned}" if 0 < planned <= run.completed_steps else ""
         commands["Measure the policy"] = f"rlinf-lite eval {run.run_dir}"
         commands["Go on"] = f"rlinf-lite train {run.run_dir}{more}"

@@ -52,10 +52,9 @@ class RunFiles:
             # an evaluation in which no episode said a word of success had none
             for content in found:
                 for summary in (content["total"], *content["tasks"], *content.get("groups", [])):
-                    if summary["success_once"] is not None:
-                        continue
-                    interval = wilson_interval(0, summary["num_episodes"])
-                    summary.update(num_successes=0, success_once=0.0, success_interval=interval)
+                    if summary["success_once"] is None:
+                        interval = wilson_interval(0, summary["num_episodes"])
+                        summary.update(num_successes=0, success_once=0.0, success_interval=interval)
         files = {content["step"]: run_dir / "eval" / f"step_{content['step']:06d}.gif" for content in self.evals}
         self.videos = {step: path for step, path in files.items() if path.exists()}
         self.answers = {step: _json_lines(path.with_suffix(".answers.jsonl")) for step, path in files.items()}

@@ -51,8 +51,8 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
         found = {key.removeprefix(PREFIX): value for key, value in request.items() if key.startswith(PREFIX)}
         images = {name: value for name, value in found.items() if name != "state"} | dict(pictures)
     else:
-        images = {}
-        for camera, keys in camera_keys(reads.cameras).items():
+        images, known = {}, camera_keys(reads.cameras)
+        for camera, keys in known.items():
             if camera in pictures:
                 images[camera] = pictures[camera]
             elif given := [key for key in keys if key in request]:
@@ -61,12 +61,13 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
                 raise RequestError(
                     f"the policy looks through {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
                 )
-        known = {key for camera, keys in camera_keys(reads.cameras).items() for key in (f"images/{camera}", *keys)}
-        pictured = {key for key, value in request.items() if isinstance(value, np.ndarray) and value.ndim >= 3}
-        stray = sorted({*pictured, *(f"images/{name}" for name in pictures)} - known)
-        if reads.cameras and (not images or (stray and len(images) < len(reads.cameras))):
-            what = f"no camera is called {', '.join(stray)}; " if images else ""
-            raise RequestError(f"{what}the policy looks through {', '.join(reads.cameras)}; {has}")
+        if len(images) < len(known):
+            meant = {key for camera, keys in known.items() for key in (f"images/{camera}", *keys)}
+            shown = {key for key, value in request.items() if isinstance(value, np.ndarray) and value.ndim >= 3}
+            stray = sorted({*shown, *(f"images/{name}" for name in pictures)} - meant)
+            if stray or not images:
+                what = f"no camera is called {', '.join(stray)}; " if images else ""
+                raise RequestError(f"{what}the policy looks through {', '.join(known)}; {has}")
     if images:
         obs["images"] = {camera: _upright(np.asarray(image)) for camera, image in images.items()}
 

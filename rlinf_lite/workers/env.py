@@ -15,6 +15,7 @@ from rlinf_lite.config import Config
 from rlinf_lite.envs import (
     ChunkedEnv,
     ChunkResult,
+    EnvContractError,
     EnvSpec,
     EpisodeError,
     EpisodeRecord,
@@ -28,7 +29,6 @@ from rlinf_lite.envs import (
     make_env,
 )
 from rlinf_lite.envs.check import check_finite
-from rlinf_lite.envs.errors import EnvContractError
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
@@ -187,7 +187,8 @@ class EnvWorker(Worker):
                 episodes = self._episodes(stage, first_episode)
                 for record in result.episodes:
                     number = int(episodes[record.env_id])
-                    records.setdefault(number, replace(record, env_id=number))  # a VecEnv may go on with another one
+                    if number < cfg.num_episodes:  # a VecEnv may go on with another one, which does not count
+                        records.setdefault(number, replace(record, env_id=number))
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
                 last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
                 if last or not stage.done:
@@ -203,8 +204,7 @@ class EnvWorker(Worker):
         env = self.eval_stages[0].env
         ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # what null stands for, the env decides
         played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
-        counted = [record for number, record in records.items() if number < cfg.num_episodes]
-        return {"episodes": counted, "videos": recorder.videos, "played": played}
+        return {"episodes": list(records.values()), "videos": recorder.videos, "played": played}
 
     def _episodes(self, stage: _Stage, first: int) -> np.ndarray:
         """Numbers of the evaluation's episodes that a stage plays in the wave from `first` on; for environments that

@@ -152,6 +152,21 @@ def test_a_vector_env_of_ones_own_steps_by_itself() -> None:
     np.testing.assert_array_equal(result.rewards[:, 0], (7 * rewards).astype(np.float32))
 
 
+class Told(SyncVectorEnv):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seeds = seed
+        return super().reset(seed=seed, options=options)
+
+
+def test_rows_that_play_on_are_given_no_seed() -> None:
+    told = Told([lambda: gymnasium.make("Pendulum-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    env = ChunkedEnv(simulator_of_vector_env(told, "pendulum"), max_episode_steps=5)
+    env.reset(seeds=[1, 2])
+    assert None not in told.seeds
+    env.reset(seeds=[5], env_ids=[1])
+    assert told.seeds[0] is None and told.seeds[1] is not None
+
+
 def test_one_environment_for_all_rows_is_refused() -> None:
     pendulum = gymnasium.make("Pendulum-v1")
     with pytest.raises(EnvContractError, match="the same environment for several rows"):

@@ -72,16 +72,30 @@ def test_keys_and_values_are_of_the_type_that_acts(precision: str, tmp_path: Pat
     assert rollout.working["keys and values"] == pytest.approx(cached, rel=0.001)
 
 
-def test_a_model_is_whole_before_it_is_spread() -> None:
-    """Of 32 shards each is small, and every rank has begun with the whole, when others have their weights alone."""
-    many = ["cluster.num_gpus_per_node=32", "actor.strategy=fsdp", "actor.global_batch_size=320", "cluster.fuse=null"]
-    roles = "actor: 0-31, critic: 0-31, rollout: 0, reward: 0"
-    found = estimate_of(TINY, *many, f"cluster.component_placement={{{roles}}}", "actor.max_tokens_per_micro_batch=88")
-    assert found.models["model"].num_bytes > 31 * found.ranks["actor"].held["weights"]
-    spread = [found.ranks[role] for role in ("actor", "critic")]
-    others = sum(rank.held["weights"] for rank in spread[1:])
-    assert spread[0].start >= found.models["model"].num_bytes and found.slot_bytes[31] >= spread[0].start + others
+def test_a_model_is_whole_before_it_is_spread(tmp_path: Path) -> None:
+    """Of 32 shards each is small, and every rank has begun with the whole."""
+    layers_alone = directory_of(tmp_path, QWEN_0_5B | {"vocab_size": 1000})
+    given = [f"rollout.model_dir={layers_alone}", "cluster.num_gpus_per_node=32"]
+    given += ["actor.strategy=fsdp", "actor.global_batch_size=320", "actor.max_tokens_per_micro_batch=88"]
+    roles = "actor: 0-31, critic: 0, rollout: 0, reward: 0"
+    found = estimate_of(TINY, *given, "cluster.fuse=null", f"cluster.component_placement={{{roles}}}")
+    actor, model = found.ranks["actor"], found.models["model"]
+    assert model.num_bytes > 2 * sum((actor.held | actor.working).values())
+    assert found.slot_bytes[31] == actor.start == actor.device_bytes == model.num_bytes + model.buffer_bytes
     assert estimate_of(TINY).ranks["actor"].start == 0
+
+
+def test_what_scores_keeps_no_copies_of_its_weights(tmp_path: Path) -> None:
+    """Autocast keeps those of what trains alone."""
+    given = [f"rollout.model_dir={directory_of(tmp_path, QWEN_0_5B)}", "actor.precision=bf16", "cluster.fuse=null"]
+    given += ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1", "actor.max_tokens_per_micro_batch=88"]
+    given += ["algorithm.kl.place=loss", "algorithm.kl.coef=0.1"]
+    roles = "actor: 0, critic: 0, reference: 0, rollout: 0, reward: 0"
+    found = estimate_of(TINY, *given, f"cluster.component_placement={{{roles}}}")
+    copies = 2 * 494_032_768
+    assert (
+        found.ranks["reference"].working["scoring"] < copies / 2 < copies < found.ranks["actor"].working["activations"]
+    )
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])

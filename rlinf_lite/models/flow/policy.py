@@ -350,15 +350,7 @@ class FlowPolicy(Policy):
         small = [f"network.{name}" for name in names if name not in (*_VLM, "expert")]
         heads = [name for name in ("value_head", "noise_head") if getattr(self, name) is not None]
         without = [f"network.{name}" for name in _VLM] if lora["trainable"] == "expert" else []
-        modules = {name.removeprefix("network."): name for name, _ in self.named_modules() if name}
-        also = [modules.get(name.removeprefix("network."), "") for name in lora["also_train"]]
-        bad = [name for name, of_it in zip(lora["also_train"], also, strict=True) if not of_it]
-        frozen = [name for name in also if any(f"{name}.".startswith(f"{one}.") for one in without)]
-        if bad or frozen:
-            what = f"the policy has no {', '.join(bad)}. It has {', '.join(names)}"
-            if frozen:
-                what = f"model.options.trainable=expert freezes {', '.join(frozen)}. Set that to all, or leave it out"
-            raise ValueError(f"model.options.lora.also_train: {what}")
+        also = [f"network.{name.removeprefix('network.')}" for name in lora["also_train"]]
         add_adapters(self, lora, [*small, *heads, *also], without)
         self.cfg = replace(self.cfg, lora=dict(lora))
 

@@ -119,7 +119,7 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     origin = Origin.of(directory)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
     keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
-    tensors = _published_tensors(origin.weights_dir, bool(cfg.text.get("tie_word_embeddings")))
+    tensors = _published_tensors(origin.weights_dir, cfg.tied_embeddings)
     origin.unread = {name: tensor for name, tensor in tensors.items() if keys.is_unread(name)}
     origin.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     expected = keys.to_published({name: torch.empty(x.shape, device="meta") for name, x in own.items()})
@@ -242,10 +242,10 @@ def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
     Raises:
         CheckpointFormatError: where files are missing, damaged, or of a kind that is not supported.
     """
-    if (directory / INDEX).is_file() and not (directory / WEIGHTS).is_file():  # as transformers: one file goes first
-        names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
-    elif (directory / WEIGHTS).is_file():
+    if (directory / WEIGHTS).is_file():  # before shards, as in transformers
         names = [WEIGHTS]
+    elif (directory / INDEX).is_file():
+        names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
     else:
         names = sorted(file.name for file in directory.glob("*.safetensors") if file.name not in (*_ADAPTER, ADDITIONS))
     missing = [name for name in names if not (directory / name).is_file()]

@@ -114,6 +114,11 @@ class VLAConfig:
         """Width of a patch: that of both towers together."""
         return sum(tower.hidden_size for tower in (self.dino, self.siglip) if tower is not None)
 
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether the output layer has the embedding's weights."""
+        return bool(self.text.get("tie_word_embeddings"))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` gives an equal config."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -39,7 +39,7 @@ class KeyMap:
         wrapped = {name.replace(".base_layer", ""): name for name in own_names if ".lora_" not in name}
         shared = ("language_model.", "projector.", *(["proprio_projector."] if with_proprio else []))
         entries = [*_tower_entries(cfg), *(_Entry(name, (name,)) for name in wrapped if name.startswith(shared))]
-        self._tied, self._has_mask_token = bool(cfg.text.get("tie_word_embeddings")), cfg.dino is not None
+        self._tied, self._has_mask_token = cfg.tied_embeddings, cfg.dino is not None
         self._wrapped = wrapped
         self._entries = [entry for entry in entries if not (self._tied and entry.published == LM_HEAD)]
         covered = {wrapped.get(name, name) for name in (*itertools.chain(*(e.ours for e in entries)), _DINO_MASK)}

@@ -360,15 +360,10 @@ class OpenVLAPolicy(Policy):
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:
         """They, the value head and the modules of `also_train` are all that trains then."""
-        trained = ["value_head", *lora["also_train"]]
-        unknown = [name for name in trained if not isinstance(getattr(self, name, None), nn.Module | nn.Parameter)]
-        if unknown:
-            known = ", ".join(name for name, _ in self.named_children())
-            raise ValueError(f"model.options.lora.also_train: the policy has no {', '.join(unknown)}. It has {known}")
-        if self.cfg.text.get("tie_word_embeddings") and "lm_head" in lora["targets"]:
+        if self.cfg.tied_embeddings and "lm_head" in lora["targets"]:
             text = "the output layer has the embedding's weights (tie_word_embeddings). Leave lm_head out"
             raise ValueError(f"model.options.lora.targets: {text}")
-        add_adapters(self, lora, trained)
+        add_adapters(self, lora, ["value_head", *lora["also_train"]])
 
     def merge_adapters(self) -> None:
         """Make the weights what they are with their adapters, and leave the policy without any."""
