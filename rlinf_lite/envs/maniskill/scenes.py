@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import torch
+from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.common import flatten_state_dict
 from mani_skill.utils.registration import REGISTERED_ENVS
 
@@ -19,12 +21,18 @@ from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
+from rlinf_lite.envs.maniskill.together import RowsApart, Together
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
+
+log = logging.getLogger(__name__)
+
+_CALLS_CHECKED, _CHECK_EVERY = 8, 64
+"""Calls that are checked in every row, and after which number of calls a row is."""
 
 
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
@@ -84,14 +92,32 @@ class Scenes:
 
 
 class CpuSimulator(Scenes):
-    """A `Simulator`; rows are independent scenes."""
+    """A `Simulator`; rows are independent scenes, whose physics is stepped in turn.
+
+    Actions, rewards and states of all rows are computed `Together`, where the task's code allows it. Whether the bits
+    are those of each row by itself is checked: at first in every row, then in one row now and then. What fails is
+    computed row by row from then on.
+    """
 
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
         speed_up()
         super().__init__([build(1, cfg, backends) for _ in range(num_envs)], num_envs, cfg)
+        self._together = Together(self.envs)
+        self._num_calls = {"actions": 0, "rewards": 0, "states": 0}
+        self.apart: dict[str, str] = {}
+        """Which of the three are computed row by row, and why."""
+        if not cfg.options.batch_rows:
+            self.apart = dict.fromkeys(self._num_calls, "env.options.batch_rows is false")
+        elif any(env.reconfiguration_freq for env in self.envs):
+            self.apart = dict.fromkeys(self._num_calls, "resets build the scene anew")
+        elif type(self.envs[0])._step_action is not BaseEnv._step_action:
+            self.apart = dict.fromkeys(("actions", "rewards"), "the task has its own _step_action")
+        if backends.render != "none":
+            self.apart["states"] = "pictures are taken scene by scene"
 
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
+        self._together.moved()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             env = self.envs[row]
             try:
@@ -103,12 +129,16 @@ class CpuSimulator(Scenes):
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
-        batch = torch.from_numpy(np.ascontiguousarray(actions))[:, None].unbind()
-        for row in rows.tolist():
-            try:
-                reward, info = _step_unseen(self.envs[row], batch[row])
-            except Exception as error:
-                raise RowError(row) from error
+        batch = torch.from_numpy(np.ascontiguousarray(actions))
+        numbers = rows.tolist()
+        used = self._move(numbers, batch)
+        results = self._of_rows(
+            "rewards",
+            numbers,
+            lambda env: _reward_and_info(env, batch),
+            lambda row: _reward_and_info(self.envs[row], used[row]),
+        )
+        for row, (reward, info) in zip(numbers, results, strict=True):
             self._infos[row] = info
             out.reward[row] = reward.item()
             success, fail = info.get("success"), info.get("fail")
@@ -118,14 +148,94 @@ class CpuSimulator(Scenes):
 
     @torch.inference_mode()
     def observe(self, rows: IntArray) -> Obs:
-        parts = [self._split_obs(row) for row in rows.tolist()]
-        obs: Obs = {"instruction": [self._instruction] * len(rows)}
+        def state_of_all(env: Any) -> torch.Tensor:
+            state: torch.Tensor = env.get_obs(self._together.join("info", self._infos))
+            return state
+
+        numbers = rows.tolist()
+        obs: Obs = {"instruction": [self._instruction] * len(numbers)}
+        if "states" not in self.apart:
+            states = self._of_rows("states", numbers, state_of_all, lambda row: self._split_obs(row)[0])
+            return {**obs, "state": torch.cat(states).numpy()}
+        parts = [self._split_obs(row) for row in numbers]
         states = [state for state, _ in parts if state is not None]
         if states:
             obs["state"] = torch.cat(states).numpy()
         if parts and parts[0][1]:
             obs["images"] = {name: torch.cat([images[name] for _, images in parts]).numpy() for name in parts[0][1]}
         return obs
+
+    def _move(self, rows: list[int], actions: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Sets what `actions` [B, D] say and steps the physics of `rows`. Returns each one's action [1, D], as used."""
+        used = {row: actions[row : row + 1] for row in rows}
+        targets, checked = None, []
+        if "actions" not in self.apart and len(rows) > 1:
+            try:
+                targets = self._together.act(lambda env: env.agent.set_action(actions))
+                checked = self._to_check("actions", rows)
+            except RowsApart as error:
+                self._set_apart("actions", str(error))
+        self._together.moved()
+        for row in rows:
+            env = self.envs[row]
+            try:
+                if targets is None:
+                    used[row] = env._step_action(used[row])
+                elif row not in checked:
+                    targets.apply(row)
+                    env._step_action(None)  # the physics alone
+                else:
+                    env.agent.set_action(used[row])
+                    if not targets.are_set(row):
+                        targets = None
+                        self._set_apart("actions", f"row {row} by itself has other targets")
+                    env._step_action(None)
+                env._elapsed_steps += 1
+            except Exception as error:
+                raise RowError(row) from error
+        return used
+
+    def _of_rows(
+        self, part: str, rows: list[int], of_all: Callable[[Any], Any], of_row: Callable[[int], Any]
+    ) -> list[Any]:
+        """What `of_row` returns for each of `rows`, out of what `of_all` returns for all, if that is the same."""
+
+        def alone(row: int) -> Any:
+            try:
+                return of_row(row)
+            except Exception as error:
+                raise RowError(row) from error
+
+        if part not in self.apart and len(rows) > 1:
+            try:
+                batch = self._together.look(of_all)
+                results = [_row_of(batch, row) for row in rows]
+                for row in self._to_check(part, rows):
+                    if not _same(alone(row), results[rows.index(row)]):
+                        raise RowsApart(f"row {row} by itself gives something else")
+                return results
+            except RowsApart as error:
+                self._set_apart(part, str(error))
+        return [alone(row) for row in rows]
+
+    def _to_check(self, part: str, rows: list[int]) -> list[int]:
+        call = self._num_calls[part]
+        self._num_calls[part] += 1
+        if call < _CALLS_CHECKED:
+            return rows
+        number, now = divmod(call, _CHECK_EVERY)
+        return [] if now else [rows[number % len(rows)]]
+
+    def _set_apart(self, part: str, why: str) -> None:
+        self.apart[part] = why
+        if self._num_calls[part] <= _CALLS_CHECKED:
+            log.info("%s: %s are computed row by row: %s", self.task_id, part, why)
+        else:
+            log.warning(
+                "%s: %s are computed row by row from now on: %s. Before, some may have been wrong: "
+                "env.options.batch_rows=false computes all of them row by row",
+                self.task_id, part, why,
+            )  # fmt: skip
 
     @torch.inference_mode()
     def expert_actions(self, num_actions: int) -> FloatArray:
@@ -161,7 +271,9 @@ class CudaSimulator(Scenes):
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = torch.from_numpy(np.ascontiguousarray(actions)).to(self.env.device)
-        reward, info = _step_unseen(self.env, batch)
+        action = self.env._step_action(batch)
+        self.env._elapsed_steps += 1
+        reward, info = _reward_and_info(self.env, action)
         self._infos, self._obs = [info], None
         success, fail = info.get("success"), info.get("fail")
         nothing = torch.zeros_like(reward)
@@ -200,17 +312,38 @@ def _reset_unseen(env: Any, seed: int | list[int], options: dict[str, Any] | Non
     wanted, env._obs_mode = env._obs_mode, "none"
     try:
         info: dict[str, Any] = env.reset(seed=seed, options=options)[1]
+        del info["reconfigure"]  # which no other info has, nor that from which reset makes its observation
         return info
     finally:
         env._obs_mode = wanted
 
 
-def _step_unseen(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """`BaseEnv.step` without its observation: same physics, reward [B], and the info that success is read from."""
-    action = env._step_action(action)
-    env._elapsed_steps += 1
+def _reward_and_info(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The end of `BaseEnv.step` without its observation: reward [B], and the info that success is read from."""
     info = env.get_info()
     return env.get_reward(obs=_LazyObs(env, info), action=action, info=info), info
+
+
+def _row_of(batch: Any, row: int) -> Any:
+    """Of tensors [B, ...], and what holds them, `row`."""
+    if isinstance(batch, torch.Tensor):
+        return batch[row : row + 1]
+    if isinstance(batch, dict):
+        return {key: _row_of(value, row) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_row_of(value, row) for value in batch)
+    return batch
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 class _LazyObs(Mapping[str, Any]):

@@ -1,0 +1,314 @@
+"""What ManiSkill's Python does for every scene, done once for all of them: controllers, success, reward and state.
+
+On a GPU a task's `evaluate`, `compute_dense_reward` and `get_obs` see all scenes as one batch. On the CPU every scene
+is an environment of its own, and some two hundred small torch operations for each take longer than its physics.
+`Together` is an environment whose objects have the poses of all rows, one below the other, so that the same code runs
+once. The bits are the same, as these operations do not look from row to row.
+
+Looking may change nothing, and setting actions only controllers and the targets of joints. Whatever else is tried, or
+is not known to mean the same in a batch, raises `RowsApart`; nothing has been changed then, and the caller goes row by
+row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space
+from mani_skill.agents.base_agent import BaseAgent
+from mani_skill.agents.controllers.base_controller import BaseController
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.scene import ManiSkillScene
+from mani_skill.utils.scene_builder import SceneBuilder
+from mani_skill.utils.structs import Actor, Articulation, Link, Pose
+from mani_skill.utils.structs.base import BaseStruct
+
+_CONSTANTS = int | float | str | bytes | None | enum.Enum | np.generic | torch.device | torch.dtype | type
+_CODE = BaseEnv | BaseAgent | BaseController | SceneBuilder
+_THAT_ONLY_LOOK = ("get_", "is_", "find_")
+
+
+class RowsApart(Exception):
+    """These environments cannot be treated as one; the text says why."""
+
+
+@dataclasses.dataclass
+class Changes:
+    """What `act` has found out, by object: attributes, and targets of joints [B, joints]."""
+
+    attributes: list[tuple[list[Any], str, Any]]
+    targets: list[tuple[list[Any], np.ndarray]]
+
+    def apply(self, row: int) -> None:
+        for owners, name, value in self.attributes:
+            owners[row].__dict__[name] = value[row : row + 1] if isinstance(value, torch.Tensor) else value
+        for joints, targets in self.targets:
+            for k, joint in enumerate(joints[row]):
+                joint.drive_target = targets[row, k : k + 1]
+
+    def are_set(self, row: int) -> bool:
+        """Whether `row`, which has done the same by itself, is as `apply` would have made it."""
+        for owners, name, value in self.attributes:
+            own = owners[row].__dict__[name]
+            same = torch.equal(own, value[row : row + 1]) if isinstance(value, torch.Tensor) else own == value
+            if not same:
+                return False
+        return all(
+            [float(joint.drive_target[0]) for joint in joints[row]] == targets[row].tolist()
+            for joints, targets in self.targets
+        )
+
+
+class Together:
+    """`env` stands for `envs`, one-scene environments of one task: what its methods take and return are batches."""
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        self.num_rows = len(envs)
+        self.may_set = False
+        self.where: dict[tuple[int, str], tuple[list[Any], torch.Tensor]] = {}
+        """Poses and joints, with the rows' objects; nothing moves between two calls of `moved`."""
+        self.attributes: dict[tuple[int, str], tuple[list[Any], Any, torch.Tensor | None]] = {}
+        """Of rows' objects, by name: tensors that were read, as they are and as they were, and what was set."""
+        self.others: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        """Tensors that are no attributes themselves, and as they were: a change in place would be lost."""
+        self.targets: list[tuple[list[Any], np.ndarray]] = []
+        """Of joints: each row's, and [B, joints]."""
+        self.env: Any = self.join("env", list(envs))
+
+    def moved(self) -> None:
+        """Forgets where things are: call it when anything in the scenes may have changed."""
+        self.where.clear()
+
+    def look(self, method: Callable[[Any], Any]) -> Any:
+        """What `method(env)` returns. Raises RowsApart, for whatever `method` raises too."""
+        result = self._call(method, may_set=False)
+        for (_, name), (_, batch, before) in self.attributes.items():
+            if before is None or not torch.equal(batch, before):
+                raise RowsApart(f"{name} is changed in place")
+        return result
+
+    def act(self, method: Callable[[Any], Any]) -> Changes:
+        """Calls `method(env)`, which may set attributes of controllers and targets of joints; nothing is changed yet.
+
+        Raises RowsApart.
+        """
+        self._call(method, may_set=True)
+        changed = [
+            (rows, name, value)
+            for (_, name), (rows, value, before) in self.attributes.items()
+            if before is None or not torch.equal(value, before)
+        ]
+        for _, name, value in changed:
+            if not isinstance(value, torch.Tensor | int | float | None):
+                raise RowsApart(f"{name} is set to a {type(value).__name__}")
+            if isinstance(value, torch.Tensor) and len(value) != self.num_rows:
+                raise RowsApart(f"{name} is set to a tensor without a row for each environment")
+        return Changes(changed, list(self.targets))
+
+    def _call(self, method: Callable[[Any], Any], may_set: bool) -> Any:
+        self.attributes.clear()
+        self.others.clear()
+        self.targets.clear()
+        self.may_set = may_set
+        try:
+            result = method(self.env)
+        except RowsApart:
+            raise
+        except Exception as error:
+            raise RowsApart(f"{type(error).__name__} in a batch: {error}") from error
+        for name, batch, before in self.others:
+            if not torch.equal(batch, before):
+                raise RowsApart(f"{name} is changed in place")
+        return result
+
+    def join(self, name: str, values: list[Any]) -> Any:
+        """One value for `values`, those of all rows."""
+        first = values[0]
+        kind = type(first)
+        if isinstance(first, torch.Tensor):
+            batch = _join_tensors(name, values)
+            self.others.append((name, batch, batch.clone()))
+            return batch
+        if any(type(value) is not kind for value in values):
+            raise RowsApart(f"{name} is of different types")
+        if isinstance(first, _CODE):
+            return _class_of(kind, _Code)(self, values)
+        if isinstance(first, BaseStruct | ManiSkillScene):
+            return _class_of(kind, _Objects)(self, values)
+        if isinstance(first, Pose):
+            return Pose(self.join(name, [pose.raw_pose for pose in values]))
+        if isinstance(first, dict) and all(value.keys() == first.keys() for value in values):
+            return MappingProxyType(  # not to be written to
+                {key: self.join(f"{name}[{key!r}]", [value[key] for value in values]) for key in first}
+            )
+        if isinstance(first, list | tuple) and all(len(value) == len(first) for value in values):
+            return tuple(self.join(f"{name}[{i}]", [value[i] for value in values]) for i in range(len(first)))
+        if isinstance(first, _CONSTANTS | gymnasium.Space) and all(value == first for value in values):
+            return first
+        if isinstance(first, np.ndarray) and all(np.array_equal(value, first) for value in values):
+            view = first.view()
+            view.flags.writeable = False
+            return view
+        if dataclasses.is_dataclass(first) and kind.__module__.startswith("mani_skill."):  # settings
+            self.join(name, [vars(value) for value in values])
+            return first
+        raise RowsApart(f"{name} ({kind.__name__}) differs between rows, or is of no kind that is known here")
+
+
+def _join_tensors(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    first = tensors[0]
+    if first.ndim and len(first) == 1 and all(one.shape == first.shape for one in tensors):
+        return torch.cat(tensors)
+    return _same_tensor(name, tensors)
+
+
+def _same_tensor(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
+    if not all(torch.equal(one, tensors[0]) for one in tensors):
+        raise RowsApart(f"{name} has no row of its own for each environment: {list(tensors[0].shape)}")
+    return tensors[0].clone()
+
+
+_classes: dict[type, type] = {}
+
+
+def _class_of(kind: type, base: type) -> type:
+    if kind not in _classes:
+        _classes[kind] = type(f"{kind.__name__}Together", (base, kind), {})
+    return _classes[kind]
+
+
+class _Rows:
+    """Stands for `rows`, objects of one class."""
+
+    def __init__(self, together: Together, rows: list[Any]) -> None:
+        object.__setattr__(self, "_rows", (together, rows, {}))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RowsApart(f"{type(self).__name__}.{name} is set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise RowsApart(f"{type(self).__name__}.{name} is deleted")
+
+
+class _Code(_Rows):
+    """An environment, a robot or a controller: its own methods run, over attributes that are joined."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = object.__getattribute__
+        together, rows, lasting = get(self, "_rows")
+        first = rows[0].__dict__
+        if name not in first or hasattr(getattr(type(self), name, None), "__set__"):
+            return get(self, name)  # a method, a property, or what the class says
+        if name == "num_envs":
+            return together.num_rows
+        key = (id(rows[0]), name)
+        if key in together.attributes:
+            return together.attributes[key][1]
+        values = [row.__dict__[name] for row in rows]
+        known = lasting.get(name)
+        if known is not None and all(map(_is, values, known[0])):
+            if isinstance(known[1], torch.Tensor):
+                together.others.append((name, known[1], values[0]))
+            return known[1]
+        where = f"{type(rows[0]).__name__}.{name}"
+        if isinstance(values[0], torch.Tensor):
+            # of a controller's tensors those of one dimension are about its joints, of which it may have a single one
+            if isinstance(rows[0], BaseController) and values[0].ndim == 1:
+                batch = _same_tensor(where, values)
+                lasting[name] = (values, batch)
+                together.others.append((name, batch, values[0]))
+                return batch
+            batch = _join_tensors(where, values)
+            together.attributes[key] = (rows, batch, batch.clone())
+            return batch
+        joined = together.join(where, values)
+        if name == "action_space" and isinstance(joined, gymnasium.Space):
+            joined = batch_space(joined, together.num_rows)
+        fixed = isinstance(rows[0], BaseAgent | BaseController)  # their lists stay as they are built
+        if fixed or isinstance(joined, _Rows | int | float | str):
+            lasting[name] = (values, joined)
+        return joined
+
+    def __setattr__(self, name: str, value: object) -> None:
+        together, rows, _ = object.__getattribute__(self, "_rows")
+        if not (together.may_set and isinstance(rows[0], BaseController)):
+            super().__setattr__(name, value)
+        else:
+            together.attributes[id(rows[0]), name] = (rows, value, None)
+
+
+class _Objects(_Rows):
+    """Something in the scene, or the scene: what is asked of it is asked of each row's."""
+
+    def __getattribute__(self, name: str) -> Any:
+        get = object.__getattribute__
+        if name.startswith("__"):
+            return get(self, name)
+        together, rows, _ = get(self, "_rows")
+        if name in ("num_envs", "_num_objs"):
+            return together.num_rows
+        if name in _QUICK and isinstance(rows[0], Actor | Link | Articulation) and len(rows[0]._objs) == 1:
+            key = (id(rows[0]), name)
+            if key not in together.where:
+                together.where[key] = (rows, _QUICK[name](rows))
+            value = together.where[key][1].clone()
+            return Pose(value) if name == "pose" else value
+        if name in ("get_qpos", "get_qvel"):
+            return lambda: getattr(self, name.removeprefix("get_"))
+        if name == "set_joint_drive_targets":
+            return get(self, "_aim")
+        found = [getattr(row, name) for row in rows]
+        if not callable(found[0]) or isinstance(found[0], _Rows):
+            return together.join(f"{type(rows[0]).__name__}.{name}", found)
+        if not name.startswith(_THAT_ONLY_LOOK):
+            raise RowsApart(f"{type(rows[0]).__name__}.{name}() may change something")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            results = []
+            for i, method in enumerate(found):
+                keywords = {key: _of_row(value, i) for key, value in kwargs.items()}
+                results.append(method(*[_of_row(value, i) for value in args], **keywords))
+            return together.join(f"{type(rows[0]).__name__}.{name}()", results)
+
+        return call
+
+    def _aim(self, targets: torch.Tensor, joints: list[Any], joint_indices: Any = None) -> None:
+        """`Articulation.set_joint_drive_targets`."""
+        together = object.__getattribute__(self, "_rows")[0]
+        if not together.may_set or targets.dtype != torch.float32 or len(targets) != together.num_rows:
+            raise RowsApart("set_joint_drive_targets for no row of its own")
+        by_joint = [[one._objs[0] for one in object.__getattribute__(joint, "_rows")[1]] for joint in joints]
+        together.targets.append((list(zip(*by_joint, strict=True)), targets.numpy()))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _of_row(value: Any, row: int) -> Any:
+    if isinstance(value, _Rows):
+        return object.__getattribute__(value, "_rows")[1][row]
+    if isinstance(value, torch.Tensor | Pose):
+        raise RowsApart("a tensor goes to a method that is called row by row")
+    return value
+
+
+def _poses(rows: list[Any]) -> torch.Tensor:
+    if isinstance(rows[0], Articulation):
+        rows = [row.root for row in rows]
+    poses = [row._objs[0].entity_pose if isinstance(row, Link) else row._objs[0].pose for row in rows]
+    return torch.from_numpy(np.array([np.concatenate((pose.p, pose.q)) for pose in poses]))
+
+
+_QUICK: dict[str, Callable[[list[Any]], torch.Tensor]] = {
+    "pose": _poses,
+    "qpos": lambda rows: torch.from_numpy(np.array([row._objs[0].qpos for row in rows])),
+    "qvel": lambda rows: torch.from_numpy(np.array([row._objs[0].qvel for row in rows])),
+}

@@ -1,0 +1,236 @@
+"""ManiSkill's rows in one pass against row by row, bit for bit; and what may not be done in one pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lite.config import EnvConfig
+
+pytest.importorskip("mani_skill")
+
+from rlinf_lite.envs.maniskill.setup import import_maniskill
+
+import_maniskill()
+
+import torch  # noqa: E402
+from mani_skill.envs.tasks.tabletop.push_cube import PushCubeEnv  # noqa: E402
+from mani_skill.utils.registration import REGISTERED_ENVS, register_env  # noqa: E402
+from mani_skill.utils.structs import Pose  # noqa: E402
+
+from rlinf_lite.envs.maniskill import scenes  # noqa: E402
+from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
+from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
+
+NUM_ROWS = 4
+PARTS = {"actions", "rewards", "states"}
+
+
+def simulator(task: str, control_mode: str = "pd_joint_delta_pos", **options: Any) -> Any:
+    options = {"control_mode": control_mode, "sim_backend": "physx_cpu", **options}
+    return make_simulator(NUM_ROWS, EnvConfig.model_validate({"task": task, "options": options}))
+
+
+def played(sim: Any, num_steps: int = 40) -> list[np.ndarray]:
+    """All that a simulator says while rows move, alone or together, and begin anew at different times."""
+    out, everyone, rng = StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS), np.random.default_rng(0)
+    sim.reset(everyone, [11, 12, 13, 14])
+    said = [sim.observe(everyone)["state"]]
+    for step in range(num_steps):
+        if step % 8 == 0:
+            direction = rng.uniform(-1, 1, (NUM_ROWS, len(sim.action_low)))
+        actions = np.clip(direction + rng.uniform(-0.3, 0.3, direction.shape), -1, 1).astype(np.float32)
+        rows = everyone if step % 5 else np.array([2, 0])
+        sim.step(rows, actions, out)
+        said += [sim.observe(rows)["state"], out.reward[rows].copy(), out.success[rows].copy()]
+        said += [out.terminated[rows].copy()]
+        if step % 15 == 14:
+            sim.reset(np.array([1, 3]), [step, step + 1])
+            said.append(sim.observe(np.array([3, 1]))["state"])
+    return said
+
+
+def assert_same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "apart"),
+    [
+        ("PushCube-v1", {}, set()),
+        ("StackCube-v1", {}, set()),  # asks what the robot grasps
+        ("RollBall-v1", {"reward_mode": "dense"}, set()),  # remembers what was reached
+        ("PickCube-v1", {"control_mode": "pd_joint_target_delta_pos"}, set()),  # controllers with a state
+        ("LiftPegUpright-v1", {"reward_mode": "sparse"}, set()),
+        ("MS-AntRun-v1", {}, set()),  # another robot
+        ("PickCube-v1", {"control_mode": "pd_ee_delta_pos"}, {"actions"}),  # inverse kinematics of one scene
+        ("TriFingerRotateCubeLevel0-v1", {}, {"rewards"}),  # whose reward sets an attribute
+        ("PegInsertionSide-v1", {}, PARTS),  # whose resets build other pegs
+    ],
+)
+def test_rows_together_say_what_they_say_alone(task: str, options: dict[str, Any], apart: set[str]) -> None:
+    together, alone = simulator(task, **options), simulator(task, batch_rows=False, **options)
+    assert_same(played(together), played(alone))
+    assert set(together.apart) == apart
+    assert set(alone.apart) == PARTS
+
+
+class OddTask(PushCubeEnv):
+    """PushCube with a reward or a state that says more about one row than that row's poses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.seen = 0
+        self.best = torch.zeros(1)
+        self.lowest = 0.5
+        self.visited: list[float] = []
+        self.counts = {"steps": torch.zeros(1)}
+        self.place = Pose.create_from_pq(torch.zeros(1, 3))
+        super().__init__(*args, **kwargs)
+
+
+class SetsAnAttribute(OddTask):
+    def evaluate(self) -> dict[str, Any]:
+        self.seen += 1
+        return super().evaluate() | {"seen": torch.tensor([self.seen])}
+
+
+class ChangesATensor(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        reward = super().compute_dense_reward(obs, action, info)
+        torch.maximum(self.best, reward, out=self.best)
+        return reward + self.best
+
+
+class AppendsToAList(OddTask):
+    def evaluate(self) -> dict[str, Any]:
+        self.visited.append(0.5)
+        return super().evaluate() | {"visited": torch.tensor([len(self.visited)])}
+
+
+class ChangesATensorInADict(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        self.counts["steps"] += 1
+        return super().compute_dense_reward(obs, action, info) + self.counts["steps"]
+
+
+class ChangesAPose(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        self.place.p = self.place.p + 1
+        return super().compute_dense_reward(obs, action, info) + self.place.p[:, 0]
+
+
+class MovesAnObject(OddTask):
+    def evaluate(self) -> dict[str, Any]:
+        self.goal_region.set_pose(self.goal_region.pose)
+        return super().evaluate()
+
+
+class LooksAtTheFirstRow(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.obj.pose.p[0, 0]
+
+
+class AveragesOverRows(OddTask):
+    def evaluate(self) -> dict[str, Any]:
+        return super().evaluate() | {"height": self.obj.pose.p.mean().reshape(1)}
+
+
+class BranchesOnARow(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        near = bool(self.obj.pose.p[:, 0] > 0)
+        return super().compute_dense_reward(obs, action, info) * (2 if near else 1)
+
+
+class CountsInANumber(OddTask):
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        self.lowest = float(self.obj.pose.p[0, 0])
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.lowest
+
+
+class LimitsActions(OddTask):
+    def _step_action(self, action: Any) -> Any:
+        return super()._step_action(None if action is None else action / 2)
+
+
+class Overrides(OddTask):
+    goal_radius = 0.1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.goal_radius = 0.3  # of the object, not that of the class
+
+
+@pytest.fixture
+def odd(request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"{request.param.__name__}-v1"
+    register_env(name, max_episode_steps=50)(request.param)
+    yield name
+    del REGISTERED_ENVS[name]
+
+
+@pytest.mark.parametrize(
+    ("odd", "apart", "why"),
+    [
+        (SetsAnAttribute, {"rewards"}, "seen is set"),
+        (ChangesATensor, {"rewards"}, "best is changed in place"),
+        (AppendsToAList, {"rewards"}, "'append'"),
+        (ChangesATensorInADict, {"rewards"}, "does not support item assignment"),
+        (ChangesAPose, {"rewards"}, "place is changed in place"),
+        (MovesAnObject, {"rewards"}, "set_pose"),
+        (LooksAtTheFirstRow, {"rewards"}, "by itself gives something else"),
+        (AveragesOverRows, {"rewards"}, "by itself gives something else"),
+        (BranchesOnARow, {"rewards"}, "RuntimeError in a batch: Boolean value of Tensor"),
+        (CountsInANumber, {"rewards"}, "lowest (float) differs between rows"),
+        (LimitsActions, {"actions", "rewards"}, "_step_action"),
+        (Overrides, set(), ""),
+    ],
+    indirect=["odd"],
+)
+def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set[str], why: str) -> None:
+    together, alone = simulator(odd), simulator(odd, batch_rows=False)
+    assert_same(played(together), played(alone))
+    assert set(together.apart) == apart
+    assert all(why in text for text in together.apart.values())
+
+
+class LooksLater(OddTask):
+    """Looks from row to row from the 30th step of an episode on."""
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        reward = super().compute_dense_reward(obs, action, info)
+        return torch.where(self.elapsed_steps >= 30, reward + self.obj.pose.p.sum(), reward)
+
+
+@pytest.mark.parametrize("odd", [LooksLater], indirect=True)
+def test_a_difference_that_comes_later_is_found_and_said(
+    odd: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenes, "_CHECK_EVERY", 5)
+    sim, out, everyone = simulator(odd), StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS)
+    sim.reset(everyone, [1, 2, 3, 4])
+    for _ in range(29):
+        sim.step(everyone, np.zeros((NUM_ROWS, 8), np.float32), out)
+    assert not sim.apart
+    with caplog.at_level(logging.WARNING):
+        for _ in range(6):
+            sim.step(everyone, np.zeros((NUM_ROWS, 8), np.float32), out)
+    assert set(sim.apart) == {"rewards"}
+    assert "env.options.batch_rows=false" in caplog.text and "row by row from now on" in caplog.text
+
+
+def test_an_action_that_one_row_takes_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = simulator("PushCube-v1"), simulator("PushCube-v1", batch_rows=False)
+    for sim in (together, alone):
+        controller = sim.envs[2].agent.controller.controllers["arm"]
+        controller.action_space_high = controller.action_space_high * 2
+    assert_same(played(together), played(alone))
+    assert set(together.apart) == {"actions"} and "action_space_high" in together.apart["actions"]
