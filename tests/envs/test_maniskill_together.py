@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,31 @@ class Overrides(OddTask):
         self.goal_radius = 0.3  # of the object, not that of the class
 
 
+class SetsAnAttributeInSomeRows(OddTask):
+    bonus = 0.0
+
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        if self._episode_seed[0] == 13:
+            self.bonus = 1.0
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.bonus
+
+
+class KeepsWhatItFirstSaw(OddTask):
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        self.__dict__.pop("start", None)
+
+    @cached_property
+    def start(self) -> Any:
+        return self.obj.pose.p[:, 0]
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.start
+
+
 @pytest.fixture
 def odd(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"{request.param.__name__}-v1"
@@ -191,6 +217,8 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (BranchesOnARow, {"rewards"}, "RuntimeError in a batch: Boolean value of Tensor"),
         (CountsInANumber, {"rewards"}, "lowest (float) differs between rows"),
         (LimitsActions, {"actions", "rewards"}, "_step_action"),
+        (SetsAnAttributeInSomeRows, {"rewards"}, "bonus is kept by some rows"),
+        (KeepsWhatItFirstSaw, {"rewards"}, "start is kept by some rows"),
         (Overrides, set(), ""),
     ],
     indirect=["odd"],

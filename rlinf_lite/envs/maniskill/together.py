@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -204,7 +205,11 @@ class _Code(_Rows):
         get = object.__getattribute__
         together, rows, lasting = get(self, "_rows")
         first = rows[0].__dict__
-        if name not in first or hasattr(getattr(type(self), name, None), "__set__"):
+        of_class = getattr(type(self), name, None)
+        if name not in first or hasattr(of_class, "__set__"):
+            kept = isinstance(of_class, cached_property) or any(name in row.__dict__ for row in rows)
+            if kept and name not in first:
+                raise RowsApart(f"{type(rows[0]).__name__}.{name} is kept by some rows")
             return get(self, name)  # a method, a property, or what the class says
         if name == "num_envs":
             return together.num_rows
