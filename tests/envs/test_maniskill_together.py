@@ -19,6 +19,7 @@ from rlinf_lite.envs.maniskill.setup import import_maniskill
 import_maniskill()
 
 import torch  # noqa: E402
+from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController  # noqa: E402
 from mani_skill.envs.tasks.tabletop.push_cube import PushCubeEnv  # noqa: E402
 from mani_skill.utils.registration import REGISTERED_ENVS, register_env  # noqa: E402
 from mani_skill.utils.structs import Pose  # noqa: E402
@@ -72,6 +73,7 @@ def assert_same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
         ("MS-AntRun-v1", {}, set()),  # another robot
         ("PickCube-v1", {"control_mode": "pd_ee_delta_pos"}, {"actions"}),  # inverse kinematics of one scene
         ("TriFingerRotateCubeLevel0-v1", {}, {"rewards"}),  # whose reward sets an attribute
+        ("PullCubeTool-v1", {}, {"rewards", "states"}),  # whose info has averages over rows
         ("PegInsertionSide-v1", {}, PARTS),  # whose resets build other pegs
     ],
 )
@@ -92,6 +94,7 @@ class OddTask(PushCubeEnv):
         self.visited: list[float] = []
         self.counts = {"steps": torch.zeros(1)}
         self.place = Pose.create_from_pq(torch.zeros(1, 3))
+        self.visits = np.zeros(1, np.float32)
         super().__init__(*args, **kwargs)
 
 
@@ -128,8 +131,10 @@ class ChangesAPose(OddTask):
 
 class MovesAnObject(OddTask):
     def evaluate(self) -> dict[str, Any]:
-        self.goal_region.set_pose(self.goal_region.pose)
-        return super().evaluate()
+        info = super().evaluate()
+        if (self.elapsed_steps == 12).any():  # the state, which comes next, has the new place
+            self.goal_region.set_pose(Pose.create(self.goal_region.pose.raw_pose + 0.1))
+        return info
 
 
 class LooksAtTheFirstRow(OddTask):
@@ -139,7 +144,7 @@ class LooksAtTheFirstRow(OddTask):
 
 class AveragesOverRows(OddTask):
     def evaluate(self) -> dict[str, Any]:
-        return super().evaluate() | {"height": self.obj.pose.p.mean().reshape(1)}
+        return super().evaluate() | {"height": self.obj.pose.p.mean().expand(self.num_envs)}
 
 
 class BranchesOnARow(OddTask):
@@ -195,6 +200,64 @@ class KeepsWhatItFirstSaw(OddTask):
         return super().compute_dense_reward(obs, action, info) + self.start
 
 
+class ChangesTheAction(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        action *= 0.5
+        return super().compute_dense_reward(obs, action, info) + action[:, 0]
+
+
+class ChangesAnArray(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        torch.from_numpy(self.visits).add_(1)  # passes over an array's being read-only
+        return super().compute_dense_reward(obs, action, info) + float(self.visits[0])
+
+
+class DrawsNoise(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + torch.rand(self.num_envs)
+
+
+class HasASign(OddTask):
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        self.lowest = -0.0 if self._episode_seed[0] == 29 else 0.0  # of a row that begins anew later
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return torch.copysign(super().compute_dense_reward(obs, action, info), torch.tensor(self.lowest))
+
+
+class RemembersInTheRobot(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.memory = {"start": torch.zeros(1, 3)}
+
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        self.agent.memory["start"] = self.agent.tcp.pose.p + self.obj.pose.p
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.agent.memory["start"][:, 1]
+
+
+class LimitsJointsAtResets(OddTask):
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        if self._episode_seed[0] == 29:
+            self.agent.controller.controllers["arm"].action_space_high.fill_(0.02)
+
+
+class LimitsItsTarget(PDJointPosController):
+    def set_action(self, action: Any) -> None:
+        super().set_action(action)
+        self._target_qpos.clamp_(-2.2, 2.2)  # of what PhysX has been told already
+
+
+class HasAControllerOfItsOwn(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.controller.controllers["arm"].__class__ = LimitsItsTarget
+
+
 @pytest.fixture
 def odd(request: pytest.FixtureRequest) -> Iterator[str]:
     name = f"{request.param.__name__}-v1"
@@ -220,12 +283,22 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (SetsAnAttributeInSomeRows, {"rewards"}, "bonus is kept by some rows"),
         (KeepsWhatItFirstSaw, {"rewards"}, "start is kept by some rows"),
         (Overrides, set(), ""),
+        (ChangesTheAction, {"rewards"}, "the action is changed in place"),
+        (ChangesAnArray, {"rewards"}, "visits is changed in place"),
+        (DrawsNoise, {"rewards"}, "random numbers are drawn"),
+        (HasASign, {"rewards"}, "lowest (float) differs between rows"),
+        (RemembersInTheRobot, set(), ""),
+        (LimitsJointsAtResets, {"actions"}, "action_space_high has no row of its own"),
+        (HasAControllerOfItsOwn, set(), ""),
     ],
     indirect=["odd"],
 )
 def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set[str], why: str) -> None:
-    together, alone = simulator(odd), simulator(odd, batch_rows=False)
-    assert_same(played(together), played(alone))
+    together, alone = simulator(odd, batch_rows=True), simulator(odd, batch_rows=False)
+    torch.manual_seed(0)
+    said = played(together)
+    torch.manual_seed(0)
+    assert_same(said, played(alone))
     assert set(together.apart) == apart
     assert all(why in text for text in together.apart.values())
 
@@ -243,7 +316,7 @@ def test_a_difference_that_comes_later_is_found_and_said(
     odd: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenes, "_CHECK_EVERY", 5)
-    sim, out, everyone = simulator(odd), StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS)
+    sim, out, everyone = simulator(odd, batch_rows=True), StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS)
     sim.reset(everyone, [1, 2, 3, 4])
     for _ in range(29):
         sim.step(everyone, np.zeros((NUM_ROWS, 8), np.float32), out)
@@ -253,6 +326,13 @@ def test_a_difference_that_comes_later_is_found_and_said(
             sim.step(everyone, np.zeros((NUM_ROWS, 8), np.float32), out)
     assert set(sim.apart) == {"rewards"}
     assert "env.options.batch_rows=false" in caplog.text and "row by row from now on" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [OddTask], indirect=True)
+def test_a_task_of_ones_own_is_computed_row_by_row_unless_asked(odd: str) -> None:
+    assert set(simulator(odd).apart) == PARTS
+    assert "OddTask is not ManiSkill's own" in simulator(odd).apart["rewards"]
+    assert not simulator("PushCube-v1").apart and not simulator(odd, batch_rows=True).apart
 
 
 def test_an_action_that_one_row_takes_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
-from rlinf_lite.envs.maniskill.together import RowsApart, Together
+from rlinf_lite.envs.maniskill.together import RowsApart, Together, row_of, same
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CALLS_CHECKED, _CHECK_EVERY = 8, 64
-"""Calls that are checked in every row, and after which number of calls a row is."""
+_CALLS_CHECKED, _CHECK_EVERY = 8, 61
+"""Calls that are checked in every row, and after which number of calls a row is: a prime one, so that checks come at
+all steps of an episode."""
 
 
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
@@ -102,11 +103,14 @@ class CpuSimulator(Scenes):
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
         speed_up()
         super().__init__([build(1, cfg, backends) for _ in range(num_envs)], num_envs, cfg)
-        self._together = Together(self.envs)
         self._num_calls = {"actions": 0, "rewards": 0, "states": 0}
         self.apart: dict[str, str] = {}
         """Which of the three are computed row by row, and why."""
-        if not cfg.options.batch_rows:
+        batch_rows = cfg.options.batch_rows
+        if batch_rows is None and (of := _not_maniskills(self.envs[0])):
+            why = f"{of} is not ManiSkill's own, and env.options.batch_rows is not true"
+            self.apart = dict.fromkeys(self._num_calls, why)
+        elif batch_rows is False:
             self.apart = dict.fromkeys(self._num_calls, "env.options.batch_rows is false")
         elif any(env.reconfiguration_freq for env in self.envs):
             self.apart = dict.fromkeys(self._num_calls, "resets build the scene anew")
@@ -114,10 +118,17 @@ class CpuSimulator(Scenes):
             self.apart = dict.fromkeys(("actions", "rewards"), "the task has its own _step_action")
         if backends.render != "none":
             self.apart["states"] = "pictures are taken scene by scene"
+        self._together: Together | None = None
+        if len(self.apart) < len(self._num_calls):
+            try:
+                self._together = Together(self.envs)
+            except RowsApart as error:
+                self.apart = dict.fromkeys(self._num_calls, str(error))
 
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
-        self._together.moved()
+        if self._together is not None:
+            self._together.forget()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             env = self.envs[row]
             try:
@@ -135,7 +146,7 @@ class CpuSimulator(Scenes):
         results = self._of_rows(
             "rewards",
             numbers,
-            lambda env: _reward_and_info(env, batch),
+            lambda env, together: _reward_and_info(env, together.lend("the action", batch)),
             lambda row: _reward_and_info(self.envs[row], used[row]),
         )
         for row, (reward, info) in zip(numbers, results, strict=True):
@@ -148,8 +159,8 @@ class CpuSimulator(Scenes):
 
     @torch.inference_mode()
     def observe(self, rows: IntArray) -> Obs:
-        def state_of_all(env: Any) -> torch.Tensor:
-            state: torch.Tensor = env.get_obs(self._together.join("info", self._infos))
+        def state_of_all(env: Any, together: Together) -> torch.Tensor:
+            state: torch.Tensor = env.get_obs(together.join("info", self._infos))
             return state
 
         numbers = rows.tolist()
@@ -168,14 +179,17 @@ class CpuSimulator(Scenes):
     def _move(self, rows: list[int], actions: torch.Tensor) -> dict[int, torch.Tensor]:
         """Sets what `actions` [B, D] say and steps the physics of `rows`. Returns each one's action [1, D], as used."""
         used = {row: actions[row : row + 1] for row in rows}
-        targets, checked = None, []
-        if "actions" not in self.apart and len(rows) > 1:
+        together, targets, checked = self._together, None, []
+        if together is not None and "actions" not in self.apart and len(rows) > 1:
             try:
-                targets = self._together.act(lambda env: env.agent.set_action(actions))
+                targets = together.act(lambda env: env.agent.set_action(together.lend("the action", actions)))
                 checked = self._to_check("actions", rows)
             except RowsApart as error:
                 self._set_apart("actions", str(error))
-        self._together.moved()
+        if together is not None:
+            together.moved()
+            if targets is None or checked:
+                together.forget()
         for row in rows:
             env = self.envs[row]
             try:
@@ -188,7 +202,7 @@ class CpuSimulator(Scenes):
                     env.agent.set_action(used[row])
                     if not targets.are_set(row):
                         targets = None
-                        self._set_apart("actions", f"row {row} by itself has other targets")
+                        self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
                     env._step_action(None)
                 env._elapsed_steps += 1
             except Exception as error:
@@ -196,27 +210,39 @@ class CpuSimulator(Scenes):
         return used
 
     def _of_rows(
-        self, part: str, rows: list[int], of_all: Callable[[Any], Any], of_row: Callable[[int], Any]
+        self,
+        part: str,
+        rows: list[int],
+        of_all: Callable[[Any, Together], Any],
+        of_row: Callable[[int], Any],
     ) -> list[Any]:
-        """What `of_row` returns for each of `rows`, out of what `of_all` returns for all, if that is the same."""
+        """What `of_row` returns for each of `rows`, out of what `of_all` returns for all, if that is the same.
+
+        Each row's own code runs once at most, as it may not give the same twice."""
+        results: dict[int, Any] = {}
+
+        together = self._together
 
         def alone(row: int) -> Any:
+            if together is not None:
+                together.forget()
             try:
-                return of_row(row)
+                results[row] = of_row(row)
             except Exception as error:
                 raise RowError(row) from error
+            return results[row]
 
-        if part not in self.apart and len(rows) > 1:
+        if together is not None and part not in self.apart and len(rows) > 1:
             try:
-                batch = self._together.look(of_all)
-                results = [_row_of(batch, row) for row in rows]
-                for row in self._to_check(part, rows):
-                    if not _same(alone(row), results[rows.index(row)]):
-                        raise RowsApart(f"row {row} by itself gives something else")
-                return results
+                batch = together.look(lambda env: of_all(env, together))
+                shares = {row: row_of(batch, row, self.num_envs) for row in rows}
+                other = [row for row in self._to_check(part, rows) if not same(alone(row), shares[row])]
+                if not other:
+                    return [shares[row] for row in rows]
+                self._set_apart(part, f"row {other[0]} by itself gives something else", was_wrong=True)
             except RowsApart as error:
                 self._set_apart(part, str(error))
-        return [alone(row) for row in rows]
+        return [results[row] if row in results else alone(row) for row in rows]
 
     def _to_check(self, part: str, rows: list[int]) -> list[int]:
         call = self._num_calls[part]
@@ -226,9 +252,9 @@ class CpuSimulator(Scenes):
         number, now = divmod(call, _CHECK_EVERY)
         return [] if now else [rows[number % len(rows)]]
 
-    def _set_apart(self, part: str, why: str) -> None:
+    def _set_apart(self, part: str, why: str, was_wrong: bool = False) -> None:
         self.apart[part] = why
-        if self._num_calls[part] <= _CALLS_CHECKED:
+        if not was_wrong or self._num_calls[part] <= _CALLS_CHECKED:
             log.info("%s: %s are computed row by row: %s", self.task_id, part, why)
         else:
             log.warning(
@@ -324,26 +350,16 @@ def _reward_and_info(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict
     return env.get_reward(obs=_LazyObs(env, info), action=action, info=info), info
 
 
-def _row_of(batch: Any, row: int) -> Any:
-    """Of tensors [B, ...], and what holds them, `row`."""
-    if isinstance(batch, torch.Tensor):
-        return batch[row : row + 1]
-    if isinstance(batch, dict):
-        return {key: _row_of(value, row) for key, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_row_of(value, row) for value in batch)
-    return batch
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other)
+def _not_maniskills(env: Any) -> str | None:
+    """The first class of the environment, its robot or a controller that is not of ManiSkill's package."""
+    agents = getattr(env.agent, "agents", [env.agent])
+    controllers = [getattr(agent, "controller", None) for agent in agents]
+    parts = [part for whole in controllers for part in getattr(whole, "controllers", {}).values()]
+    for thing in (env, env.agent, *agents, *controllers, *parts):
+        for kind in type(thing).__mro__:
+            if kind.__module__.split(".")[0] not in ("mani_skill", "gymnasium", "builtins", "typing", "abc"):
+                return kind.__name__
+    return None
 
 
 class _LazyObs(Mapping[str, Any]):

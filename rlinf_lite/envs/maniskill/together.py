@@ -40,6 +40,43 @@ class RowsApart(Exception):
     """These environments cannot be treated as one; the text says why."""
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are of one kind, and equal to the last bit, NaN and the sign of 0 included. Of unknown kinds
+    nothing is the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return bool(one.dtype == other.dtype) and same(one.numpy(), other.numpy())
+    if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape or one.dtype.hasobject:
+            return False
+        return bool(one.tobytes() == other.tobytes())
+    if isinstance(one, float | np.inexact):
+        return repr(one) == repr(other)
+    if isinstance(one, dict):
+        return bool(one.keys() == other.keys()) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Pose):
+        return same(one.raw_pose, other.raw_pose)
+    return isinstance(one, _CONSTANTS | gymnasium.Space) and bool(one == other)
+
+
+def row_of(batch: Any, row: int, num_rows: int) -> Any:
+    """What a row by itself has, where all have `batch`. Raises RowsApart."""
+    if isinstance(batch, torch.Tensor):
+        if batch.ndim == 0 or len(batch) != num_rows:
+            raise RowsApart(f"a tensor {list(batch.shape)} has no row for each of {num_rows} environments")
+        return batch[row : row + 1]
+    if isinstance(batch, dict):
+        return {key: row_of(value, row, num_rows) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row_of(value, row, num_rows) for value in batch)
+    if isinstance(batch, _CONSTANTS):
+        return batch
+    raise RowsApart(f"what a {type(batch).__name__} says of each row is not known here")
+
+
 @dataclasses.dataclass
 class Changes:
     """What `act` has found out, by object: attributes, and targets of joints [B, joints]."""
@@ -57,9 +94,7 @@ class Changes:
     def are_set(self, row: int) -> bool:
         """Whether `row`, which has done the same by itself, is as `apply` would have made it."""
         for owners, name, value in self.attributes:
-            own = owners[row].__dict__[name]
-            same = torch.equal(own, value[row : row + 1]) if isinstance(value, torch.Tensor) else own == value
-            if not same:
+            if not same(owners[row].__dict__[name], value[row : row + 1] if isinstance(value, torch.Tensor) else value):
                 return False
         return all(
             [float(joint.drive_target[0]) for joint in joints[row]] == targets[row].tolist()
@@ -77,21 +112,37 @@ class Together:
         """Poses and joints, with the rows' objects; nothing moves between two calls of `moved`."""
         self.attributes: dict[tuple[int, str], tuple[list[Any], Any, torch.Tensor | None]] = {}
         """Of rows' objects, by name: tensors that were read, as they are and as they were, and what was set."""
-        self.others: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        """Tensors that are no attributes themselves, and as they were: a change in place would be lost."""
+        self.others: list[tuple[str, Any, Any]] = []
+        """Tensors and arrays that are no attributes themselves, and as they were: a change in place would be lost."""
+        self.lasting: dict[tuple[int, str], tuple[list[Any], Any]] = {}
+        """Attributes whose values stay the same objects from call to call: those values, and what was made of them."""
         self.targets: list[tuple[list[Any], np.ndarray]] = []
         """Of joints: each row's, and [B, joints]."""
-        self.env: Any = self.join("env", list(envs))
+        try:
+            self.env: Any = self.join("env", list(envs))
+        except Exception as error:
+            raise RowsApart(f"no batch can be made of {type(envs[0]).__name__}: {error}") from error
 
     def moved(self) -> None:
-        """Forgets where things are: call it when anything in the scenes may have changed."""
+        """Forgets where things are: call it when the scenes have been stepped."""
         self.where.clear()
+
+    def forget(self) -> None:
+        """Forgets all that it knows of the rows: call it when code of theirs has run by itself."""
+        self.where.clear()
+        self.lasting.clear()
+
+    def lend(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """For a method that `look` or `act` calls: a copy of `tensor`, which may not be changed."""
+        copy = tensor.clone()
+        self.others.append((name, copy, tensor))
+        return copy
 
     def look(self, method: Callable[[Any], Any]) -> Any:
         """What `method(env)` returns. Raises RowsApart, for whatever `method` raises too."""
         result = self._call(method, may_set=False)
         for (_, name), (_, batch, before) in self.attributes.items():
-            if before is None or not torch.equal(batch, before):
+            if before is None or not same(batch, before):
                 raise RowsApart(f"{name} is changed in place")
         return result
 
@@ -104,12 +155,12 @@ class Together:
         changed = [
             (rows, name, value)
             for (_, name), (rows, value, before) in self.attributes.items()
-            if before is None or not torch.equal(value, before)
+            if before is None or not same(value, before)
         ]
         for _, name, value in changed:
             if not isinstance(value, torch.Tensor | int | float | None):
                 raise RowsApart(f"{name} is set to a {type(value).__name__}")
-            if isinstance(value, torch.Tensor) and len(value) != self.num_rows:
+            if isinstance(value, torch.Tensor) and (value.ndim == 0 or len(value) != self.num_rows):
                 raise RowsApart(f"{name} is set to a tensor without a row for each environment")
         return Changes(changed, list(self.targets))
 
@@ -118,14 +169,22 @@ class Together:
         self.others.clear()
         self.targets.clear()
         self.may_set = may_set
+        generators = torch.get_rng_state(), np.random.get_state()
         try:
             result = method(self.env)
         except RowsApart:
             raise
         except Exception as error:
             raise RowsApart(f"{type(error).__name__} in a batch: {error}") from error
+        finally:
+            draws = not same(generators, (torch.get_rng_state(), np.random.get_state()))
+            if draws:  # as if nothing had been
+                torch.set_rng_state(generators[0])
+                np.random.set_state(generators[1])
+        if draws:
+            raise RowsApart("random numbers are drawn")
         for name, batch, before in self.others:
-            if not torch.equal(batch, before):
+            if not same(batch, before):
                 raise RowsApart(f"{name} is changed in place")
         return result
 
@@ -151,12 +210,13 @@ class Together:
             )
         if isinstance(first, list | tuple) and all(len(value) == len(first) for value in values):
             return tuple(self.join(f"{name}[{i}]", [value[i] for value in values]) for i in range(len(first)))
-        if isinstance(first, _CONSTANTS | gymnasium.Space) and all(value == first for value in values):
+        if isinstance(first, _CONSTANTS | gymnasium.Space) and all(same(value, first) for value in values):
             return first
-        if isinstance(first, np.ndarray) and all(np.array_equal(value, first) for value in values):
-            view = first.view()
-            view.flags.writeable = False
-            return view
+        if isinstance(first, np.ndarray) and all(same(value, first) for value in values):
+            copy = first.copy()
+            copy.flags.writeable = False  # torch.from_numpy passes over that
+            self.others.append((name, copy, first))
+            return copy
         if dataclasses.is_dataclass(first) and kind.__module__.startswith("mani_skill."):  # settings
             self.join(name, [vars(value) for value in values])
             return first
@@ -165,13 +225,13 @@ class Together:
 
 def _join_tensors(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
-    if first.ndim and len(first) == 1 and all(one.shape == first.shape for one in tensors):
+    if first.ndim and len(first) == 1 and all((one.shape, one.dtype) == (first.shape, first.dtype) for one in tensors):
         return torch.cat(tensors)
     return _same_tensor(name, tensors)
 
 
 def _same_tensor(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    if not all(torch.equal(one, tensors[0]) for one in tensors):
+    if not all(same(one, tensors[0]) for one in tensors):
         raise RowsApart(f"{name} has no row of its own for each environment: {list(tensors[0].shape)}")
     return tensors[0].clone()
 
@@ -189,7 +249,7 @@ class _Rows:
     """Stands for `rows`, objects of one class."""
 
     def __init__(self, together: Together, rows: list[Any]) -> None:
-        object.__setattr__(self, "_rows", (together, rows, {}))
+        object.__setattr__(self, "_rows", (together, rows))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise RowsApart(f"{type(self).__name__}.{name} is set")
@@ -203,7 +263,7 @@ class _Code(_Rows):
 
     def __getattribute__(self, name: str) -> Any:
         get = object.__getattribute__
-        together, rows, lasting = get(self, "_rows")
+        together, rows = get(self, "_rows")
         first = rows[0].__dict__
         of_class = getattr(type(self), name, None)
         if name not in first or hasattr(of_class, "__set__"):
@@ -217,7 +277,7 @@ class _Code(_Rows):
         if key in together.attributes:
             return together.attributes[key][1]
         values = [row.__dict__[name] for row in rows]
-        known = lasting.get(name)
+        known = together.lasting.get(key)
         if known is not None and all(map(_is, values, known[0])):
             if isinstance(known[1], torch.Tensor):
                 together.others.append((name, known[1], values[0]))
@@ -227,7 +287,7 @@ class _Code(_Rows):
             # of a controller's tensors those of one dimension are about its joints, of which it may have a single one
             if isinstance(rows[0], BaseController) and values[0].ndim == 1:
                 batch = _same_tensor(where, values)
-                lasting[name] = (values, batch)
+                together.lasting[key] = (values, batch)
                 together.others.append((name, batch, values[0]))
                 return batch
             batch = _join_tensors(where, values)
@@ -238,11 +298,11 @@ class _Code(_Rows):
             joined = batch_space(joined, together.num_rows)
         fixed = isinstance(rows[0], BaseAgent | BaseController)  # their lists stay as they are built
         if fixed or isinstance(joined, _Rows | int | float | str):
-            lasting[name] = (values, joined)
+            together.lasting[key] = (values, joined)
         return joined
 
     def __setattr__(self, name: str, value: object) -> None:
-        together, rows, _ = object.__getattribute__(self, "_rows")
+        together, rows = object.__getattribute__(self, "_rows")
         if not (together.may_set and isinstance(rows[0], BaseController)):
             super().__setattr__(name, value)
         else:
@@ -256,7 +316,7 @@ class _Objects(_Rows):
         get = object.__getattribute__
         if name.startswith("__"):
             return get(self, name)
-        together, rows, _ = get(self, "_rows")
+        together, rows = get(self, "_rows")
         if name in ("num_envs", "_num_objs"):
             return together.num_rows
         if name in _QUICK and isinstance(rows[0], Actor | Link | Articulation) and len(rows[0]._objs) == 1:
@@ -290,7 +350,7 @@ class _Objects(_Rows):
         if not together.may_set or targets.dtype != torch.float32 or len(targets) != together.num_rows:
             raise RowsApart("set_joint_drive_targets for no row of its own")
         by_joint = [[one._objs[0] for one in object.__getattribute__(joint, "_rows")[1]] for joint in joints]
-        together.targets.append((list(zip(*by_joint, strict=True)), targets.numpy()))
+        together.targets.append((list(zip(*by_joint, strict=True)), targets.numpy().copy()))
 
 
 def _is(one: object, other: object) -> bool:
