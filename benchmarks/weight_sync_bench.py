@@ -92,7 +92,8 @@ class Sync:
         self.version += 1
         self.actor.change(self.version).wait()
         start = time.perf_counter()
-        wait_all(self.rollout.receive_weights(self.version), self.actor.send_weights(self.version))
+        sending = self.actor.send_weights(self.version)
+        wait_all(self.rollout.receive_weights(self.version), sending)
         taken = time.perf_counter() - start
         for rank, values in enumerate(self.rollout.values().wait()):
             if any(value != self.version for value in values):

@@ -171,6 +171,7 @@ class WeightSender:
         own_node = routes.actor_nodes[worker.rank]
         self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
         self._segment: _Segment | None = None
+        self._names: list[str] = []  # of what was trained when weights were last sent
 
     def send(self, version: int, module: nn.Module, number: int = 0) -> None:
         """Bring every receiver to `version`: everything the first time, then parameters that train and buffers.
@@ -197,7 +198,9 @@ class WeightSender:
         others = [rank for rank in ready if rank not in self._on_this_node]
         here = None if self._segment is None else self._segment.path
         first = any(here is None or ready[rank].segment != here for rank in sharing)
-        everything = first or not all(receiver.complete for receiver in ready.values())
+        trained = synced_tensors(module, trainable_only=True)
+        names = [name for name, _ in trained]  # where others train now, what is frozen since has changed before
+        everything = first or names != self._names or not all(receiver.complete for receiver in ready.values())
 
         # all senders go through the same tensors, or give up together
         if dist.is_initialized():
@@ -208,7 +211,8 @@ class WeightSender:
                 problem = AbortedError("another sender of weights gave up")
         if problem is not None:
             raise problem
-        tensors = synced_tensors(module, trainable_only=not everything)
+        tensors = synced_tensors(module, trainable_only=False) if everything else trained
+        self._names = names
 
         if first:
             if self._segment is not None:

@@ -47,10 +47,13 @@ class Sending(Worker):
         self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s=20, num_threads=2, cuda_ipc=lends)
         pretend_gpu(kind, self.rank)
 
-    def change_and_send(self, version):
+    def change_and_send(self, version, frozen=()):
+        """`frozen`: what does not train any more after this change, or not yet, besides what never does."""
         with torch.no_grad():
-            for parameter in self.module.parameters():
-                parameter.add_(version + 1)
+            for name, parameter in self.module.named_parameters():
+                if name not in frozen or parameter.requires_grad:
+                    parameter.add_(version + 1)
+                parameter.requires_grad_(name not in (FIXED_AT_FIRST, *frozen))
             self.module[1].running_mean.add_(version + 1)
             self.module[1].num_batches_tracked.add_(1)
             self.module[1].running_var = self.module[1].running_var * 2  # another tensor, as many modules do it
@@ -130,6 +133,17 @@ def test_everything_first_then_what_trains_and_statistics(groups, request):
         for rank, (mean, variance) in enumerate(rollout.use().wait()):  # nobody else's, until the next weights come
             assert torch.equal(mean, sent[0]["1.running_mean"] + 100 * (rank + 1))
             assert torch.equal(variance, sent[0]["1.running_var"] + 1)
+
+
+@pytest.mark.parametrize("groups", ["views", "copied", "buckets"], indirect=True)
+def test_what_is_frozen_between_two_transfers_arrives_as_it_was_then(groups):
+    """As where a backbone trains for some steps only: its last update comes before its `requires_grad_(False)`."""
+    actor, rollout = groups
+    for version, frozen in ((0, []), (1, ["2.bias"]), (2, ["2.bias"]), (3, [])):
+        received, sent = wait_all(rollout.receive(version), actor.change_and_send(version, frozen), timeout_s=60)
+        for weights in received:
+            for name in sent[0].keys() - {FIXED_AT_FIRST}:
+                assert torch.equal(weights[name], sent[0][name]), (version, name)
 
 
 @pytest.mark.parametrize("groups", ["views", "copied"], indirect=True)
