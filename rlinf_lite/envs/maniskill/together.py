@@ -43,6 +43,8 @@ class RowsApart(Exception):
 def same(one: Any, other: Any) -> bool:
     """Whether two values are of one kind, and equal to the last bit, NaN and the sign of 0 included. Of unknown kinds
     nothing is the same."""
+    if one is other:
+        return True
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -59,6 +61,8 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Pose):
         return same(one.raw_pose, other.raw_pose)
+    if isinstance(one, gymnasium.spaces.Box):  # its own comparison takes as long as a step of physics
+        return same((one.low, one.high), (other.low, other.high))
     return isinstance(one, _CONSTANTS | gymnasium.Space) and bool(one == other)
 
 
@@ -128,9 +132,10 @@ class Together:
         self.where.clear()
 
     def forget(self) -> None:
-        """Forgets all that it knows of the rows: call it when code of theirs has run by itself."""
+        """Forgets whatever code of the rows' own may have changed: call it when some has run."""
         self.where.clear()
-        self.lasting.clear()
+        fixed = _Rows | int | float | str | None  # else what the same object says may have changed
+        self.lasting = {key: known for key, known in self.lasting.items() if isinstance(known[1], fixed)}
 
     def lend(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """For a method that `look` or `act` calls: a copy of `tensor`, which may not be changed."""
