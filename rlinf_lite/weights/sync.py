@@ -199,7 +199,7 @@ class WeightSender:
         here = None if self._segment is None else self._segment.path
         first = any(here is None or ready[rank].segment != here for rank in sharing)
         trained = synced_tensors(module, trainable_only=True)
-        names = [name for name, _ in trained]  # where others train now, what is frozen since has changed before
+        names = [name for name, _ in trained]  # what is not among them any more may have changed before it was frozen
         everything = first or names != self._names or not all(receiver.complete for receiver in ready.values())
 
         # all senders go through the same tensors, or give up together

@@ -217,6 +217,11 @@ class DrawsNoise(OddTask):
         return super().compute_dense_reward(obs, action, info) + torch.rand(self.num_envs)
 
 
+class DrawsByNumPy(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + float(np.random.uniform())
+
+
 class HasASign(OddTask):
     def _initialize_episode(self, env_idx: Any, options: Any) -> None:
         super()._initialize_episode(env_idx, options)
@@ -250,6 +255,22 @@ class LimitsItsTarget(PDJointPosController):
     def set_action(self, action: Any) -> None:
         super().set_action(action)
         self._target_qpos.clamp_(-2.2, 2.2)  # of what PhysX has been told already
+
+
+class RemembersLater(PDJointPosController):
+    def set_action(self, action: Any) -> None:
+        last = self.memory["last"]  # looked at in every call, and changed when the arm has moved far enough
+        super().set_action(action + last)
+        if (torch.linalg.norm(self.qpos - self.start["qpos"], dim=1) > 0.6).any():
+            last.copy_(action / 2)
+
+
+class HasAControllerThatRemembers(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        arm = self.agent.controller.controllers["arm"]
+        arm.__class__, arm.memory, arm.start = RemembersLater, {"last": torch.zeros(1, 7)}, {"qpos": torch.zeros(1, 7)}
+        arm.start["qpos"] += torch.tensor([0, torch.pi / 8, 0, -torch.pi * 5 / 8, 0, torch.pi * 3 / 4, torch.pi / 4])
 
 
 class HasAControllerOfItsOwn(OddTask):
@@ -286,19 +307,23 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (ChangesTheAction, {"rewards"}, "the action is changed in place"),
         (ChangesAnArray, {"rewards"}, "visits is changed in place"),
         (DrawsNoise, {"rewards"}, "random numbers are drawn"),
+        (DrawsByNumPy, {"rewards"}, "random numbers are drawn"),
         (HasASign, {"rewards"}, "lowest (float) differs between rows"),
         (RemembersInTheRobot, set(), ""),
         (LimitsJointsAtResets, {"actions"}, "action_space_high has no row of its own"),
         (HasAControllerOfItsOwn, set(), ""),
+        (HasAControllerThatRemembers, {"actions"}, "is changed in place"),
     ],
     indirect=["odd"],
 )
 def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set[str], why: str) -> None:
     together, alone = simulator(odd, batch_rows=True), simulator(odd, batch_rows=False)
-    torch.manual_seed(0)
-    said = played(together)
-    torch.manual_seed(0)
-    assert_same(said, played(alone))
+    saids = []
+    for sim in (together, alone):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        saids.append(played(sim))
+    assert_same(*saids)
     assert set(together.apart) == apart
     assert all(why in text for text in together.apart.values())
 

@@ -21,7 +21,7 @@ from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
-from rlinf_lite.envs.maniskill.together import RowsApart, Together, row_of, same
+from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, row_of, same
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
@@ -107,7 +107,7 @@ class CpuSimulator(Scenes):
         self.apart: dict[str, str] = {}
         """Which of the three are computed row by row, and why."""
         batch_rows = cfg.options.batch_rows
-        if batch_rows is None and (of := _not_maniskills(self.envs[0])):
+        if batch_rows is None and (of := not_maniskills(self.envs[0])):
             why = f"{of} is not ManiSkill's own, and env.options.batch_rows is not true"
             self.apart = dict.fromkeys(self._num_calls, why)
         elif batch_rows is False:
@@ -220,7 +220,6 @@ class CpuSimulator(Scenes):
 
         Each row's own code runs once at most, as it may not give the same twice."""
         results: dict[int, Any] = {}
-
         together = self._together
 
         def alone(row: int) -> Any:
@@ -348,18 +347,6 @@ def _reward_and_info(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict
     """The end of `BaseEnv.step` without its observation: reward [B], and the info that success is read from."""
     info = env.get_info()
     return env.get_reward(obs=_LazyObs(env, info), action=action, info=info), info
-
-
-def _not_maniskills(env: Any) -> str | None:
-    """The first class of the environment, its robot or a controller that is not of ManiSkill's package."""
-    agents = getattr(env.agent, "agents", [env.agent])
-    controllers = [getattr(agent, "controller", None) for agent in agents]
-    parts = [part for whole in controllers for part in getattr(whole, "controllers", {}).values()]
-    for thing in (env, env.agent, *agents, *controllers, *parts):
-        for kind in type(thing).__mro__:
-            if kind.__module__.split(".")[0] not in ("mani_skill", "gymnasium", "builtins", "typing", "abc"):
-                return kind.__name__
-    return None
 
 
 class _LazyObs(Mapping[str, Any]):

@@ -40,6 +40,18 @@ class RowsApart(Exception):
     """These environments cannot be treated as one; the text says why."""
 
 
+def not_maniskills(env: Any) -> str | None:
+    """The first class of the environment, its robot or a controller that is not of ManiSkill's package."""
+    agents = getattr(env.agent, "agents", [env.agent])
+    controllers = [getattr(agent, "controller", None) for agent in agents]
+    parts = [part for whole in controllers for part in getattr(whole, "controllers", {}).values()]
+    for thing in (env, env.agent, *agents, *controllers, *parts):
+        for kind in type(thing).__mro__:
+            if kind.__module__.split(".")[0] not in ("mani_skill", "gymnasium", "builtins", "typing", "abc"):
+                return kind.__name__
+    return None
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two values are of one kind, and equal to the last bit, NaN and the sign of 0 included. Of unknown kinds
     nothing is the same."""
@@ -48,7 +60,9 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return bool(one.dtype == other.dtype) and same(one.numpy(), other.numpy())
+        if one.dtype != other.dtype or one.dtype == torch.bfloat16 or one.requires_grad or other.requires_grad:
+            return False
+        return same(one.numpy(), other.numpy())
     if isinstance(one, np.ndarray):
         if one.dtype != other.dtype or one.shape != other.shape or one.dtype.hasobject:
             return False
@@ -111,6 +125,8 @@ class Together:
 
     def __init__(self, envs: Sequence[Any]) -> None:
         self.num_rows = len(envs)
+        self.may_use_numpy = not_maniskills(envs[0]) is not None
+        """Whether code may draw from NumPy's global generator, which takes 50 us to copy: ManiSkill's does not."""
         self.may_set = False
         self.where: dict[tuple[int, str], tuple[list[Any], torch.Tensor]] = {}
         """Poses and joints, with the rows' objects; nothing moves between two calls of `moved`."""
@@ -118,8 +134,9 @@ class Together:
         """Of rows' objects, by name: tensors that were read, as they are and as they were, and what was set."""
         self.others: list[tuple[str, Any, Any]] = []
         """Tensors and arrays that are no attributes themselves, and as they were: a change in place would be lost."""
-        self.lasting: dict[tuple[int, str], tuple[list[Any], Any]] = {}
-        """Attributes whose values stay the same objects from call to call: those values, and what was made of them."""
+        self.lasting: dict[tuple[int, str], tuple[list[Any], Any, list[tuple[str, Any, Any]]]] = {}
+        """Attributes whose values stay the same objects from call to call: those values, what was made of them, and
+        what of that belongs to `others`."""
         self.targets: list[tuple[list[Any], np.ndarray]] = []
         """Of joints: each row's, and [B, joints]."""
         try:
@@ -134,7 +151,7 @@ class Together:
     def forget(self) -> None:
         """Forgets whatever code of the rows' own may have changed: call it when some has run."""
         self.where.clear()
-        fixed = _Rows | int | float | str | None  # else what the same object says may have changed
+        fixed = _Rows | _CONSTANTS  # else what the same object says may have changed
         self.lasting = {key: known for key, known in self.lasting.items() if isinstance(known[1], fixed)}
 
     def lend(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -145,10 +162,9 @@ class Together:
 
     def look(self, method: Callable[[Any], Any]) -> Any:
         """What `method(env)` returns. Raises RowsApart, for whatever `method` raises too."""
-        result = self._call(method, may_set=False)
-        for (_, name), (_, batch, before) in self.attributes.items():
-            if before is None or not same(batch, before):
-                raise RowsApart(f"{name} is changed in place")
+        result, changed = self._call(method, may_set=False)
+        for _, name, _ in changed:
+            raise RowsApart(f"{name} is changed in place")
         return result
 
     def act(self, method: Callable[[Any], Any]) -> Changes:
@@ -156,12 +172,7 @@ class Together:
 
         Raises RowsApart.
         """
-        self._call(method, may_set=True)
-        changed = [
-            (rows, name, value)
-            for (_, name), (rows, value, before) in self.attributes.items()
-            if before is None or not same(value, before)
-        ]
+        _, changed = self._call(method, may_set=True)
         for _, name, value in changed:
             if not isinstance(value, torch.Tensor | int | float | None):
                 raise RowsApart(f"{name} is set to a {type(value).__name__}")
@@ -169,12 +180,13 @@ class Together:
                 raise RowsApart(f"{name} is set to a tensor without a row for each environment")
         return Changes(changed, list(self.targets))
 
-    def _call(self, method: Callable[[Any], Any], may_set: bool) -> Any:
+    def _call(self, method: Callable[[Any], Any], may_set: bool) -> tuple[Any, list[tuple[list[Any], str, Any]]]:
+        """What `method(env)` returns, and the attributes that it has changed: rows, name and value."""
         self.attributes.clear()
         self.others.clear()
         self.targets.clear()
         self.may_set = may_set
-        generators = torch.get_rng_state(), np.random.get_state()
+        generators = self._generators()
         try:
             result = method(self.env)
         except RowsApart:
@@ -182,16 +194,24 @@ class Together:
         except Exception as error:
             raise RowsApart(f"{type(error).__name__} in a batch: {error}") from error
         finally:
-            draws = not same(generators, (torch.get_rng_state(), np.random.get_state()))
+            draws = not same(generators, self._generators())
             if draws:  # as if nothing had been
                 torch.set_rng_state(generators[0])
-                np.random.set_state(generators[1])
+                if self.may_use_numpy:
+                    np.random.set_state(generators[1])
         if draws:
             raise RowsApart("random numbers are drawn")
         for name, batch, before in self.others:
             if not same(batch, before):
                 raise RowsApart(f"{name} is changed in place")
-        return result
+        return result, [
+            (rows, name, value)
+            for (_, name), (rows, value, before) in self.attributes.items()
+            if before is None or not same(value, before)
+        ]
+
+    def _generators(self) -> tuple[torch.Tensor, Any]:
+        return torch.get_rng_state(), np.random.get_state() if self.may_use_numpy else None
 
     def join(self, name: str, values: list[Any]) -> Any:
         """One value for `values`, those of all rows."""
@@ -284,16 +304,15 @@ class _Code(_Rows):
         values = [row.__dict__[name] for row in rows]
         known = together.lasting.get(key)
         if known is not None and all(map(_is, values, known[0])):
-            if isinstance(known[1], torch.Tensor):
-                together.others.append((name, known[1], values[0]))
+            together.others += known[2]
             return known[1]
-        where = f"{type(rows[0]).__name__}.{name}"
+        num_others, where = len(together.others), f"{type(rows[0]).__name__}.{name}"
         if isinstance(values[0], torch.Tensor):
             # of a controller's tensors those of one dimension are about its joints, of which it may have a single one
             if isinstance(rows[0], BaseController) and values[0].ndim == 1:
                 batch = _same_tensor(where, values)
-                together.lasting[key] = (values, batch)
                 together.others.append((name, batch, values[0]))
+                together.lasting[key] = (values, batch, together.others[num_others:])
                 return batch
             batch = _join_tensors(where, values)
             together.attributes[key] = (rows, batch, batch.clone())
@@ -303,7 +322,7 @@ class _Code(_Rows):
             joined = batch_space(joined, together.num_rows)
         fixed = isinstance(rows[0], BaseAgent | BaseController)  # their lists stay as they are built
         if fixed or isinstance(joined, _Rows | int | float | str):
-            together.lasting[key] = (values, joined)
+            together.lasting[key] = (values, joined, together.others[num_others:])
         return joined
 
     def __setattr__(self, name: str, value: object) -> None:
