@@ -236,16 +236,17 @@ class DataProto:
         return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
 
     def save(self, directory: str | Path) -> None:
-        """Write safetensors and JSON into `directory`. Raises DataProtoError for what JSON cannot hold."""
+        """Write safetensors and JSON into `directory`. Raises DataProtoError for what JSON cannot hold or would change,
+        as tuples and keys of dicts that are no strings."""
         directory = Path(directory)
         numeric = {key: array for key, array in self.non_tensor_batch.items() if array.dtype.kind in _NUMERIC}
         objects = {key: array.tolist() for key, array in self.non_tensor_batch.items() if key not in numeric}
         tensors = {f"batch.{key}": value.detach().cpu().contiguous().clone() for key, value in self.batch.items()}
         tensors |= {f"array.{key}": torch.from_numpy(np.array(array)) for key, array in numeric.items()}
-        try:
-            rest = json.dumps({"objects": objects, "meta_info": self.meta_info, "num_rows": len(self)})
-        except TypeError as error:
-            raise DataProtoError(f"only what JSON can hold is saved besides tensors and numbers: {error}") from error
+        for name, value in [*objects.items(), ("meta_info", self.meta_info)]:
+            if changed := _changed_by_json(value, name):
+                raise DataProtoError(f"besides tensors and numbers only what JSON can hold is saved, and {changed}")
+        rest = json.dumps({"objects": objects, "meta_info": self.meta_info, "num_rows": len(self)})
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, directory / _TENSORS)
         follow_umask([directory / _TENSORS])
@@ -263,7 +264,7 @@ class DataProto:
                 batch[key] = tensor
             else:
                 arrays[key] = tensor.numpy()
-        arrays |= {key: _as_array(key, values) for key, values in rest["objects"].items()}
+        arrays |= {key: _objects(values) for key, values in rest["objects"].items()}
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:
@@ -374,10 +375,29 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         raise DataProtoError(f"{name}: a {type(value).__name__} has no rows; give an array or a list")
     if all(isinstance(item, bool | int | float | np.number) for item in value) and value:
         return np.asarray(value)
-    array = np.empty(len(value), dtype=object)
-    for row, item in enumerate(value):
+    return _objects(value)
+
+
+def _objects(rows: Sequence[Any]) -> np.ndarray:
+    array = np.empty(len(rows), dtype=object)
+    for row, item in enumerate(rows):
         array[row] = item
     return array
+
+
+def _changed_by_json(value: Any, where: str) -> str | None:
+    """What of it would not come back from JSON as it is, in words; None: nothing."""
+    if isinstance(value, dict):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            return f"{where} has the key {wrong[0]!r}. Make it a string"
+        inner = [_changed_by_json(item, f"{where}[{key!r}]") for key, item in value.items()]
+    elif isinstance(value, list):
+        inner = [_changed_by_json(item, f"{where}[{row}]") for row, item in enumerate(value)]
+    elif value is None or isinstance(value, bool | int | float | str):
+        return None
+    else:
+        return f"{where} is a {type(value).__name__}" + (". Make it a list" if isinstance(value, tuple) else "")
+    return next(filter(None, inner), None)
 
 
 def _listed(names: Iterable[str]) -> str:

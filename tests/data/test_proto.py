@@ -140,6 +140,28 @@ def test_files_hold_everything_and_no_pickle(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("meta_info", "rows", "said"),
+    [
+        ({"shape": (2, 3)}, ["a"], r"meta_info\['shape'\] is a tuple. Make it a list"),
+        ({"names": {1: "a"}}, ["a"], r"meta_info\['names'\] has the key 1. Make it a string"),
+        ({"deep": [{"x": [None, {2}]}]}, ["a"], r"meta_info\['deep'\]\[0\]\['x'\]\[1\] is a set"),
+        ({}, ["a", {"pair": (1, 2)}], r"x\[1\]\['pair'\] is a tuple"),
+    ],
+)
+def test_what_json_would_change_is_refused(tmp_path, meta_info, rows, said):
+    with pytest.raises(DataProtoError, match=said):
+        DataProto.from_dict(non_tensors={"x": rows}, meta_info=meta_info).save(tmp_path / "batch")
+    assert not (tmp_path / "batch").exists()
+
+
+def test_objects_come_back_from_files_as_objects(tmp_path):
+    numbers = np.array([1, 2.5, True], dtype=object)
+    DataProto(non_tensor_batch={"n": numbers}, meta_info={"nan": float("nan")}).save(tmp_path / "batch")
+    [found] = DataProto.load(tmp_path / "batch").non_tensor_batch.values()
+    assert found.dtype == object and [type(x) for x in found] == [int, float, bool] and list(found) == list(numbers)
+
+
 @pytest.mark.parametrize("buffers", [True, False])
 def test_pickling_carries_bytes_beside_and_owns_what_arrives_read_only(buffers):
     data, beside = make(3, step=1), []
