@@ -9,16 +9,16 @@ lane on every core; lanes wait for each other once per micro-batch.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
-from types import CellType, FunctionType
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from rlinf_lite.training.twins import CopyError, Parts
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _MAX_BYTES = 2**29
 _LEAST_WORK = 2**25
 """Positions times parameters of a part, where there are more than two: the interpreter's share of a pass, a millisecond
 for a small network, is one lane's at a time, so that many lanes with little each wait for it and for each other."""
-_COPIED = ("_parameters", "_buffers", "_modules")
+_ONE_BY_ONE = "%s: the model is computed by one core, one pass after the other: %s"
 
 
 def lanes_for(num_threads: int, num_parameters: int) -> int:
@@ -42,8 +42,9 @@ class Lanes:
     """`number` threads that compute passes of `model`, a module on the CPU that is whole in this process, each with
     `torch_threads` of torch's.
 
-    Where a pass draws from torch's random numbers or changes buffers, parts are computed one after the other: who comes
-    first would be chance. Other sources of chance in a model are its author's to avoid.
+    Where a pass draws from torch's random numbers, changes buffers, or was seen to leave anything else in the model
+    that the next pass may read, parts are computed one after the other: who comes first would be chance. Other sources
+    of chance in a model, such as what it keeps outside itself, are its author's to avoid.
     """
 
     def __init__(self, model: nn.Module, number: int, torch_threads: int = 1) -> None:
@@ -61,11 +62,12 @@ class Lanes:
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
         """`compute(model, part)` of each part of each micro-batch, in order; those of a micro-batch, of which there are
-        at most `number`, at the same time: each lane has a copy of the modules that shares their tensors. Gradients of
+        at most `number`, at the same time: each lane has a copy of the model that shares its tensors. Gradients of
         backward passes in `compute` add up in the model's parameters, bit for bit as if one part were computed after
         the other.
 
-        `kind`: a name; parts of the first micro-batch of each kind are computed alone, to see what else they change.
+        `kind`: a name; parts of the first micro-batch of each kind that has several are computed one after the other,
+        to see what a pass leaves behind for the next.
         `compute` enters `no_grad` or `autocast` itself: they hold in one thread. Raises what it raises.
         """
         model: Any = self.model
@@ -74,86 +76,93 @@ class Lanes:
             return
         parameters = list(model.parameters())
         twins: list[Any] = []
-        state = self._state()
+        state = _State(model)
         for parts in micro_batches:
-            at_once = self._at_once.get(kind, 1)
-            for first in range(0, len(parts), at_once):
-                some = parts[first : first + at_once]
-                twins += [shared_copy(model) for _ in range(len(some) - 1 - len(twins))]
-                of_twins = list(zip(twins, some[1:], strict=False))
+            looks = kind not in self._at_once and len(parts) > 1
+            kept: list[_Kept] = []
+            others = min(len(parts), self._at_once.get(kind, 1)) - 1
+            if len(twins) < others:
+                twins = self._twins(kind, others)
+            for first in range(0, len(parts), 1 + len(twins)):
+                of_twins = list(zip(twins, parts[first + 1 :], strict=False))
                 futures = [self._pool.submit(compute, twin, part) for twin, part in of_twins]
                 try:
-                    result = compute(model, some[0])
+                    result = compute(model, parts[first])
                 finally:
                     wait(futures)
+                if looks and first in (0, len(parts) - 1):
+                    kept.append(_Kept(model))
                 yield result
                 for future, (twin, _) in zip(futures, of_twins, strict=True):
                     result = future.result()
                     add_gradients(parameters, list(twin.parameters()))
                     yield result
-            before, state = state, self._state()
-            self._at_once.setdefault(kind, self.number)
-            if state != before and self._at_once[kind] > 1:
-                self._at_once[kind] = 1
-                log.warning("%s: the model draws random numbers or changes buffers; it is computed by one core", kind)
+            before, state = state, _State(model)
+            if looks:
+                self._at_once[kind] = self.number
+            if self._at_once.get(kind, 1) > 1 and (state != before or (looks and kept[0] != kept[1])):
+                self._at_once[kind], twins = 1, []
+                log.warning(
+                    _ONE_BY_ONE, kind, "it draws random numbers, or a pass leaves something behind for the next"
+                )
 
-    def _state(self) -> tuple[Any, ...]:
-        """What a pass changes besides gradients, as far as one can see."""
-        return torch.get_rng_state().numpy().tobytes(), [
-            (id(x), x.is_inference() or x._version) for x in self.model.buffers()
-        ]
-
-
-def can_be_copied(model: nn.Module) -> bool:
-    """Whether `shared_copy` of it is a model of its own: all that refers to modules or parameters is where torch keeps
-    them, no layer was compiled or has a `forward` of its own."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            replaced = name in ("forward", "_compiled_call_impl") and value is not None
-            if replaced or (name not in _COPIED and _refers_to_modules(value)):
-                return False
-    return True
+    def _twins(self, kind: str, number: int) -> list[Any]:
+        """Copies of the model as it is; none where it refers by now to something that cannot be copied."""
+        try:
+            made_of = Parts(self.model)
+        except CopyError as error:
+            self._at_once[kind] = 1
+            log.warning(_ONE_BY_ONE, kind, error)
+            return []
+        return [made_of.twin() for _ in range(number)]
 
 
-def _refers_to_modules(value: Any, depth: int = 3) -> bool:
-    """Itself, through what it holds, or as a method of one."""
-    if isinstance(value, nn.Module | nn.Parameter):
-        return True
-    if isinstance(value, type) or depth == 0:
-        return False
-    inner: list[Any] = [getattr(value, "__self__", None)]
-    if isinstance(value, partial):
-        inner += [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, dict):
-        inner += value.values()
-    elif isinstance(value, list | tuple | set):
-        inner += value
-    elif isinstance(value, FunctionType):
-        cells = [cell for cell in value.__closure__ or () if cell != CellType()]  # one that is empty has no contents
-        inner += [*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()), value.__kwdefaults__]
-    elif isinstance(value, weakref.ref):
-        inner.append(value())
-    elif hasattr(value, "__dict__") and not callable(value):
-        inner += vars(value).values()
-    return any(_refers_to_modules(found, depth - 1) for found in inner if found is not None)
+class _State:
+    """What a pass may change that all lanes share, as far as one can see at no cost."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.random = torch.get_rng_state().numpy().tobytes()
+        self.buffers = list(model.buffers())  # themselves: an id would be that of another one soon
+        self.versions = [x.is_inference() or x._version for x in self.buffers]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _State)
+            and (self.random, self.versions) == (other.random, other.versions)
+            and all(
+                a is b for a, b in zip(self.buffers, other.buffers, strict=True)
+            )  # kept, so that ids are not reused
+        )
 
 
-def shared_copy(model: nn.Module) -> nn.Module:
-    """A copy of all modules that has the same buffers, and parameters with the same values, yet gradients of their own.
-    What a forward pass keeps as an attribute of a module, or in a dict or list that is one, it keeps in the copy."""
-    copies: dict[int, nn.Module] = {}
-    parameters: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        copy = copies[id(module)] = module.__new__(type(module))
-        for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in parameters:  # tied ones stay tied
-                parameters[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        own = {name: x.copy() if type(x) in (dict, list) else x for name, x in vars(module).items()}
-        own["_parameters"] = {name: parameters.get(id(x)) for name, x in module._parameters.items()}
-        copy.__dict__ |= own
-    for module in model.modules():
-        copies[id(module)].__dict__["_modules"] = {name: copies.get(id(x)) for name, x in module._modules.items()}
-    return copies[id(model)]
+class _Kept:
+    """All that the model refers to after a pass, for what that leaves to the next one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.structure, self.whole = b"", list[Any]()
+        with suppress(CopyError):  # equal to nothing
+            parts = Parts(model)
+            self.structure, self.whole = parts.structure, parts.whole
+        self.contents = [_bytes(part) for part in self.whole]
+
+    def __eq__(self, other: object) -> bool:
+        """What a pass has made with a gradient is its own: no later one can go back through it."""
+        if not isinstance(other, _Kept) or not self.structure or self.structure != other.structure:
+            return False
+        before, after = (zip(kept.whole, kept.contents, strict=True) for kept in (self, other))
+        return all(
+            (was is now and had == has) or (isinstance(now, Tensor) and now.grad_fn is not None)
+            for (was, had), (now, has) in zip(before, after, strict=True)
+        )
+
+
+def _bytes(part: Any) -> bytes | None:
+    """Of a tensor that passes might write to; None: of anything else."""
+    if not isinstance(part, Tensor) or isinstance(part, nn.Parameter):
+        return None
+    if part.layout is not torch.strided or part.is_quantized or part.is_meta:
+        return None
+    return part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def add_gradients(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> None:

@@ -33,11 +33,12 @@ from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
-from rlinf_lite.training.lanes import Lanes, can_be_copied, lanes_for
+from rlinf_lite.training.lanes import Lanes, lanes_for
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
+from rlinf_lite.training.twins import CopyError, check_copies
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -102,14 +103,17 @@ class Learner:
         self._offloads, self._away = cfg.actor.offload and name == "actor", set()
 
     def _can_have_lanes(self) -> bool:
-        """Lanes hold gradients of their own, and copies of modules that are as their class says."""
-        parameters = list(self.model.parameters())
-        return (
-            self.worker.device == "cpu"
-            and (self.worker.world_size == 1 or isinstance(self.strategy, Replicated))
-            and not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
-            and can_be_copied(self.model)
-        )
+        """Lanes hold gradients of their own, and copies of the model."""
+        if self.worker.device != "cpu" or not (self.worker.world_size == 1 or isinstance(self.strategy, Replicated)):
+            return False
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.model.parameters()):
+            return False
+        try:
+            check_copies(self.model)
+        except CopyError as error:
+            log.info("%s: the threads share each operation, not the samples: %s", self.name, error)
+            return False
+        return True
 
     def start_training(self, optim: OptimConfig, total_steps: int) -> None:
         """Make a new optimizer, whose learning rate follows its schedule over `total_steps`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from types import SimpleNamespace
+from collections import deque
+from functools import lru_cache
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,11 @@ from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.flow.policy import Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.scheduler import Worker
-from rlinf_lite.training.lanes import Lanes, shared_copy
+from rlinf_lite.training.lanes import Lanes
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
+from rlinf_lite.training.twins import Parts
 from tests.models.zoo import VOCAB_SIZE, tiny_model
 
 ROWS = 12
@@ -87,6 +90,15 @@ def test_every_kind_of_language_model(family: str) -> None:
     check_equal(lambda: language_model_and_loss(family))
 
 
+def test_layers_that_are_recomputed() -> None:
+    def make() -> tuple[Any, Any]:
+        model, loss = language_model_and_loss("llama")
+        recompute_in_backward(model.model.layers)
+        return model, loss
+
+    check_equal(make)
+
+
 def check_equal(make: Any) -> None:
     parts = np.array_split(np.arange(ROWS), 5)
     torch.set_num_threads(1)
@@ -104,9 +116,13 @@ def check_equal(make: Any) -> None:
             sums = MetricSums()
             groups = [parts[first : first + num_lanes] for first in range(0, len(parts), num_lanes)]
             trained.update(groups, loss, sums, "", str)
+            assert trained.lanes._at_once == {"update": num_lanes}
             assert sums.result(lambda values, how=None: values) == metrics[step]
         names = dict(expected.named_parameters())
         assert all(torch.equal(parameter, names[name]) for name, parameter in model.named_parameters())
+
+
+MEETING: list[threading.Barrier] = []
 
 
 class Careless(nn.Module):
@@ -118,26 +134,25 @@ class Careless(nn.Module):
         self.second = nn.Linear(3, 3, bias=False)
         self.second.weight = self.first.weight
         self.register_buffer("offset", torch.ones(3))
-        self.meeting: threading.Barrier | None = None
         self.kept: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         self.kept["first"] = self.first(x)
-        if self.meeting is not None:
-            self.meeting.wait(30)
+        if MEETING:
+            MEETING[0].wait(30)
         return self.second(self.kept["first"]) + self.offset
 
 
 def passes(model: nn.Module, num_lanes: int, compute: Any, parts: Any) -> list[Any]:
     """The second call: in the first, lanes see what the model is like."""
     lanes = Lanes(model, num_lanes)
-    list(lanes.passes("look", compute, [parts[:1]]))
+    list(lanes.passes("look", compute, [parts[:2]]))
     model.zero_grad()
     groups = [parts[first : first + num_lanes] for first in range(0, len(parts), num_lanes)]
     return list(lanes.passes("look", compute, groups))
 
 
-def test_what_a_pass_keeps_in_its_module_is_its_own() -> None:
+def test_what_a_pass_keeps_in_its_module_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = Careless(), torch.randn(4, 1, 3)
 
     def compute(model: Any, x: Tensor) -> Tensor:
@@ -148,9 +163,9 @@ def test_what_a_pass_keeps_in_its_module_is_its_own() -> None:
     expected = model.first.weight.grad.clone()
     model.zero_grad()
     lanes = Lanes(model, 2)
-    assert len(list(lanes.passes("look", compute, [[*inputs[:1]]]))) == 1
+    assert len(list(lanes.passes("look", compute, [[*inputs[:2]]]))) == 2
     model.zero_grad()
-    model.meeting = threading.Barrier(2)  # each pass is in the middle while the other is
+    monkeypatch.setitem(globals(), "MEETING", [threading.Barrier(2)])  # each pass is in the middle while the other is
     together = list(lanes.passes("look", compute, [[*inputs[:2]], [*inputs[2:]]]))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     assert torch.equal(model.first.weight.grad, expected)
@@ -158,7 +173,7 @@ def test_what_a_pass_keeps_in_its_module_is_its_own() -> None:
 
 def test_a_copy_shares_values_and_follows_updates() -> None:
     model = Careless()
-    twin: Any = shared_copy(model)
+    twin: Any = Parts(model).twin()
     with torch.no_grad():
         model.first.weight.add_(1.0)
         model.offset.add_(1.0)
@@ -190,6 +205,8 @@ def test_a_model_that_begins_to_draw_is_noticed() -> None:
     lanes = Lanes(model.eval(), 2)
     run = lambda model, x: model(x)  # noqa: E731
     list(lanes.passes("look", run, [[torch.ones(1)]]))
+    assert lanes._at_once == {}
+    list(lanes.passes("look", run, [[torch.ones(1)] * 2]))
     assert lanes._at_once == {"look": 2}
     list(lanes.passes("look", run, [[torch.ones(1)] * 2]))
     assert lanes._at_once == {"look": 2}
@@ -230,8 +247,8 @@ def test_an_error_in_a_lane_is_raised_when_all_lanes_are_done() -> None:
 
     lanes, found = Lanes(nn.Linear(1, 1), 3), []
     with pytest.raises(ValueError, match="of 1"):
-        found.extend(lanes.passes("count", compute, [[0], [3, 1, 4], [5]]))
-    assert sorted(ended) == [0, 3, 4] and torch.get_num_threads() == 1
+        found.extend(lanes.passes("count", compute, [[0, 0], [3, 1, 4], [5]]))
+    assert sorted(ended) == [0, 0, 3, 4] and torch.get_num_threads() == 1
 
 
 def test_an_update_that_failed_leaves_nothing_for_the_next() -> None:
@@ -266,56 +283,179 @@ def test_a_micro_batch_bounds_what_is_computed_at_once() -> None:
             running -= part
 
     lanes = Lanes(nn.Linear(1, 1), 4)
-    list(lanes.passes("count", compute, [[1]] + [[1]] * 6))
+    list(lanes.passes("count", compute, [[1]] * 6 + [[1] * 2]))
     assert most == 1
     list(lanes.passes("count", compute, [[1] * 4] * 3))
     assert most == 4
 
 
-class Lists(nn.Module):
-    """Refers to its layer in a way that torch does not know of."""
+class Shelf(nn.Module):
+    """Keeps what it is given for `Reader`, in a dict that both have."""
+
+    def __init__(self, shelf: dict[str, Tensor], layer: nn.Module) -> None:
+        super().__init__()
+        self.shelf, self.layer = shelf, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shelf["x"] = self.layer(x)
+        return x
+
+
+class Reader(nn.Module):
+    def __init__(self, shelf: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.shelf = shelf
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.shelf["x"]
+
+
+class Slots:
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Odd(nn.Module):
+    """Refers to its layers, or keeps numbers, in a way that torch does not know of."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 2)
+        self.layer, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.register_buffer("scale", torch.ones(3))
+        self.count, self.mean, self.kept = 0, torch.zeros(3), {"x": [torch.zeros(3)]}
+        self.how, layer = how, self.layer
         if how == "list":
-            self.layers = [self.layer]
+            self.layers = [[[[[layer]]]]]
+        elif how == "deque":
+            self.layers = deque([layer])
+        elif how == "key":
+            self.layers = {layer: 1}
         elif how == "method":
-            self.run = self.layer.forward
+            self.run = layer.forward
+        elif how == "other method":
+            self.run = MethodType(lambda self, x: self(x), layer)
         elif how == "object":
-            self.engine = SimpleNamespace(layer=self.layer)
+            self.engine = SimpleNamespace(layer=layer)
+        elif how == "callable":
+            self.run = Slots(layer)
+        elif how == "cache":
+            self.run = lru_cache(layer.forward)
         elif how == "weight":
-            self.weights = {"w": self.layer.weight}
+            self.weights = {"w": layer.weight}
+        elif how == "view":
+            self.turned = layer.weight.t()
         elif how == "compiled":
-            self.layer.compile(backend="eager")
+            layer.compile(backend="eager")
         elif how == "hook":
-            self.layer.register_forward_hook(self.look)
+            layer.register_forward_hook(self.look)
         elif how == "closure":
-            layer = self.layer
-            self.register_forward_hook(lambda module, args, output: output + layer(args[0]))
+            self.register_forward_hook(lambda module, args, output: output + layer(args[0]).sum())
         elif how == "default":
-            self.run = lambda x, layer=self.layer: layer(x)
+            self.run = lambda x, layer=layer: layer(x)
         elif how == "weak reference":
-            self.owner = weakref.ref(self.layer)
+            self.owner = weakref.ref(layer)
+        elif how == "shared dict":
+            shelf: dict[str, Tensor] = {}
+            self.pair = nn.Sequential(Shelf(shelf, layer), Reader(shelf))
+        elif how == "dict of a closure":
+            found: dict[str, Tensor] = {}
+            layer.register_forward_hook(lambda module, args, output: found.update(x=output))
+            self.read = lambda: found["x"]
+
+    def look(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        self.kept["x"][0] = output
+        return self.kept["x"][0] * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how in ("list", "deque", "key"):
+            [found] = self.layers[0][0][0][0] if self.how == "list" else self.layers
+            x = found(x)
+        elif self.how == "weight":
+            x = x @ self.weights["w"] + self.layer.bias
+        elif self.how == "view":
+            x = x @ self.turned + self.layer.bias
+        elif hasattr(self, "run"):
+            x = self.run(x)
+        elif self.how == "shared dict":
+            x = self.pair(x)
+        elif self.how == "dict of a closure":
+            x = self.layer(x) + self.read()
         else:
-            self.sizes = {"list": [1, 2], "config": SimpleNamespace(width=2, names=["a"]), "f": lambda x, n=2: x * n}
+            x = self.engine.layer(x) if self.how == "object" else self.layer(x)
+        with torch.no_grad():
+            if self.how == "new buffer":
+                self.scale = self.scale * 0.9
+            elif self.how == "buffer's data":
+                self.scale.data *= 0.9
+            elif self.how == "number":
+                self.count += 1
+            elif self.how == "tensor":
+                self.mean = 0.9 * self.mean + x.mean(0)
+            elif self.how == "numbers":
+                self.kept["x"].append(x[0])
+        return self.last(x * self.scale + self.mean + self.count) * len(self.kept["x"])
 
-    def look(self, *_: Any) -> None: ...
+
+COPIED = [
+    "list",
+    "deque",
+    "key",
+    "method",
+    "other method",
+    "object",
+    "callable",
+    "weight",
+    "hook",
+    "shared dict",
+    "not",
+]
+NOT_COPIED = ["cache", "view", "compiled", "closure", "default", "weak reference", "dict of a closure"]
+LEAVING = ["new buffer", "buffer's data", "number", "tensor", "numbers"]
 
 
-REFERRING = ["list", "method", "object", "weight", "compiled", "hook", "closure", "default", "weak reference"]
+@pytest.mark.parametrize("how", ["not", *COPIED, *NOT_COPIED, *LEAVING])
+def test_whatever_a_model_refers_to_or_keeps(how: str) -> None:
+    inputs = torch.randn(3, 4, 16, 3, generator=torch.Generator().manual_seed(0))
+
+    def gradients(num_threads: int) -> tuple[list[Tensor], Lanes]:
+        torch.manual_seed(0)
+        model: Any = Odd(how)
+        lanes = learner(model, num_threads).lanes
+        torch.set_num_threads(1)
+        for _ in lanes.passes("update", lambda model, x: model(x).square().mean().backward(), list(inputs)):
+            pass
+        return [parameter.grad.clone() for parameter in model.parameters()], lanes
+
+    expected, _ = gradients(1)
+    for _ in range(5):
+        found, lanes = gradients(4)
+        assert lanes.number == (1 if how in NOT_COPIED else 4)
+        assert lanes._at_once == ({} if how in NOT_COPIED else {"update": 1 if how in LEAVING else 4})
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-@pytest.mark.parametrize("how", [*REFERRING, "not"])
-def test_what_refers_to_modules_has_one_lane(how: str) -> None:
-    assert learner(Lists(how), 2).lanes.number == (2 if how == "not" else 1)
+def test_a_model_that_cannot_be_copied_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    model: Any = Odd("not")
+    lanes = learner(model, 2).lanes
+    run = lambda model, x: model(x)  # noqa: E731
+    for _ in range(2):
+        list(lanes.passes("look", run, [[torch.ones(1, 3)] * 2]))
+    assert lanes._at_once == {"look": 2} and "one core" not in caplog.text
+    model.owner = weakref.ref(model.layer)
+    assert len(list(lanes.passes("look", run, [[torch.ones(1, 3)] * 2]))) == 2
+    assert lanes._at_once == {"look": 1} and "Odd cannot be copied" in caplog.text
 
 
 def test_who_has_lanes() -> None:
     assert learner(nn.Linear(2, 2), 4).lanes.number == 4
     recomputed = nn.Sequential(nn.Linear(2, 2))
     recompute_in_backward(recomputed)
-    assert learner(recomputed, 4).lanes.number == 1
+    assert learner(recomputed, 4).lanes.number == 4
     assert learner(nn.Linear(10_000, 1_000), 4).lanes.number == 4
     assert learner(nn.Linear(10_000, 5_000), 4).lanes.number == 3  # a fourth would take the third 200 MB of gradients
     shared = learner(nn.Linear(10_000, 10_000, device="meta").to_empty(device="cpu"), 5)  # 400 MB each

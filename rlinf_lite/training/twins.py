@@ -1,0 +1,137 @@
+"""Copies of a module for passes at the same time: its tensors are shared, everything else is the copy's own.
+
+A module is taken apart as pickle does it, all that it refers to included, whichever way: layers in a list, a dict that
+two modules read and write, methods, callable objects. Tensors, classes and functions are not gone into: they are
+numbered, and a copy is put together with the same ones, or with others in their place.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from enum import Enum
+from functools import _lru_cache_wrapper
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type, ModuleType, Enum, torch.dtype, torch.device)
+
+
+class CopyError(ValueError):
+    """Something that a module refers to would be the same for its copies, or cannot be copied."""
+
+
+class Parts:
+    """What `module` is made of now. Raises CopyError."""
+
+    def __init__(self, module: nn.Module) -> None:
+        stream = io.BytesIO()
+        pickler = _Pickler(stream)
+        try:
+            pickler.dump(module)
+        except CopyError:
+            raise
+        except Exception as error:  # whatever a class of the module's author says to being pickled
+            raise CopyError(f"{type(module).__name__} cannot be copied: {error}") from error
+        self.structure = stream.getvalue()
+        """All that is no tensor: two modules that differ in a number of theirs differ here."""
+        self.whole: list[Any] = pickler.whole
+        """What the structure has numbers for."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Parameters, buffers, and whatever else there is, in an order that the structure gives."""
+        return [part for part in self.whole if isinstance(part, Tensor)]
+
+    def twin(self) -> nn.Module:
+        """A copy with the same tensors; parameters have the same values, yet gradients of their own."""
+        own = [_of_its_own(part) if isinstance(part, nn.Parameter) else part for part in self.whole]
+        twin: nn.Module = _Unpickler(self.structure, own).load()
+        return twin
+
+
+def check_copies(module: nn.Module) -> None:
+    """Raise CopyError where passes of a copy would not be passes of the module's, each with gradients of its own."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    for tensor in Parts(module).tensors:
+        if tensor.requires_grad and id(tensor) not in parameters:
+            raise CopyError(
+                f"a tensor {list(tensor.shape)} that is no parameter has gradients, which copies would share"
+            )
+
+
+def _of_its_own(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach(), parameter.requires_grad)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self.whole: list[Any] = []
+
+    def reducer_override(self, part: Any) -> Any:
+        """How to make `part`, which is asked once of each thing that is no number, text or plain container."""
+        if isinstance(part, nn.Module):  # as it is, whatever its class thinks of being saved
+            full = {name: x for name, x in vars(part).items() if type(x) is not OrderedDict or x}
+            hooks = [name for name in vars(part) if name not in full]  # a dozen in each module, and slow to pickle
+            return _new, (type(part),), (full, hooks), None, None, _fill
+        if isinstance(part, MethodType):  # the function may have another name in its class, or none
+            return MethodType, (part.__func__, part.__self__)
+        if isinstance(part, FunctionType | _lru_cache_wrapper):
+            if part is _numbered:
+                return NotImplemented
+            if not _keeps_nothing(part):
+                raise CopyError(f"what {getattr(part, '__qualname__', part)} keeps would be the same for all copies")
+        elif isinstance(part, BuiltinFunctionType):
+            if not isinstance(part.__self__, ModuleType | type(None)):
+                return NotImplemented
+        elif not isinstance(part, Tensor | type | ModuleType):
+            return NotImplemented
+        self.whole.append(part)
+        return _numbered, (len(self.whole) - 1,)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, structure: bytes, whole: list[Any]) -> None:
+        super().__init__(io.BytesIO(structure))
+        self._whole = whole
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_number = (module, name) == (__name__, _numbered.__name__)
+        return self._whole.__getitem__ if is_number else super().find_class(module, name)
+
+
+def _numbered(number: int) -> Any:
+    """Stands in a structure for what finds the whole of that number."""
+
+
+def _new(kind: type[nn.Module]) -> nn.Module:
+    return kind.__new__(kind)
+
+
+def _fill(module: nn.Module, attributes: tuple[dict[str, Any], list[str]]) -> None:
+    full, hooks = attributes
+    vars(module).update(full, **{name: OrderedDict() for name in hooks})
+
+
+def _keeps_nothing(function: Any, outer: tuple[Any, ...] = ()) -> bool:
+    """Whether nothing that can change is in its closure or its defaults."""
+    if not isinstance(function, FunctionType):
+        return False
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]  # not those without any
+    kept = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return all(_is_constant(value, (*outer, function)) for value in kept)
+
+
+def _is_constant(value: Any, outer: tuple[Any, ...]) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(_is_constant(item, outer) for item in value)
+    if isinstance(value, FunctionType):
+        return any(value is function for function in outer) or _keeps_nothing(value, outer)
+    if isinstance(value, BuiltinFunctionType):
+        return isinstance(value.__self__, ModuleType | type(None))
+    return isinstance(value, _CONSTANTS)
