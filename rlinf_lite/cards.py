@@ -231,6 +231,10 @@ class EnvCard(Card):
         found = self.task(task)
         return None if found is None else Observed(found.action_dim, found.state_dim, dict(found.cameras))
 
+    def simulator_memory(self, options: Any, accelerator: str) -> tuple[int, int] | None:
+        """`simulator_bytes` of the host on slots of `accelerator`, cuda or cpu."""
+        return self.simulator_bytes
+
     def lacks_state(self, options: Any) -> Problem | None:
         """The option under which the state is not all there is to know, and why, for policies that see nothing else."""
         return None

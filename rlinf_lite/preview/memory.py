@@ -177,7 +177,8 @@ def _embodied(plan: Plan) -> Estimate:
             f"activations and trajectories of {name} are left out: it could not be run without building it",
             lambda: _passes(plan, policy, spec, meter),
         )
-    if env_card(config.env.id).simulator_bytes is None:
+    of_simulator = env_card(config.env.id).simulator_memory(config.env.options, slots(config.cluster)[0])
+    if of_simulator is None:
         found.unknown.append(f"the simulator's own, {config.env.id}, is left out")
     obs_bytes = _FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
     uses_transformers = any(type(module).__module__.startswith("transformers.") for module in policy.modules())
@@ -187,7 +188,7 @@ def _embodied(plan: Plan) -> Estimate:
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
     trained_in = 0 if config.runner.task_type == "eval" else env.train.num_envs
     own_envs = -(-(trained_in + _evaluated_at_once(plan)) // ranks["env"])
-    simulator, each_env = env_card(env.id).simulator_bytes or (0, 0)
+    simulator, each_env = of_simulator or (0, 0)
     hosts = {
         "env": {"simulator": simulator + own_envs * each_env, "observations": 2 * own_envs * obs_bytes},
         "rollout": {},

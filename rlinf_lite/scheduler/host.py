@@ -95,6 +95,7 @@ class Host:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
+            torch.backends.cudnn.allow_tf32 = False  # on a card, fp32 convolutions would round to 10 bits
         monitor = context.monitor
         if monitor is not None:
 

@@ -260,7 +260,10 @@ class Learner:
         if self.worker.rank == 0:
             self.model.save_pretrained(model_dir, state)
             save_file(moments, training_dir / "optimizer.safetensors")
-        save_file({"torch": torch.get_rng_state()}, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
+        random = {"torch": torch.get_rng_state()}
+        if self.worker.device.startswith("cuda"):
+            random["cuda"] = torch.cuda.get_rng_state(self.worker.device)
+        save_file(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
         """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""
@@ -269,7 +272,10 @@ class Learner:
         sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
         rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"
         if rng_file.exists():
-            torch.set_rng_state(load_file(rng_file)["torch"])
+            random = load_file(rng_file)
+            torch.set_rng_state(random["torch"])
+            if "cuda" in random and self.worker.device.startswith("cuda"):
+                torch.cuda.set_rng_state(random["cuda"], self.worker.device)
 
     def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
         """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import (
@@ -22,6 +23,7 @@ from rlinf_lite.envs import (
     get_env_spec,
     make_env,
 )
+from rlinf_lite.envs.maniskill.card import ManiSkillOptions
 
 pytest.importorskip("mani_skill")
 
@@ -185,6 +187,55 @@ for backend in ("auto", "cpu", "gpu"):
     done = subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # nothing of ManiSkill's import noise is left
+
+
+@pytest.mark.parametrize(
+    ("options", "card_draws", "found"),
+    [
+        ({"obs_mode": "state"}, False, ("physx_cuda", "none")),
+        ({"obs_mode": "rgb"}, True, ("physx_cuda", "gpu")),
+        ({"obs_mode": "rgb"}, False, ("physx_cpu", "cpu")),
+        ({"obs_mode": "rgb", "render_backend": "cpu"}, True, ("physx_cpu", "cpu")),
+        ({"obs_mode": "rgb", "sim_backend": "physx_cpu"}, True, ("physx_cpu", "gpu")),
+        ({"obs_mode": "rgb", "sim_backend": "physx_cuda"}, False, "no Vulkan device on it"),
+        ({"obs_mode": "rgb", "sim_backend": "physx_cuda", "render_backend": "cpu"}, True, "render_backend is cpu"),
+    ],
+)
+def test_pictures_of_a_card_that_simulates_are_drawn_there(
+    options: dict[str, Any], card_draws: bool, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_lite.envs.maniskill import setup
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(setup, "material_works", lambda: True)
+    monkeypatch.setattr(setup, "_can_render", lambda device: device == "cpu" or card_draws)
+    cfg = ManiSkillOptions.model_validate(options)
+    if isinstance(found, str):
+        with pytest.raises(RenderUnavailableError, match=found):
+            setup.plan_backends(cfg)
+    else:
+        assert setup.plan_backends(cfg) == setup.Backends(*found)
+
+
+class OnCard(torch.Tensor):
+    """Such as SAPIEN's renderer on a card returns."""
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_pictures_that_a_card_has_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(2, config())
+    env.reset(seeds=[1, 2])
+    simulator = env.simulator
+    simulator.apart["states"] = "pictures are drawn row by row"
+    drawn = torch.arange(12, dtype=torch.uint8).reshape(1, 2, 2, 3).as_subclass(OnCard)
+    monkeypatch.setattr(simulator, "_split_obs", lambda row: (torch.ones(1, 3), {"front": drawn + row}))
+    images = simulator.observe(np.array([0, 1]))["images"]["front"]
+    assert images.shape == (2, 2, 2, 3) and (images[1] == images[0] + 1).all()
 
 
 def test_render_backend_none_cannot_make_images() -> None:

@@ -81,6 +81,11 @@ class ManiSkill(EnvCard):
         rate: float = (options.kwargs.get("sim_config") or {}).get("control_freq", 20.0)
         return rate
 
+    def simulator_memory(self, options: ManiSkillOptions, accelerator: str) -> tuple[int, int] | None:
+        """Not known of what simulates on a card, in the card's memory."""
+        on_card = options.sim_backend == "physx_cuda" or (options.sim_backend, accelerator) == ("auto", "cuda")
+        return None if on_card else self.simulator_bytes
+
     def lacks_state(self, options: ManiSkillOptions) -> Problem | None:
         return Problem("env.options.obs_mode", "rgb has no state") if options.obs_mode == "rgb" else None
 

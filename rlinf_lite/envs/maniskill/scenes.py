@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.common import flatten_state_dict
 from mani_skill.utils.registration import REGISTERED_ENVS
 
@@ -173,7 +174,9 @@ class CpuSimulator(Scenes):
         if states:
             obs["state"] = torch.cat(states).numpy()
         if parts and parts[0][1]:
-            obs["images"] = {name: torch.cat([images[name] for _, images in parts]).numpy() for name in parts[0][1]}
+            obs["images"] = {  # drawn on a card, they are there
+                name: torch.cat([images[name] for _, images in parts]).cpu().numpy() for name in parts[0][1]
+            }
         return obs
 
     def _move(self, rows: list[int], actions: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -291,7 +294,10 @@ class CudaSimulator(Scenes):
         options: dict[str, Any] = {"env_idx": torch.from_numpy(rows).to(self.env.device)}
         if not self._scene_is_seeded:  # ChunkedEnv's first reset is of all rows
             options, self._scene_is_seeded = {"reconfigure": True}, True
-        self._infos, self._obs = [_reset_unseen(self.env, self._seeds.tolist(), options)], None
+            given: list[int] | None = self._seeds.tolist()
+        else:
+            given = None  # with seeds it would make the generators of all rows anew, twice, where one row has ended
+        self._infos, self._obs = [_reset_unseen(self.env, given, options)], None
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
@@ -321,18 +327,22 @@ class CudaSimulator(Scenes):
 
     def _initialize_rows(self, env_idx: torch.Tensor, options: dict[str, Any]) -> None:
         """`BaseEnv._initialize_episode`, called once per row under that row's random state."""
-        env, scene = self.env, self.env.scene
-        for row in env_idx.tolist():
-            scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
-            scene._reset_mask[row] = True
-            torch.manual_seed(int(self._seeds[row]))  # BaseEnv.reset has forked torch's generators
-            env._episode_rng = env._batched_episode_rng[row]
-            self._initialize_batch(env_idx.new_tensor([row]), options)
+        env, scene, rows = self.env, self.env.scene, env_idx.tolist()
+        env._episode_seed[rows] = self._seeds[rows]
+        with torch.random.fork_rng():
+            for row in rows:
+                scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
+                scene._reset_mask[row] = True
+                seed = int(self._seeds[row])
+                torch.manual_seed(seed)
+                env._episode_rng = BatchedRNG.from_seeds([seed], backend=env._batched_rng_backend)[0]
+                env._batched_episode_rng[row] = env._episode_rng
+                self._initialize_batch(env_idx.new_tensor([row]), options)
         scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
         scene._reset_mask[env_idx] = True
 
 
-def _reset_unseen(env: Any, seed: int | list[int], options: dict[str, Any] | None = None) -> dict[str, Any]:
+def _reset_unseen(env: Any, seed: int | list[int] | None, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """`BaseEnv.reset` without its observation, which would be rendered in vain; returns its info."""
     wanted, env._obs_mode = env._obs_mode, "none"
     try:

@@ -63,21 +63,24 @@ def import_maniskill() -> None:
 def plan_backends(cfg: ManiSkillOptions) -> Backends:
     """Resolves `auto`, and puts the inert material in place where nothing can render and no image is asked for.
 
-    Raises RenderUnavailableError where images are asked for and no device renders, EnvContractError where CUDA is
-    missing.
+    Raises RenderUnavailableError where images are asked for and no device renders, or not the one that simulates;
+    EnvContractError where CUDA is missing.
     """
     import torch
 
-    sim, has_cuda = cfg.sim_backend, torch.cuda.is_available()
+    sim, render, has_cuda = cfg.sim_backend, cfg.render_backend, torch.cuda.is_available()
+    wants_pictures = cfg.obs_mode != "state"
+    if render == "auto" and wants_pictures:
+        render = "gpu" if _can_render("cuda") else "cpu"
+    on_card = render == "gpu" or not wants_pictures  # what simulates on a card hands its pictures over there
     if sim == "auto":
-        sim = "physx_cuda" if has_cuda else "physx_cpu"
+        sim = "physx_cuda" if has_cuda and on_card else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
         raise EnvContractError(
             "sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots.",
             "env.options",
         )
-    render = cfg.render_backend
-    if cfg.obs_mode == "state" and render in ("auto", "none"):
+    if not wants_pictures and render in ("auto", "none"):
         if not material_works():
             use_inert_material()
         return Backends(sim, "none")
@@ -85,8 +88,12 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
         raise RenderUnavailableError(
             f"env.options: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
         )
-    if render == "auto":
-        render = "gpu" if _can_render("cuda") else "cpu"
+    if sim == "physx_cuda" and not on_card:
+        raise RenderUnavailableError(
+            f"env.options: sim_backend is physx_cuda, which needs pictures from the card, and "
+            f"{'there is no Vulkan device on it' if cfg.render_backend == 'auto' else 'render_backend is cpu'}. Set "
+            "sim_backend to physx_cpu, or give the card Vulkan (in a container NVIDIA_DRIVER_CAPABILITIES=all)."
+        )
     if not _can_render("cuda" if render == "gpu" else "cpu"):
         raise RenderUnavailableError(f"env.options: no Vulkan device for render_backend {render}. {_INSTALL}")
     return Backends(sim, render)

@@ -108,11 +108,18 @@ class Block(nn.Module):
             keys, values = _rotated(self._heads(attention.k_proj(x)), by), self._heads(attention.v_proj(x))
             # never appended to: the same prefix serves every step, and training as well as acting
             seen = (keys, values) if memory is None else joined(memory, (keys, values))
-        out = F.scaled_dot_product_attention(queries, *seen, attn_mask=mask, enable_gqa=True)
+        # by `enable_gqa` a card would take the kernel that keeps all scores, as no other has both that and a mask
+        keys_of_all, values_of_all = (_repeated(part, queries.shape[1]) for part in seen)
+        out = F.scaled_dot_product_attention(queries, keys_of_all, values_of_all, attn_mask=mask)
         return attention.o_proj(out.transpose(1, 2).flatten(2)), keys, values
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def _repeated(part: Tensor, heads: int) -> Tensor:
+    """Keys or values [B, kv heads, P, head_dim], as many as `heads` of them: each serves several queries."""
+    return part.unsqueeze(2).expand(-1, -1, heads // part.shape[1], -1, -1).flatten(1, 2)
 
 
 def joined(before: Memory, own: Memory) -> Memory:
