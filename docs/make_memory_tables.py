@@ -25,6 +25,7 @@ SETTINGS = [
     "model.options.max_prompt_length=null",
     "env.id=maniskill",
     "env.task=PickCube-v1",
+    "env.options.sim_backend=physx_cpu",
     "env.options.obs_mode=rgb",
     "env.options.camera_size=[224,224]",
     "env.options.control_mode=pd_ee_delta_pose",

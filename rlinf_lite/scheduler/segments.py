@@ -136,11 +136,15 @@ class _Pickler(cloudpickle.Pickler):
                 return NotImplemented
             return writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
         torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor and obj.layout is torch.strided and not obj.is_quantized:
+        if torch is not None and kind is torch.Tensor and _is_dense(obj, torch):
             host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
             raw = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())
             return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
         return super().reducer_override(obj)
+
+
+def _is_dense(tensor: Any, torch: Any) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
 class _WritableInterface:
@@ -148,12 +152,13 @@ class _WritableInterface:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        self.__array_interface__ = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+        interface = array.__array_interface__ | {"data": (array.__array_interface__["data"][0], False)}
+        self.__array_interface__ = {name: x for name, x in interface.items() if name != "descr"}  # knows no padding
 
 
 def writable(array: np.ndarray) -> np.ndarray:
     """The same memory, said to be writable; whoever writes to it must know what they do."""
-    return array if array.flags.writeable else np.asarray(_WritableInterface(array))
+    return array if array.flags.writeable else np.asarray(_WritableInterface(array)).view(array.dtype)
 
 
 def _rebuild_tensor(raw: Buffer, dtype: str, shape: tuple[int, ...], was_cuda: bool) -> Any:

@@ -20,6 +20,7 @@ import itertools
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -331,13 +332,13 @@ class WeightReceiver:
     def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
         self._worker, self._group, self._sender = worker, group, sender_rank
         self._module, self._timeout_s = module, timeout_s
-        self._parameters = dict(module.named_parameters())
         tensors = synced_tensors(module, trainable_only=False)
         floating = {name: tensor.dtype for name, tensor in tensors if tensor.is_floating_point()}
         self._dtypes = {name: dtype for name, dtype in floating.items() if dtype != torch.float32}
+        self._viewed = _viewed(module)
         self._complete = False
         self._segment: str | None = None
-        self._copied: dict[str, Tensor] = {}  # of the segment, what this one's tensors are no views of
+        self._written: dict[str, Tensor] = {}  # in the segment
         self.version, self._number = -1, 0
 
     def receive(self, version: int | None = None, number: int = 0) -> int:
@@ -376,7 +377,8 @@ class WeightReceiver:
                 if content.new is not None:
                     self._map(*content.new)
                     self._worker.send("mapped", self._group, self._sender, tag)
-                self._copy({name: self._copied[name] for name in content.names if name in self._copied})
+                own, written = self._own(), {name: self._written[name] for name in content.names}
+                self._copy({name: x for name, x in written.items() if x.data_ptr() != own[name].data_ptr()})
             elif isinstance(content, _Lent):
                 self._copy_lent(content)
             else:
@@ -386,15 +388,17 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
-        """Make parameters in host memory views of the segment, which keep the mapping alive. Buffers are copied: what
-        a pass changes is the module's own."""
-        self._segment, self._copied = path, {}
-        for name, tensor in _Segment(path, entries, create=False).tensors.items():
-            parameter = self._parameters.get(name)
-            if parameter is not None and _in_host_memory(parameter):
-                parameter.data = tensor
-            else:
-                self._copied[name] = tensor
+        """Make parameters in host memory views of the segment, but for those that other tensors of the module are
+        views of. Buffers are copied: what a pass changes is the module's own."""
+        self._segment, self._written = path, _Segment(path, entries, create=False).tensors
+        for name, own in self._own().items():
+            is_shared = name in self._written and name not in self._viewed
+            if is_shared and isinstance(own, nn.Parameter) and _in_host_memory(own):
+                own.data = self._written[name]
+
+    def _own(self) -> dict[str, Tensor]:
+        """The module's tensors, which a pass, or who loads weights, may have made anew."""
+        return dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
 
     def _copy_lent(self, lent: _Lent) -> None:
         try:
@@ -409,10 +413,24 @@ class WeightReceiver:
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
+            own = self._own() if tensors else {}
             for name, tensor in tensors.items():
-                parameter = self._parameters.get(name)
-                into = self._module.get_buffer(name) if parameter is None else parameter  # a pass may make a new one
-                into.copy_(tensor)
+                _overwrite(name, own[name], tensor)
+
+
+def _viewed(module: nn.Module) -> set[str]:
+    """Names of the parameters whose memory another tensor of the module has as well, such as a view of its own."""
+    kept = {id(x): x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor)}
+    kept |= {id(x): x for x in (*module.parameters(), *module.buffers())}
+    users = Counter(x.untyped_storage().data_ptr() for x in kept.values())
+    return {name for name, x in module.named_parameters() if users[x.untyped_storage().data_ptr()] > 1}
+
+
+def _overwrite(name: str, own: Tensor, sent: Tensor) -> None:
+    """`copy_`, which would repeat what is smaller."""
+    if own.shape != sent.shape:
+        raise SchedulerError(f"{name} was {list(own.shape)} when the model was built, and is {list(sent.shape)} now")
+    own.copy_(sent)
 
 
 def is_whole(model: nn.Module) -> bool:
@@ -425,4 +443,4 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     into = dict(synced_tensors(target, trainable_only=False))
     with torch.no_grad():
         for name, tensor in synced_tensors(source, trainable_only=False):
-            into[name].copy_(_whole(tensor))
+            _overwrite(name, into[name], _whole(tensor))

@@ -64,6 +64,11 @@ def test_tensors_of_every_layout(travel: Travel, sent: torch.Tensor) -> None:
     assert torch.equal(received.to_dense(), sent.to_dense())
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -77,14 +82,25 @@ def test_tensors_of_every_layout(travel: Travel, sent: torch.Tensor) -> None:
         np.frombuffer(bytes(range(12)), np.uint8).reshape(3, 4),
         np.broadcast_to(np.arange(3), (2, 3)),
         np.zeros((0, 3)),
+        read_only(np.ones(3, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True))),
+        read_only(np.ones(3, dtype=np.dtype("i1,f8", align=True))),
+        np.ones((4, 2), dtype=np.dtype({"names": ["x", "y"], "formats": ["i4", "i4"], "offsets": [4, 0]}))[:, ::2],
     ],
-    ids=["big", "fortran", "strided", "scalar", "strings", "objects", "records", "read_only", "broadcast", "empty"],
+    ids=[
+        *("big", "fortran", "strided", "scalar", "strings", "objects", "records", "read_only", "broadcast", "empty"),
+        *("padded", "unnamed", "disordered"),
+    ],
 )
 def test_arrays(travel: Travel, sent: np.ndarray) -> None:
     received = travel(sent)
     assert received.dtype == sent.dtype
     np.testing.assert_array_equal(received, sent)
     assert received.flags.writeable
+
+
+def test_nested_tensors(travel: Travel) -> None:
+    received = travel(torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]))
+    assert [part.tolist() for part in received.unbind()] == [[[1.0] * 3] * 2, [[0.0] * 3]]
 
 
 @dataclass

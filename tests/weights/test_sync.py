@@ -47,6 +47,9 @@ class Sending(Worker):
         self.sender = WeightSender(self, "rollout", routes, bucket_bytes, timeout_s=20, num_threads=2, cuda_ipc=lends)
         pretend_gpu(kind, self.rank)
 
+    def shorten(self):
+        self.module[1].running_mean = self.module[1].running_mean[:1]
+
     def change_and_send(self, version, frozen=()):
         """`frozen`: what does not train any more after this change, or not yet, besides what never does."""
         with torch.no_grad():
@@ -66,6 +69,8 @@ class Receiving(Worker):
         self.module = make_module().requires_grad_(False)
         if "bf16" in kind or (kind == "two types" and self.rank):
             cast_parameters(self.module, torch.bfloat16)
+        if kind == "views, one seen turned":
+            self.module[2].turned = self.module[2].weight.detach().t()
         self.receiver = WeightReceiver(self, "actor", 0, self.module, timeout_s=20)
         pretend_gpu(kind, self.rank)
         self.num_lent, copy_lent = 0, self.receiver._copy_lent
@@ -81,6 +86,13 @@ class Receiving(Worker):
     def receive(self, version):
         self.receiver.receive(version)
         return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+
+    def replace(self):
+        """As who loads weights by themselves may do."""
+        self.module.load_state_dict({name: x.clone() for name, x in self.module.state_dict().items()}, assign=True)
+
+    def turned(self):
+        return self.module[2].turned.clone()
 
     def use(self):
         """As a pass may change statistics: in place, and by another tensor. Returns them."""
@@ -144,6 +156,33 @@ def test_what_is_frozen_between_two_transfers_arrives_as_it_was_then(groups):
         for weights in received:
             for name in sent[0].keys() - {FIXED_AT_FIRST}:
                 assert torch.equal(weights[name], sent[0][name]), (version, name)
+
+
+@pytest.mark.parametrize("groups", ["views, one seen turned"], indirect=True)
+def test_a_view_of_a_weight_follows_it(groups):
+    actor, rollout = groups
+    for version in (0, 1):
+        received, _ = wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
+        for weights, turned in zip(received, rollout.turned().wait(), strict=True):
+            assert torch.equal(weights["2.weight"].t(), turned)
+
+
+@pytest.mark.parametrize("groups", ["views", "copied", "buckets"], indirect=True)
+def test_weights_that_were_made_anew_are_followed(groups):
+    actor, rollout = groups
+    for version in (0, 1, 2):
+        received, sent = wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
+        assert all(torch.equal(weights["2.weight"], sent[0]["2.weight"]) for weights in received), version
+        rollout.replace().wait()
+
+
+@pytest.mark.parametrize("groups", ["views", "copied", "buckets"], indirect=True)
+def test_another_shape_is_refused(groups):
+    actor, rollout = groups
+    wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
+    actor.shorten().wait()
+    with pytest.raises(WorkerError, match=r"1.running_mean was \[20\].*and is \[1\]"):
+        wait_all(rollout.receive(1), actor.change_and_send(1), timeout_s=60)
 
 
 @pytest.mark.parametrize("groups", ["views", "copied"], indirect=True)
