@@ -131,7 +131,7 @@ class Runner(ABC):
                             self.save_checkpoint()
                             newest = self.store.newest()
                             self._claim.resume_from = None if newest is None else newest.resolve()
-                            return self._result(has_ended=False)
+                            break
                         # there is nothing new to save before this process has done a step
                         if self._due(cfg.save_interval) and (at_end or self.completed_steps > self._first_step):
                             self.save_checkpoint()
@@ -146,7 +146,12 @@ class Runner(ABC):
                         if self.supervisor is None:
                             raise
                         self._recover(self.supervisor, error)  # what failed is then done again
-            return self._result()
+            has_ended = self._interrupted or self.completed_steps >= self.total_steps
+            if not has_ended and self._stop.requested:  # while it paused; the next runner would not know
+                has_ended = self._interrupted = True
+                if self.supervisor is not None:
+                    self.supervisor.interrupted(self.completed_steps)
+            return self._result(has_ended)
 
     @contextmanager
     def _open_run(self) -> Iterator[None]:

@@ -109,6 +109,10 @@ def choice(result):
     return ran, [one for one in found if one not in ran]
 
 
+def last_event(result):
+    return json.loads((result.run_dir / "events.jsonl").read_text().splitlines()[-1])["event"]
+
+
 def weights(result):
     return load_file(result.checkpoint / "policy" / "model.safetensors")
 
@@ -175,6 +179,23 @@ def test_steps_of_the_search_are_steps_of_the_run(train, capsys):
     assert f"3 of {3 + len(others)} placements were measured" in page and page.count("<td>not tried") == len(others)
     events = [json.loads(line)["event"] for line in (searched.run_dir / "events.jsonl").read_text().splitlines()]
     assert "detected" not in events  # that workers ended is no failure
+
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_a_placement_pauses_stops_the_run(train, monkeypatch, capsys):
+    save = EmbodiedRunner.save_checkpoint
+
+    def save_and_stop(runner):
+        save(runner)
+        ctrl_c()
+
+    monkeypatch.setattr(EmbodiedRunner, "save_checkpoint", save_and_stop)
+    result = train("cluster.num_gpus_per_node=1")
+    assert result.interrupted and result.completed_steps == 3 and result.checkpoint.name == "step_000003"
+    assert capsys.readouterr().out.count("placement: trying") == 1 and last_event(result) == "stopped"
 
 
 def test_the_fastest_place_is_found(train):
