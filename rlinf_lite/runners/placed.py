@@ -20,6 +20,7 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
+from rlinf_lite.metrics import EvalSummary
 from rlinf_lite.preview.placements import (
     Costs,
     best_first,
@@ -98,11 +99,32 @@ def run_placed(
     """
     if not is_auto(cfg.cluster):
         return run(cfg, None)
+    paused: list[RunResult] = []
+    try:
+        return _search(cfg, claim, supervisor, run, paused)
+    except KeyboardInterrupt:  # from one runner to the next
+        if not paused:
+            raise
+    newest = CheckpointStore(claim.checkpoint_dir, 1).newest()
+    done = paused[-1].completed_steps if newest is None else int(read_state(newest)["completed_steps"])
+    if supervisor is not None:
+        supervisor.interrupted(done)
+    return replace(paused[-1], interrupted=True, completed_steps=done, checkpoint=newest, evals=_evals(paused))
+
+
+def _search(
+    cfg: C,
+    claim: RunClaim,
+    supervisor: Supervisor | None,
+    run: Callable[[C, int | None], RunResult],
+    paused: list[RunResult],
+) -> RunResult:
+    """As `run_placed`; results of placements that were tried go into `paused`."""
     candidates, room = [Candidate(placed) for placed in possible(cfg)], room_for(slots(cfg.cluster)[0])
     store = CheckpointStore(claim.checkpoint_dir, 1)
     wanted = {path.resolve() for path in (*store.steps(), claim.resume_from) if path is not None}  # not the search's
     tried: list[Candidate[C]] = []
-    evals, failure = [], None
+    failure = None
     while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:
         start = claim.resume_from
         begun = 0 if start is None else int(read_state(start)["completed_steps"])
@@ -122,9 +144,9 @@ def run_placed(
             claim.resume_from = start if newest in (None, newest_before) else newest.resolve()
         else:
             one.outcome = "tried"
-            evals += result.evals
+            paused.append(result)
             if result.interrupted or result.completed_steps >= result.total_steps:
-                return replace(result, evals=evals)
+                return replace(result, evals=_evals(paused))
             steps = _steps_since(claim.log_dir, begun + 1, cfg)
             if all(other.measured_s is None for other in tried):
                 _price(candidates, measured(steps, plan_of(one.placed)), one)
@@ -143,7 +165,11 @@ def run_placed(
     print("\n".join([*lines, f"  kept: {best.overrides()}"]), flush=True)
     write_whole(claim.log_dir / CHOICE, json.dumps([one.row() for one in candidates], indent=1))
     result = run(best.placed, None)
-    return replace(result, evals=[*evals, *result.evals])
+    return replace(result, evals=_evals([*paused, result]))
+
+
+def _evals(results: list[RunResult]) -> list[EvalSummary]:
+    return [summary for result in results for summary in result.evals]
 
 
 def _end_groups(supervisor: Supervisor | None) -> None:

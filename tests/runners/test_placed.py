@@ -198,6 +198,24 @@ def test_ctrl_c_while_a_placement_pauses_stops_the_run(train, monkeypatch, capsy
     assert capsys.readouterr().out.count("placement: trying") == 1 and last_event(result) == "stopped"
 
 
+def test_ctrl_c_while_a_later_placement_is_launched_stops_the_run(train, monkeypatch):
+    """There is something to go on from, which the last lines say."""
+    launch, launched = Cluster.launch, []
+
+    def launch_and_stop(cluster, *args, **groups):
+        launched.append(launch(cluster, *args, **groups))
+        if len(launched) == 2:
+            ctrl_c()
+        return launched[-1]
+
+    monkeypatch.setattr(Cluster, "launch", launch_and_stop)
+    result = train("cluster.num_gpus_per_node=1", "runner.val_check_interval=3")
+    assert result.interrupted and result.completed_steps == 3 and result.checkpoint.name == "step_000003"
+    shown = result.describe()
+    assert shown.startswith("stopped after 3 of 12 steps") and "  go on: " in shown and len(result.evals) == 1
+    assert last_event(result) == "stopped"
+
+
 def test_the_fastest_place_is_found(train):
     """Two simulators take half as long as one. Where the run begins, with all roles on both slots, there are two; with
     one it would take 0.3 s longer."""
