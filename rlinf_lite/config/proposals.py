@@ -70,8 +70,8 @@ def proposals(config: C) -> list[C]:
     for combined in product(*ways):
         placed = dict(fixed)
         for label, way in zip(chosen, combined, strict=True):
-            for names, line in _joined(way).items():
-                placed[names] = line if label is None else {"placement": line, "node_group": label}
+            for role, line in way.items():
+                placed[role] = line if label is None else {"placement": line, "node_group": label}
         found += [_with(config, placed, fuse, number) for fuse in _fuses(config, placed) for number in stages]
     return found
 
@@ -152,14 +152,6 @@ def _cuts(num_slots: int) -> list[int]:
 
 def _range(first: int, end: int) -> str:
     return f"{first}-{end - 1}" if end - first > 1 else f"{first}"
-
-
-def _joined(way: Mapping[str, str]) -> dict[str, str]:
-    """Roles of one line share it, as one would write it."""
-    names: dict[str, list[str]] = {}
-    for role, line in way.items():
-        names.setdefault(line, []).append(role)
-    return {",".join(of_line): line for line, of_line in names.items()}
 
 
 def _slots_of(spec: Any) -> Any:

@@ -12,6 +12,7 @@ from rlinf_lite.config.names import fused_roles
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview import dry_run, placements
 from rlinf_lite.preview.placements import Costs, best_first, check_room, fits, measured, step_s
+from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.scheduler import PlacementError
 
 EIGHT = ["cluster.num_gpus_per_node=8", "cluster.accelerator=cuda", "cluster.component_placement=auto"]
@@ -231,3 +232,10 @@ def test_node_groups_are_kept():
     placed = possible(config("cluster.num_nodes=2", groups, f"cluster.component_placement={together}"))
     actors = {tuple(p.slots[0] for p in plan_of(one).placements["actor"]) for one in placed}
     assert tuple(range(8, 16)) in actors and tuple(range(12, 16)) in actors
+
+
+def test_a_chosen_placement_takes_the_overrides_of_any_other(tmp_path):
+    for placed in possible(load_config("gym_pendulum_ppo_mlp", ["cluster.component_placement=auto"])):
+        write_config(placed, tmp_path)  # as a run does
+        again = load_config(tmp_path / "config.yaml", ["cluster.component_placement.env=0", "cluster.fuse=null"])
+        assert again.cluster.component_placement == {**placed.cluster.component_placement, "env": 0}
