@@ -33,7 +33,9 @@ from rlinf_lite.preview.placements import (
     room_for,
     step_s,
 )
+from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointStore, read_state, step_number
+from rlinf_lite.runners.run_config import write_run_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
@@ -124,7 +126,7 @@ def _search(
     store = CheckpointStore(claim.checkpoint_dir, 1)
     wanted = {path.resolve() for path in (*store.steps(), claim.resume_from) if path is not None}  # not the search's
     tried: list[Candidate[C]] = []
-    failure = None
+    failure, has_ended = None, False
     while len(tried) < NUM_TRIED and (one := _next(candidates, tried, room)) is not None:
         start = claim.resume_from
         begun = 0 if start is None else int(read_state(start)["completed_steps"])
@@ -145,18 +147,24 @@ def _search(
         else:
             one.outcome = "tried"
             paused.append(result)
-            if result.interrupted or result.completed_steps >= result.total_steps:
+            if result.interrupted:
                 return replace(result, evals=_evals(paused))
             steps = _steps_since(claim.log_dir, begun + 1, cfg)
-            if all(other.measured_s is None for other in tried):
+            if steps and all(other.measured_s is None for other in tried):
                 _price(candidates, measured(steps, plan_of(one.placed)), one)
-            one.measured_s = min(line["time/step"] for line in steps)
+            one.measured_s = min((line["time/step"] for line in steps), default=None)
+            if has_ended := result.completed_steps >= result.total_steps:
+                break
         finally:
             _end_groups(supervisor)
         _drop(start, claim.resume_from, wanted, cfg.runner.save_interval)
     if not tried:  # the memory was there before other things started
         needed = {described(one.placed): needed_bytes(plan_of(one.placed)) for one in candidates}
         raise no_room(needed, room or 0, cfg)
+    if has_ended and sum(one.measured_s is not None for one in tried) < 2:
+        of = NUM_TRIED * (1 + NUM_MEASURED)
+        print(f"placement: nothing was compared: the run has ended within the {of} steps of the search", flush=True)
+        return replace(paused[-1], evals=_evals(paused))
     best = min(tried, key=lambda one: one.measured_s or float("inf"))
     if best.measured_s is None and failure is not None:
         raise failure
@@ -164,6 +172,11 @@ def _search(
     lines = ["placement: seconds of a step, measured and predicted", *(one.describe() for one in tried)]
     print("\n".join([*lines, f"  kept: {best.overrides()}"]), flush=True)
     write_whole(claim.log_dir / CHOICE, json.dumps([one.row() for one in candidates], indent=1))
+    if has_ended:
+        write_run_config(best.placed, claim.log_dir, paused[-1].completed_steps)  # where it would go on
+        if paused[-1].report is not None:
+            write_report(claim.log_dir)
+        return replace(paused[-1], evals=_evals(paused))
     result = run(best.placed, None)
     return replace(result, evals=_evals([*paused, result]))
 

@@ -42,6 +42,14 @@ class SlowAlone(EnvWorker):
         return super().interact(step)
 
 
+class SlowAtTheEnd(EnvWorker):
+    """So that the last of three placements is not the fastest."""
+
+    def interact(self, step=None):
+        time.sleep(0.5 * (step is not None and step >= 6))
+        return super().interact(step)
+
+
 class FailsInTwos(SlowAlone):
     def interact(self, step=None):
         if self.world_size == 2:
@@ -308,10 +316,24 @@ def test_checkpoints_of_the_search_are_not_in_the_way(train):
     assert more.completed_steps == 16 and names == ["step_000013", "step_000016"]
 
 
-def test_a_short_run_ends_while_it_is_still_trying(train):
+def test_a_short_run_ends_while_it_is_still_trying(train, capsys):
     result = train("cluster.num_gpus_per_node=1", "runner.max_steps=4")
     assert result.completed_steps == result.total_steps == 4 and result.report is not None
     assert not (result.run_dir / "placement.json").exists()
+    assert "nothing was compared: the run has ended within the 9 steps of the search" in capsys.readouterr().out
+
+
+def test_a_run_no_longer_than_its_search_says_what_was_measured(train, capsys):
+    """The fastest is where it would go on."""
+    result = train("cluster.num_gpus_per_node=1", "runner.max_steps=9", env=SlowAtTheEnd)
+    tried, _ = choice(result)
+    assert result.completed_steps == 9 and len(tried) == 3 and all(one["measured_s"] > 0 for one in tried)
+    kept = min(tried, key=lambda one: one["measured_s"])
+    shown = capsys.readouterr().out
+    assert kept["outcome"] == "kept" and shown.count("placement: trying") == 3 and "  kept: " in shown
+    saved = load_config(result.run_dir / "config.yaml")
+    assert placement_text(saved) == kept["placement"] and saved.rollout.pipeline_stage_num == kept["stages"]
+    assert "<h2>Placement</h2>" in result.report.read_text()
 
 
 def test_asynchronous_runs_search_too(train):
