@@ -105,6 +105,9 @@ def _contract_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Itera
     if values.shape != acted.values.shape or _gap(values, acted.values) > _LOOSE:
         yield "predict_values differs from the values of predict_action_batch on the same observation."
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    if not trained:
+        yield "no parameter requires gradients, so that nothing would train; leave some unfrozen."
+        return
     loss = scored.logprobs.sum() + scored.entropy.sum() + scored.values.sum()
     if not loss.requires_grad:
         yield "forward's outputs have no gradients; leave out no_grad and detach there."
@@ -157,9 +160,7 @@ def _disagreements(
     """At equal weights acting and training must agree, whatever the batch."""
     gap = _gap(acted.logprobs, scored.logprobs)
     if gap > _TOLERANCE:
-        with torch.no_grad():
-            in_eval = _gap(acted.logprobs, policy.eval()(inputs).logprobs)
-            policy.train()
+        in_eval = _gap(acted.logprobs, _scored_in_eval(policy, inputs).logprobs)
         named = _random_or_of_the_batch(policy)
         if in_eval <= _TOLERANCE or named:  # what batch normalisation has seen meanwhile is in its eval mode
             yield (
@@ -173,8 +174,16 @@ def _disagreements(
                 "same temperature in both."
             )
         return
-    if _gap(acted.values, scored.values) > _LOOSE:
-        yield "forward's values differ from those of predict_action_batch at equal weights; compute them alike."
+    gap = _gap(acted.values, scored.values)
+    if gap > _LOOSE:
+        in_eval, named = _gap(acted.values, _scored_in_eval(policy, inputs).values), _random_or_of_the_batch(policy)
+        if in_eval <= _LOOSE or named:
+            yield (
+                f"forward's values are {gap:.2g} off those of predict_action_batch in train mode, in which it is "
+                f"called; leave out dropout and batch normalisation{named}."
+            )
+        else:
+            yield "forward's values differ from those of predict_action_batch at equal weights; compute them alike."
     with torch.no_grad():
         alone = policy({name: tensor[:2] for name, tensor in inputs.items()}).logprobs
     if _gap(alone, scored.logprobs[:2]) > _LOOSE:
@@ -182,6 +191,13 @@ def _disagreements(
             "forward scores a row differently when fewer rows are in the batch; a row must depend on itself "
             f"alone{_random_or_of_the_batch(policy)}."
         )
+
+
+def _scored_in_eval(policy: Policy, inputs: dict[str, Tensor]) -> PolicyOutput:
+    with torch.no_grad():
+        scored: PolicyOutput = policy.eval()(inputs)
+    policy.train()
+    return scored
 
 
 def _random_or_of_the_batch(policy: Policy) -> str:
@@ -267,8 +283,13 @@ def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iter
     actions = low + (high - low) * torch.rand(_ROWS, cfg.num_action_chunks, spec.action_dim)
     mask = torch.ones(_ROWS, cfg.num_action_chunks, dtype=torch.bool)
     loss = policy.train().sft_loss({**policy.sft_inputs(random_obs(spec)), "actions": actions, "mask": mask})
-    if loss.shape != () or not torch.isfinite(loss) or not loss.requires_grad:
+    if loss.shape != () or not torch.isfinite(loss):
         yield f"sft_loss gives {kind_of(loss)}; return a finite scalar with gradients."
+    elif not loss.requires_grad:
+        yield (
+            "sft_loss has no gradients: no parameter that it depends on requires them; unfreeze those that shall "
+            "train, and leave out no_grad and detach there."
+        )
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

@@ -72,6 +72,44 @@ class Normalised(Good):
         return super()._mean(self.norm(state))
 
 
+class DropoutInTheCritic(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic.append(nn.Dropout(0.5))
+
+
+class Frozen(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.requires_grad_(False)
+
+
+class FrozenActor(Good):
+    """Its standard deviations train."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor.requires_grad_(False)
+
+
+class FunctionalDropout(Good):
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        scored = super().forward(forward_inputs)
+        return replace(scored, values=nn.functional.dropout(scored.values, 0.5, self.training))
+
+
+class NormalisedCritic(Good):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.critic.insert(1, nn.BatchNorm1d(256))
+
+
+class OtherValuesInForward(Good):
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        scored = super().forward(forward_inputs)
+        return replace(scored, values=scored.values + 1)
+
+
 class MixesRows(Good):
     def _mean(self, state: Tensor) -> Tensor:
         return super()._mean(state - state.mean(0))
@@ -167,6 +205,12 @@ class NeedsImages(Good):
             "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout).",
         ),
         (Normalised, "leave out dropout and batch normalisation: norm (BatchNorm1d)."),
+        (DropoutInTheCritic, "leave out dropout and batch normalisation: critic.7 (Dropout)."),
+        (NormalisedCritic, "leave out dropout and batch normalisation: critic.1 (BatchNorm1d)."),
+        (FunctionalDropout, "forward's values are "),
+        (OtherValuesInForward, "forward's values differ from those of predict_action_batch at equal weights; compute"),
+        (Frozen, "no parameter requires gradients, so that nothing would train"),
+        (FrozenActor, "sft_loss has no gradients: no parameter that it depends on requires them"),
         (MixesRows, "a row must depend on itself alone"),
         (SumsActions, "logprobs from forward is float32 of shape (5, 1); return floats of shape (5, 1, 2)"),
         (Detached, "forward's outputs have no gradients"),
