@@ -665,11 +665,16 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     if config.runner.task_type == "sft" and roles:
         yield Problem("cluster.fuse", "is for reinforcement learning, where weights go to and fro. Leave it out")
         return
-    for role in roles:
-        if role not in known:
-            yield Problem(
-                "cluster.fuse", f"there is no role {role!r} that could share. {registry.did_you_mean(role, known)}"
-            )
+    unknown = [role for role in roles if role not in known]
+    for role in unknown:
+        yield Problem(
+            "cluster.fuse", f"there is no role {role!r} that could share. {registry.did_you_mean(role, known)}"
+        )
+    if unknown:
+        return
+    if "," not in (config.cluster.fuse or ","):
+        text = f"names {config.cluster.fuse} alone, which shares with nobody. Name two roles or more, or set it to null"
+        yield Problem("cluster.fuse", text)
     if len(set(roles)) < len(roles):
         yield Problem("cluster.fuse", f"{config.cluster.fuse} names a role twice. Name each once")
     shown = {role: [process.slots for process in plan.placements[role]] for role in roles if role in plan.placements}

@@ -86,7 +86,8 @@ def _with(config: C, placement: dict[str, Any], fuse: str | None, stages: int) -
 def _fuses(config: C, placement: Mapping[str, Any]) -> list[str | None]:
     """Which roles may share processes where they have these lines; the config's own alone where that is wrong."""
     own, known = fused_roles(config), SHARING[config.runner.task_type]
-    if set(own) - set(known) or len(set(own)) < len(own):  # which the checks will say
+    is_single = "," not in (config.cluster.fuse or ",")
+    if set(own) - set(known) or len(set(own)) < len(own) or is_single:  # which the checks will say
         return [config.cluster.fuse]
     try:
         if rollout_dtype(config, slots(config.cluster)[0]) == "bf16":  # with the actor's parameters it acts in fp32
@@ -96,7 +97,7 @@ def _fuses(config: C, placement: Mapping[str, Any]) -> list[str | None]:
     lines = {name.strip(): spec for names, spec in placement.items() for name in names.split(",")}
     alike = [role for role in known if role in lines and lines[role] == lines.get("actor") and role != "reward"]
     fuses: list[list[str]] = [[], *[alike] * (len(alike) > 1)]
-    if own and set(own) != set(alike) and all(lines.get(role) == lines.get(own[0]) for role in own):
+    if len(own) > 1 and set(own) != set(alike) and all(lines.get(role) == lines.get(own[0]) for role in own):
         fuses.append(own)
     return [",".join(roles) or None for roles in fuses]
 

@@ -271,6 +271,15 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         ),
         (
             PPO,
+            [
+                "cluster.fuse='actor,env'",
+                "cluster.num_gpus_per_node=2",
+                "cluster.component_placement={actor: 0, rollout: 0, env: 0-1}",
+            ],
+            "cluster.fuse: there is no role 'env' that could share. Known: actor, rollout.",
+        ),
+        (
+            PPO,
             ["runner.seed=10000"],
             "env.eval.seed: is 10000, like runner.seed, so that evaluations would play episodes of training. Use "
             "another number for one of them",

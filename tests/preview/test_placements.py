@@ -159,6 +159,8 @@ def test_a_configs_own_fuse_is_one_of_several():
     assert {tuple(fused_roles(placed)) for placed in possible(config())} == {(), ("actor", "rollout")}
     with pytest.raises(ValueError, match=r"cluster\.fuse: there is no role 'learner'"):
         config("cluster.fuse='actor,learner'")
+    with pytest.raises(ValueError, match=r"cluster\.fuse: names actor alone"):
+        config("cluster.fuse=actor")
 
 
 @pytest.mark.parametrize("sync_s", [0.0, 0.01, 0.05])
