@@ -145,11 +145,15 @@ def test_dry_run_says_what_a_run_goes_on_from(tmp_path: Path, capsys: pytest.Cap
 
     def write(directory: Path) -> None:
         (directory / "training_state" / "runner.json").write_text('{"completed_steps": 4}')
+        write_config(load_config("gym_pendulum_ppo_mlp"), directory / "training_state")
 
     checkpoint = CheckpointStore(run, keep=1).write(4, write)
     assert planned("runner.max_steps=8") == (0, f"goes on from step 4, {checkpoint}")
     nothing = "goes on from step 4: nothing is left to do, raise runner.max_steps (4)"
     assert planned("runner.max_steps=4") == (0, nothing)
+    code, said = planned("runner.seed=9")
+    assert code == 1 and said.startswith("Put them back, or start a new run with runner.resume=never")
+    assert planned("runner.seed=9", "runner.max_steps=8", "runner.allow_changes=[runner.seed]")[0] == 0
 
 
 def test_unknown_sizes_are_said_to_be_unknown() -> None:
