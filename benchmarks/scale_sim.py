@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -39,6 +40,7 @@ CALIBRATED_ENV_S, CALIBRATED_POLICY_S = 0.02, 0.02
 CHECKED = (1, 2, 4, 8)
 CALLS = 7  # of a step: weights of both sides, env, rollout, three of the actor
 NUM_NODES = (1, 2, 4, 8, 16, 32, 64)
+TRAINS = ("LoRA, rank 32", "all weights")
 
 
 @dataclass(frozen=True)
@@ -180,20 +182,38 @@ def simulate(load: Load, costs: Costs, method: str, gbit: float, delay_s: float)
     return rows
 
 
+def _count(text: str) -> int:
+    if int(text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return float(text)
+
+
+def _not_negative(text: str) -> float:
+    return 0.0 if float(text) == 0 else _positive(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--calibrate", action="store_true", help="measure the costs, and check the model against real runs"
     )
-    parser.add_argument("--decisions", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--gbit", type=float, default=100.0, help="of each node's network, Gbit/s")
-    parser.add_argument("--delay-ms", type=float, default=0.1, help="one way")
-    parser.add_argument("--env-s", type=float, default=0.4, help="a chunk of actions in the environments of a worker")
-    parser.add_argument("--policy-s", type=float, default=0.3, help="the policy's answer for them")
-    parser.add_argument("--update-s", type=float, default=30.0)
-    parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--trains", default="LoRA, rank 32", help="'LoRA, rank 32' or 'all weights', of a 7B policy")
+    parser.add_argument("--decisions", type=_count, default=16)
+    parser.add_argument("--repeats", type=_count, default=5)
+    parser.add_argument("--gbit", type=_positive, default=100.0, help="of each node's network, Gbit/s")
+    parser.add_argument("--delay-ms", type=_not_negative, default=0.1, help="one way")
+    parser.add_argument(
+        "--env-s", type=_positive, default=0.4, help="a chunk of actions in the environments of a worker"
+    )
+    parser.add_argument("--policy-s", type=_positive, default=0.3, help="the policy's answer for them")
+    parser.add_argument("--update-s", type=_not_negative, default=30.0)
+    parser.add_argument("--stages", type=_count, default=1)
+    parser.add_argument("--trains", choices=TRAINS, default=TRAINS[0], help="of a 7B policy")
     args = parser.parse_args()
     path = RESULTS / "scale_sim.json"
     if args.calibrate:

@@ -10,7 +10,7 @@ from rlinf_lite.preview.traffic import Traffic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from scale_sim import Costs, Load, step_parts
+from scale_sim import Costs, Load, main, step_parts
 
 DECISIONS = 1000
 
@@ -38,3 +38,22 @@ def test_what_of_the_network_hides_behind_computing(env_s, policy_s, delay_s, st
     sent = Traffic({"actions": link, "observations": link}, link)
     parts = step_parts(Load(DECISIONS, env_s, policy_s, 0.0, 1, 64, stages), Costs(0.0, 0.0), 1, sent, 1e18, delay_s)
     assert sum(parts.values()) / DECISIONS == pytest.approx(played(env_s, policy_s, delay_s, stages), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gbit", "-5"], "--gbit: -5 is no finite number above 0"),
+        (["--gbit", "0"], "--gbit: 0 is no finite number above 0"),
+        (["--gbit", "nan"], "--gbit: nan is no finite number above 0"),
+        (["--stages", "0"], "--stages: 0 is not above 0"),
+        (["--delay-ms", "-1"], "--delay-ms: -1 is no finite number above 0"),
+        (["--trains", "typo"], "--trains: invalid choice: 'typo' (choose from 'LoRA, rank 32', 'all weights')"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scale_sim.py", *words])
+    monkeypatch.setattr("scale_sim.simulate", lambda *given: pytest.fail("it went on"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
