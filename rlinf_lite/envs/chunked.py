@@ -250,7 +250,7 @@ class ChunkedEnv:
                 row,
                 int(self._length[row]) + step + 1,
                 f"dimension {dimension} of the action is {actions[bad]}, from a finite observation: the policy has "
-                "diverged",
+                "diverged, or what it computes of this observation divides by zero or overflows",
             )
         clipped: FloatArray = np.clip(actions, self.action_low, self.action_high, dtype=np.float32)
         return clipped

@@ -43,6 +43,25 @@ class NotFinite(Good):
         return np.array([0.0, np.nan, 0.0], np.float32)
 
 
+class TooLarge(Good):
+    def observe(self) -> Any:
+        return np.array([0.0, -1e300, 0.0])
+
+
+class OldStep(Good):
+    def step(self, action: Any) -> Any:
+        return self.observe(), 1.0, False, {}
+
+
+class OldReset(Good):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoActionSpace(gymnasium.Env[Any, Any]):
+    observation_space: Any = Good.observation_space
+
+
 class FloatImage(Good):
     observation_space = gymnasium.spaces.Dict({"camera": gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8)})
 
@@ -181,6 +200,10 @@ class ReseedsNeighbours(gymnasium.vector.VectorEnv[Any, Any, Any]):
 CASES = [
     (WrongShape, "shape (1, 3) where observation_space promises shape (3,)"),
     (NotFinite, "row 0, at the start of the episode with seed 1: state[1] is nan"),
+    (TooLarge, "the observation holds a number of size 1e+300, which does not fit float32"),
+    (OldStep, "step returned 4 values; gymnasium's step returns obs, reward, terminated, truncated, info."),
+    (OldReset, "reset returned a ndarray; gymnasium's reset returns obs, info."),
+    (NoActionSpace, "NoActionSpace has no action_space; set it in __init__."),
     (FloatImage, "observation 'camera' is float32 of shape (4, 4, 3) where observation_space promises uint8"),
     (ChannelsFirst, "cam is uint8 [3, 64, 64], which would be 12,288 state numbers; pictures are uint8 [H, W, 3]"),
     (FloatPicture, "the observation is float32 [64, 64, 3], which would be 12,288 state numbers"),

@@ -107,7 +107,15 @@ class ObsReader:
             value = self._leaf(name, item)
             if space.shape is not None and value.shape != space.shape:
                 self._refuse(name, f"shape {value.shape}", f"shape {space.shape}")
-            parts.append(np.asarray(flatten(space, item[name]), np.float32).reshape(-1))
+            try:
+                with np.errstate(over="raise"):
+                    parts.append(np.asarray(flatten(space, item[name]), np.float32).reshape(-1))
+            except FloatingPointError as error:
+                raise EnvContractError(
+                    f"{_named(name)} holds a number of size {np.nanmax(np.abs(value)):.3g}, which does not fit "
+                    "float32, as policies read it; look for a diverged simulation, or scale it down.",
+                    self.task_id,
+                ) from error
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _leaf(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -116,10 +124,13 @@ class ObsReader:
         return np.asarray(item[name])
 
     def _refuse(self, name: str, got: str, promised: str) -> None:
-        what = f"observation {name!r}" if name else "the observation"
         raise EnvContractError(
-            f"{what} is {got} where observation_space promises {promised}; make the two agree.", self.task_id
+            f"{_named(name)} is {got} where observation_space promises {promised}; make the two agree.", self.task_id
         )
+
+
+def _named(name: str) -> str:
+    return f"observation {name!r}" if name else "the observation"
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -148,6 +159,11 @@ class GymnasiumSimulator:
                 "one at every call.",
                 task_id,
             )
+        for name in ("action_space", "observation_space"):
+            if not hasattr(self.envs[0], name):
+                raise EnvContractError(
+                    f"{type(self.envs[0].unwrapped).__name__} has no {name}; set it in __init__.", task_id
+                )
         spec = self.envs[0].spec
         self.max_episode_steps = max_episode_steps or (spec.max_episode_steps if spec is not None else None)
         self.action_low, self.action_high, self._action_shape, self._action_dtype = box_actions(
@@ -160,7 +176,8 @@ class GymnasiumSimulator:
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             try:
-                self._obs[row], _ = self.envs[row].reset(seed=seed)
+                returned = self.envs[row].reset(seed=seed)
+                self._obs[row], _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
             except Exception as error:
                 raise RowError(row) from error
             self._instructions[row] = str(getattr(self.envs[row].unwrapped, "instruction", "") or "")
@@ -169,7 +186,10 @@ class GymnasiumSimulator:
         for row in rows.tolist():
             action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
             try:
-                self._obs[row], reward, terminated, truncated, info = self.envs[row].step(action)
+                returned = self.envs[row].step(action)
+                self._obs[row], reward, terminated, truncated, info = _unpacked(
+                    "step", returned, ("obs", "reward", "terminated", "truncated", "info"), self.task_id
+                )
                 if np.size(reward) != 1:
                     raise EnvContractError(
                         f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
@@ -194,6 +214,13 @@ class GymnasiumSimulator:
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _unpacked(method: str, returned: Any, names: Sequence[str], task_id: str) -> Any:
+    if isinstance(returned, tuple | list) and len(returned) == len(names):
+        return returned
+    got = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
+    raise EnvContractError(f"{method} returned {got}; gymnasium's {method} returns {', '.join(names)}.", task_id)
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
