@@ -220,10 +220,10 @@ def test_pictures_of_a_card_that_simulates_are_drawn_there(
 class OnCard(torch.Tensor):
     """Such as SAPIEN's renderer on a card returns."""
 
-    def cpu(self) -> torch.Tensor:
+    def cpu(self, *_: Any) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)
 
-    def numpy(self) -> Any:
+    def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
 

@@ -323,6 +323,8 @@ class Slots:
 class Odd(nn.Module):
     """Refers to its layers, or keeps numbers, in a way that torch does not know of."""
 
+    scale: Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.layer, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
