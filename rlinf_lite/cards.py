@@ -145,7 +145,7 @@ class Card:
     Options: type[Section] | None = None
     """The part's own settings, `env.options` or `model.options`; None: names to any values, which nobody checks."""
     free_options: tuple[str, ...] = ()
-    """Dotted names of options that may change when a run goes on, because they do not make it another run."""
+    """Dotted names of options that may change when a run goes on or is measured, as they do not make it another run."""
     package: str | None = None
     """A module that has to be installed, and the extra of rlinf_lite that installs it."""
     extra: str | None = None

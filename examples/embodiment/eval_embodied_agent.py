@@ -55,6 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.checkpoint = Path(runs[0]) if runs else arguments.checkpoint
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
+    from rlinf_lite.runners.run_config import check_options, read_config
 
     config, overrides, checkpoint = arguments.config_name, ["runner.resume=never"], None
     of_suite: list[str] = []
@@ -70,6 +71,8 @@ def main(words: Sequence[str] | None = None) -> int:
             of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
         cfg = load_config(config, [*overrides, *of_suite, *changes])
         check_measurable(cfg, config)
+        if checkpoint is not None and cfg.actor.checkpoint_load_path == str(checkpoint):
+            check_options(read_config(Path(config)) or {}, cfg, checkpoint)
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
         if of_suite:

@@ -11,7 +11,7 @@ import yaml
 
 from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import cards_of, schema_keys
-from rlinf_lite.config.schema import BaseConfig
+from rlinf_lite.config.schema import BaseConfig, Config
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.renamed_keys import with_new_names
 from rlinf_lite.runners.checkpoints import CheckpointError
@@ -124,6 +124,17 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
         if any(change.within(["env", "model"]) for change in refused):
             advice += ", if the policy keeps its shapes"
     raise CheckpointError("\n".join([*lines, advice]))
+
+
+def check_options(saved: Mapping[str, Any], cfg: BaseConfig, checkpoint: Path) -> None:
+    """Raise CheckpointError where an evaluation gives the policy in `checkpoint` options that its weights have settled:
+    all but `free_options` and those that may be null, which stands for the checkpoint's."""
+    fields = getattr(type(cfg.model.options), "model_fields", {}) if isinstance(cfg, Config) else {}
+    settled = [f"model.options.{name}" for name, field in fields.items() if field.default is not None]
+    refused = [change for change in find_changes(saved, cfg) if change.is_fixed and change.within(settled)]
+    if refused:
+        lines = [f"{checkpoint} cannot be measured with other options than it has", *(f"  - {one}" for one in refused)]
+        raise CheckpointError("\n".join([*lines, "Leave them out"]))
 
 
 def write_config(cfg: BaseConfig, directory: Path) -> None:

@@ -193,6 +193,27 @@ def test_what_cannot_be_measured_is_said_in_one_message(
     assert len(written.err.splitlines()) <= 2
 
 
+def test_options_that_a_checkpoint_has_settled_are_not_measured_as_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_lite.scheduler.Cluster.from_config", lambda cluster: pytest.fail("Ray was started"))
+
+    def write(directory: Path) -> None:
+        write_config(
+            load_config("gym_pendulum_ppo_mlp", ["model.options.hidden_sizes=[64,64]"]), directory / "training_state"
+        )
+        (directory / "policy").mkdir()
+        (directory / "policy" / "config.json").write_text("{}")
+
+    checkpoint = CheckpointStore(tmp_path / "run", keep=1).write(2, write)
+    assert command_line(["eval", str(tmp_path / "run"), "model.options.hidden_sizes=[32]"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"{checkpoint} cannot be measured with other options than it has",
+        "  - model.options.hidden_sizes: [64, 64] -> [32]",
+        "Leave them out",
+    ]
+
+
 def pasted(said: str, what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """What the line of that name at a run's end says to type, typed."""
     [command] = [line.partition(": ")[2] for line in said.splitlines() if line.startswith(f"  {what}: ")]

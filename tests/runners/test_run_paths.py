@@ -17,10 +17,11 @@ from rlinf_lite.config import load_config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.runners import run_paths
 from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, find_checkpoint
-from rlinf_lite.runners.run_config import write_config
+from rlinf_lite.runners.run_config import check_options, write_config
 from rlinf_lite.runners.run_paths import RunInUseError, begin_run, claim_run, find_run
 
 PENDULUM = "embodiment/gym_pendulum_ppo_mlp"
+VLA = "embodiment/tabletop_ppo_vla"
 
 
 loaded = cache(load_config)
@@ -264,6 +265,18 @@ def test_adapters_stay_what_they_are(tmp_path, name):
                 config(tmp_path, f"{key}={rank}", f"runner.resume={run}", "runner.allow_changes=[model]", name=name)
             )
         assert "allow_changes=" not in str(error.value)
+
+
+def test_an_evaluation_may_change_options_that_the_weights_leave_open(tmp_path):
+    saved = loaded(VLA).model_dump(mode="json")
+    open_ones = [
+        "model.options.max_prompt_length=45",
+        "model.options.compile=true",
+        "model.options.lora.save_base=false",
+    ]
+    check_options(saved, config(tmp_path, *open_ones, name=VLA), tmp_path)
+    with pytest.raises(CheckpointError, match=r"other options than it has\n  - model\.options\.size: tiny -> small\n"):
+        check_options(saved, config(tmp_path, *open_ones, "model.options.size=small", name=VLA), tmp_path)
 
 
 def test_checkpoints_are_found_where_the_runs_config_has_them_go(tmp_path, monkeypatch):
