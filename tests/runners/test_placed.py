@@ -217,7 +217,11 @@ def test_ctrl_c_while_a_later_placement_is_launched_stops_the_run(train, monkeyp
         return launched[-1]
 
     monkeypatch.setattr(Cluster, "launch", launch_and_stop)
-    result = train("cluster.num_gpus_per_node=1", "runner.val_check_interval=3")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts by `&` ignores it
+    try:
+        result = train("cluster.num_gpus_per_node=1", "runner.val_check_interval=3")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.interrupted and result.completed_steps == 3 and result.checkpoint.name == "step_000003"
     shown = result.describe()
     assert shown.startswith("stopped after 3 of 12 steps") and "  go on: " in shown and len(result.evals) == 1
