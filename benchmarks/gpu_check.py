@@ -206,6 +206,7 @@ def openvla_full(rehearse: bool) -> dict[str, Any]:
 
 
 def _device(rehearse: bool) -> str:
+    torch.backends.cudnn.allow_tf32 = False  # as in workers: fp32 is what others are compared with
     return "cpu" if rehearse else "cuda"
 
 

@@ -103,14 +103,13 @@ def parse_cli(
 def _preview(config: Any) -> int:
     from rlinf_lite.preview.dry_run import describe, policy_problems
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
-    from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config
+    from rlinf_lite.runners.run_config import changes_since
 
     goes_on = list[str]()
     if config.runner.resume not in ("auto", "never"):
         try:
             checkpoint = find_checkpoint(Path(config.runner.resume))
-            saved = read_config(checkpoint / "training_state" / CONFIG)
-            check_changes([] if saved is None else find_changes(saved, config), config, checkpoint)
+            changes_since(checkpoint, config)
             steps, limit = read_state(checkpoint)["completed_steps"], config.runner.max_steps
         except CheckpointError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
-from rlinf_lite.config.names import fused_roles, loss_needs_of, max_staleness, needs_of, roles_of
+from rlinf_lite.config.names import fused_roles, loss_needs_of, max_staleness, names_in_fuse, needs_of, roles_of
 from rlinf_lite.config.plan import (
     PLACEMENT,
     SLOTS,
@@ -672,7 +672,7 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
         )
     if unknown:
         return
-    if "," not in (config.cluster.fuse or ","):
+    if len(names_in_fuse(config)) == 1:
         text = f"names {config.cluster.fuse} alone, which shares with nobody. Name two roles or more, or set it to null"
         yield Problem("cluster.fuse", text)
     if len(set(roles)) < len(roles):

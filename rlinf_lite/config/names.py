@@ -118,8 +118,11 @@ def roles_of(config: ReasoningConfig) -> list[str]:
     return roles + ["critic"] * needs_of(config).values
 
 
+def names_in_fuse(config: Any) -> list[str]:
+    return [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
+
+
 def fused_roles(config: Any) -> list[str]:
     """The roles that `cluster.fuse` names and that the run has; unknown names too."""
-    named = [name.strip() for name in (config.cluster.fuse or "").split(",") if name.strip()]
     lacking = set(ROLES) - set(roles_of(config)) if isinstance(config, ReasoningConfig) else set()
-    return [name for name in named if name not in lacking]
+    return [name for name in names_in_fuse(config) if name not in lacking]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import Any, TypeVar, cast
 
-from rlinf_lite.config.names import COMPONENTS, ROLES, fused_roles, roles_of, rollout_dtype
+from rlinf_lite.config.names import COMPONENTS, ROLES, fused_roles, names_in_fuse, roles_of, rollout_dtype
 from rlinf_lite.config.plan import slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import AUTO, BaseConfig, ClusterConfig, Config
@@ -86,8 +86,8 @@ def _with(config: C, placement: dict[str, Any], fuse: str | None, stages: int) -
 def _fuses(config: C, placement: Mapping[str, Any]) -> list[str | None]:
     """Which roles may share processes where they have these lines; the config's own alone where that is wrong."""
     own, known = fused_roles(config), SHARING[config.runner.task_type]
-    is_single = "," not in (config.cluster.fuse or ",")
-    if set(own) - set(known) or len(set(own)) < len(own) or is_single:  # which the checks will say
+    is_alone = len(names_in_fuse(config)) == 1
+    if set(own) - set(known) or len(set(own)) < len(own) or is_alone:  # which the checks will say
         return [config.cluster.fuse]
     try:
         if rollout_dtype(config, slots(config.cluster)[0]) == "bf16":  # with the actor's parameters it acts in fp32

@@ -96,6 +96,15 @@ def changes_episodes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
     return [change for change in changes if change.key != "env.train.num_envs"]
 
 
+def changes_since(checkpoint: Path, cfg: BaseConfig) -> list[Change] | None:
+    """How a run that goes on from `checkpoint` differs from the one that wrote it; None: that kept no config. Raises
+    as `check_changes` does."""
+    saved = read_config(checkpoint / "training_state" / CONFIG)
+    changes = None if saved is None else find_changes(saved, cfg)
+    check_changes(changes or [], cfg, checkpoint)
+    return changes
+
+
 def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> None:
     """Raise CheckpointError where what makes the run has changed, and `runner.allow_changes` does not name it."""
     allowed = cfg.runner.allow_changes

@@ -34,7 +34,7 @@ from rlinf_lite.runners.checkpoints import (
     verify,
 )
 from rlinf_lite.runners.protocol import commit, gpu_names, versions
-from rlinf_lite.runners.run_config import CONFIG, check_changes, find_changes, read_config, write_run_config
+from rlinf_lite.runners.run_config import CONFIG, changes_since, read_config, write_run_config
 
 log = logging.getLogger(__name__)
 
@@ -181,16 +181,14 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         if checkpoint.parent == store.root.resolve():
             store.tidy()
             claim.resume_from = checkpoint = find_checkpoint(source)  # its last owner may just have moved on
-        saved = read_config(checkpoint / "training_state" / CONFIG)
-        changes = [] if saved is None else find_changes(saved, cfg)
-        check_changes(changes, cfg, checkpoint)
+        changes = changes_since(checkpoint, cfg)
         verify(checkpoint)
         steps = read_state(checkpoint)["completed_steps"]
     except BaseException:  # Ctrl-C too: nobody would release it
         claim.release()
         raise
-    lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes)]
-    lines += ["  it has no config of its own, which this one could be compared with"] * (saved is None)
+    lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes or [])]
+    lines += ["  it has no config of its own, which this one could be compared with"] * (changes is None)
     print("\n".join(lines), flush=True)
     return claim
 

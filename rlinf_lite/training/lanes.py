@@ -126,13 +126,9 @@ class _State:
         self.versions = [x.is_inference() or x._version for x in self.buffers]
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _State)
-            and (self.random, self.versions) == (other.random, other.versions)
-            and all(
-                a is b for a, b in zip(self.buffers, other.buffers, strict=True)
-            )  # kept, so that ids are not reused
-        )
+        if not isinstance(other, _State) or (self.random, self.versions) != (other.random, other.versions):
+            return False
+        return all(a is b for a, b in zip(self.buffers, other.buffers, strict=True))
 
 
 class _Kept:

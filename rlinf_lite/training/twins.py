@@ -1,8 +1,8 @@
 """Copies of a module for passes at the same time: its tensors are shared, everything else is the copy's own.
 
 A module is taken apart as pickle does it, all that it refers to included, whichever way: layers in a list, a dict that
-two modules read and write, methods, callable objects. Tensors, classes and functions are not gone into: they are
-numbered, and a copy is put together with the same ones, or with others in their place.
+two modules read and write, methods, callable objects. Tensors, classes, functions and tokenizers are not gone into:
+they are numbered, and a copy is put together with the same ones, or with others in their place.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class _Pickler(pickle.Pickler):
         elif isinstance(part, BuiltinFunctionType):
             if not isinstance(part.__self__, ModuleType | type(None)):
                 return NotImplemented
-        elif not isinstance(part, Tensor | type | ModuleType):
-            return NotImplemented
+        elif type(part).__module__ != "tokenizers" and not isinstance(part, Tensor | type | ModuleType):
+            return NotImplemented  # a tokenizer is read by any number of threads, and takes long to copy
         self.whole.append(part)
         return _numbered, (len(self.whole) - 1,)
 

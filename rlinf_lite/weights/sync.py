@@ -377,8 +377,7 @@ class WeightReceiver:
                 if content.new is not None:
                     self._map(*content.new)
                     self._worker.send("mapped", self._group, self._sender, tag)
-                own, written = self._own(), {name: self._written[name] for name in content.names}
-                self._copy({name: x for name, x in written.items() if x.data_ptr() != own[name].data_ptr()})
+                self._copy({name: self._written[name] for name in content.names})
             elif isinstance(content, _Lent):
                 self._copy_lent(content)
             else:
@@ -412,10 +411,12 @@ class WeightReceiver:
             ) from error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Into the module's own, but for those that are the same memory."""
+        own = self._own() if tensors else {}
         with torch.no_grad():
-            own = self._own() if tensors else {}
             for name, tensor in tensors.items():
-                _overwrite(name, own[name], tensor)
+                if own[name].data_ptr() != tensor.data_ptr():
+                    _overwrite(name, own[name], tensor)
 
 
 def _viewed(module: nn.Module) -> set[str]:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -88,8 +89,8 @@ def test_names_carry_config_task_and_seed_and_are_safe(tmp_path):
 
 
 def test_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
-    drawn = iter(f"{number // 4:04x}" for number in range(1000))  # four times the same
-    monkeypatch.setattr(run_paths.secrets, "token_hex", lambda _: next(drawn))
+    numbers = itertools.count()  # which threads can share, unlike a generator
+    monkeypatch.setattr(run_paths.secrets, "token_hex", lambda _: f"{next(numbers) // 4:04x}")  # four times the same
     monkeypatch.setattr(run_paths.time, "strftime", lambda _: "20261122-111736")
     cfg = config(tmp_path)
     with ThreadPoolExecutor(8) as threads:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
 from rlinf_lite.config import load_config
@@ -439,6 +441,14 @@ def test_whatever_a_model_refers_to_or_keeps(how: str) -> None:
         assert lanes.number == (1 if how in NOT_COPIED else 4)
         assert lanes._at_once == ({} if how in NOT_COPIED else {"update": 1 if how in LEAVING else 4})
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_tokenizer_is_not_copied() -> None:
+    """One of a hundred thousand words would take a tenth of a second, at every update."""
+    model: Any = Odd("not")
+    model.prompts = SimpleNamespace(tokenizer=Tokenizer(WordLevel({"push": 0}, "push")))
+    twin: Any = Parts(model).twin()
+    assert twin.prompts is not model.prompts and twin.prompts.tokenizer is model.prompts.tokenizer
 
 
 def test_a_model_that_cannot_be_copied_any_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -291,13 +291,12 @@ class CudaSimulator(Scenes):
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         self._seeds[rows] = seeds
-        options: dict[str, Any] = {"env_idx": torch.from_numpy(rows).to(self.env.device)}
-        if not self._scene_is_seeded:  # ChunkedEnv's first reset is of all rows
-            options, self._scene_is_seeded = {"reconfigure": True}, True
-            given: list[int] | None = self._seeds.tolist()
-        else:
-            given = None  # with seeds it would make the generators of all rows anew, twice, where one row has ended
-        self._infos, self._obs = [_reset_unseen(self.env, given, options)], None
+        if self._scene_is_seeded:  # with seeds, the generators of all rows would be made anew, twice
+            info = _reset_unseen(self.env, None, {"env_idx": torch.from_numpy(rows).to(self.env.device)})
+        else:  # ChunkedEnv's first reset is of all rows
+            info = _reset_unseen(self.env, self._seeds.tolist(), {"reconfigure": True})
+            self._scene_is_seeded = True
+        self._infos, self._obs = [info], None
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
