@@ -33,10 +33,12 @@ def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the valid positions; nan for constant returns."""
+    """1 - Var(returns - values) / Var(returns) over the valid positions; nan for returns that are constant, or differ
+    by what float32 rounds."""
     _, _, total = _sums(returns, mask)
+    rounding = torch.where(mask.bool(), returns.double().square() + values.double().square(), 0.0).sum() * 1e-12
     _, _, residual = _sums(returns - values, mask)
-    return float(1 - residual / total) if total > 0 else float("nan")
+    return float(1 - residual / total) if total > rounding else float("nan")
 
 
 def _sums(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ class InputError(ValueError):
 class AdvantageInputs:
     """Trajectories of all ranks. What stands at positions where `mask` is 0 never reaches a result."""
 
-    rewards: Tensor  # [B, T]
+    rewards: Tensor  # [B, T]; of simulators float64, so that sums do not hang on their order
     mask: Tensor  # [B, T]; non-zero where a decision counts
     values: Tensor | None = None  # [B, T]
     next_values: Tensor | None = None  # [B, T]; value after each decision, the bootstrap where an episode ends

@@ -383,7 +383,8 @@ class OptimConfig(Section):
     min_lr_ratio: UnitFloat = 0.0
     """Where linear and cosine schedules end, as a fraction of lr."""
     warmup_steps: NonNegativeInt = 0
-    """Runner steps of linear warm-up."""
+    """Runner steps of linear warm-up, from the first in which it trains: the policy behind
+    algorithm.critic_warmup_steps."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
     eps: PositiveFloat = 1e-8

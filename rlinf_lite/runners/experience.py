@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
@@ -28,12 +29,14 @@ def kl_controller(kl: KLConfig) -> KLController:
     return AdaptiveKLController(kl.coef, kl.target, kl.horizon) if adaptive else FixedKLController(kl.coef)
 
 
-def split_baselines(batch: DataProto, group_size: int) -> DataProto:
-    """Without the greedy responses, which are sample number `group_size`; their scores become `baselines` [B]."""
-    samples, groups, scores = (batch.batch[name] for name in ("sample", "group", "scores"))
-    greedy = samples == group_size
+def split_baselines(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> DataProto:
+    """Without the greedy responses, which are sample number `group_size`; their scores, less what is taken off for
+    their length, become `baselines` [B]."""
+    samples, groups = batch.batch["sample"], batch.batch["group"]
+    greedy = samples == algorithm.group_size
     if not greedy.any():
         return batch
+    scores = batch.batch["scores"] + _length_penalty(batch, algorithm)
     of_group = dict(zip(groups[greedy].tolist(), scores[greedy].tolist(), strict=True))
     kept = batch[~greedy]
     kept.batch["baselines"] = torch.tensor([of_group[group] for group in kept.batch["group"].tolist()])
@@ -70,11 +73,10 @@ def add_advantages(
     """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics. `recomputed_by`: the version of the
     weights that `old_logprobs` were computed again with; None where they are those of acting."""
     columns, mask = batch.batch, batch.batch["response_mask"]
-    lengths, overlong = mask.sum(1), algorithm.overlong
-    penalty = algorithms.overlong_penalty(mask, overlong.buffer_length, overlong.factor)
+    lengths, penalty = mask.sum(1), _length_penalty(batch, algorithm)
     last = (columns["scores"] + penalty)[:, None]
     rewards = torch.zeros(mask.shape).scatter_(1, (lengths - 1)[:, None], last)
-    metrics = {"rollout/overlong_penalty": float(penalty.mean())} if overlong.buffer_length else {}
+    metrics = {"rollout/overlong_penalty": float(penalty.mean())} if algorithm.overlong.buffer_length else {}
     if algorithm.kl.place == "reward":
         used = controller.coef
         rewards, mean_kl = algorithms.kl_in_rewards(
@@ -101,6 +103,12 @@ def add_advantages(
     advantages = algorithms.whiten(outputs.advantages, mask) if algorithms.whitens(algorithm) else outputs.advantages
     tensors = {**columns, "advantages": advantages, "returns": outputs.returns}
     return DataProto(tensors, batch.non_tensor_batch, batch.meta_info), metrics
+
+
+def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Tensor:
+    """Of each response, [B]."""
+    overlong = algorithm.overlong
+    return algorithms.overlong_penalty(batch.batch["response_mask"], overlong.buffer_length, overlong.factor)
 
 
 def updates(

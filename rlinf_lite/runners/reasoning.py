@@ -185,7 +185,7 @@ class ReasoningRunner(Runner):
                     batch = experience.in_order(DataProto.concat(waiting))
                 num_tokens += int(batch.batch["response_mask"].sum())
                 num_groups += experience.num_groups(batch)
-                batch = experience.split_baselines(batch, algorithm.group_size)
+                batch = experience.split_baselines(batch, algorithm)
                 scores.append(batch.select([name for name in batch.batch if name.endswith("scores")], [], []))
                 if algorithm.filter_groups:
                     batch = experience.first_groups(experience.with_signal(batch), wanted - num_kept)

@@ -74,6 +74,7 @@ class Learner:
 
     _optim: OptimConfig
     _total_steps: int
+    _value_steps: int
     _bad_updates_in_a_row: int
     _away: set[str]
     """What is in host memory, of "model" and "optimizer"; or on its way, which may have been broken off."""
@@ -115,10 +116,12 @@ class Learner:
             return False
         return True
 
-    def start_training(self, optim: OptimConfig, total_steps: int) -> None:
-        """Make a new optimizer, whose learning rate follows its schedule over `total_steps`."""
+    def start_training(self, optim: OptimConfig, total_steps: int, value_steps: int = 0) -> None:
+        """Make a new optimizer, whose learning rates follow their schedule up to step `total_steps`. In the first
+        `value_steps` only the value trains: the schedule of all other parameters begins behind them."""
         self.optimizer = sharding.build_optimizer(self.model, optim)
-        self._optim, self._total_steps, self._bad_updates_in_a_row = optim, total_steps, 0
+        self._optim, self._total_steps, self._value_steps = optim, total_steps, value_steps
+        self._bad_updates_in_a_row = 0
 
     def to_device(self, with_optimizer: bool) -> None:
         """Bring back what is in host memory."""
@@ -151,16 +154,18 @@ class Learner:
 
     def set_learning_rate(self, step: int) -> None:
         """That of runner step `step`, for each group of parameters: linear warm-up, then down to `min_lr_ratio`."""
-        optim, warmup = self._optim, self._optim.warmup_steps
-        done = (step - warmup) / max(self._total_steps - warmup, 1)
-        if step < warmup:
-            factor = (step + 1) / (warmup + 1)
-        elif optim.lr_scheduler == "constant":
-            factor = 1.0
-        else:  # down to the last
-            remaining = 1.0 - done if optim.lr_scheduler == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-            factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
+        optim = self._optim
         for group in self.optimizer.param_groups:
+            begin = 0 if group["is_value"] else self._value_steps
+            own_step, warm = max(step, begin), begin + optim.warmup_steps
+            done = (own_step - warm) / max(self._total_steps - warm, 1)
+            if own_step < warm:
+                factor = (own_step - begin + 1) / (optim.warmup_steps + 1)
+            elif optim.lr_scheduler == "constant":
+                factor = 1.0
+            else:  # down to the last
+                remaining = 1.0 - done if optim.lr_scheduler == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+                factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
             group["lr"] = group["base_lr"] * factor
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:

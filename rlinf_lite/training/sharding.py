@@ -26,13 +26,13 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over what trains, with its own learning rate for parameters that only the value uses."""
+    """AdamW over what trains; parameters that only the value uses are a group with a learning rate of its own."""
     of_value = {id(parameter) for parameter in getattr(policy, "value_parameters", list)()}
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     value_lr = cfg.lr if cfg.value_lr is None else cfg.value_lr
     groups = [
-        {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr},
-        {"params": [p for p in trained if id(p) in of_value], "base_lr": value_lr},
+        {"params": [p for p in trained if id(p) not in of_value], "base_lr": cfg.lr, "is_value": False},
+        {"params": [p for p in trained if id(p) in of_value], "base_lr": value_lr, "is_value": True},
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=cfg.weight_decay, fused=True)

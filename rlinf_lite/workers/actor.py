@@ -103,7 +103,7 @@ class EmbodiedFSDPActor(Worker):
         if cfg.actor.frozen_dtype == "bf16":
             cast_parameters(self.policy, torch.bfloat16, frozen_only=True)
         self.learner = Learner(self, self.policy, cfg, "actor")
-        self.learner.start_training(cfg.actor.optim, total_steps)
+        self.learner.start_training(cfg.actor.optim, total_steps, cfg.algorithm.critic_warmup_steps)
         self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
         if "rollout" not in self.fused:
             limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
@@ -151,7 +151,7 @@ class EmbodiedFSDPActor(Worker):
                 inputs = replace(inputs, mask=inputs.mask * keep[:, None])
                 metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
             outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
-            advantages, returns = outputs.advantages, outputs.returns
+            advantages, returns = outputs.advantages.float(), outputs.returns.float()
             values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else nobody trains them
             if keep.any():
                 metrics |= advantage_metrics(advantages, returns, inputs.mask.bool(), values)

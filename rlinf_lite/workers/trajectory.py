@@ -112,7 +112,7 @@ def advantage_inputs(trajectories: Trajectories, cfg: AlgorithmConfig) -> Advant
     """One position per chunk, [B, T], or with `reward_type: action_level` one per action, [B, T * C]."""
     own = trajectories
     group_ids = own.env_ids // cfg.group_size
-    rewards = own.rewards * cfg.reward_scale
+    rewards = torch.where(own.mask, own.rewards, 0.0).double() * cfg.reward_scale  # equal returns stay equal
     if cfg.reward_type == "chunk_level":
         return AdvantageInputs(
             rewards=rewards.sum(-1),

@@ -315,6 +315,8 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, returns, mask) == pytest.approx(1)
     assert explained_variance(torch.zeros(4, 3), returns, mask) == pytest.approx(0)
     assert math.isnan(explained_variance(returns, torch.ones(4, 3), mask))
+    rounded = torch.tensor([1e-8, 0.0, -1e-8]).expand(4, 3)  # A + V, where A is -V but for rounding
+    assert math.isnan(explained_variance(returns, rounded, mask))
 
 
 def test_levels() -> None:

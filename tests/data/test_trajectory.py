@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from rlinf_lite.algorithms import compute_advantages, filter_groups
 from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.workers.messages import StepResult
 from rlinf_lite.workers.trajectory import Trajectories, TrajectoryBuilder, advantage_inputs
@@ -47,6 +48,26 @@ def test_chunk_level_positions():
     assert inputs.rewards.tolist() == [[1, 0.5, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert inputs.dones.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     assert inputs.group_ids.tolist() == [2, 2, 3]
+
+
+def test_equal_returns_stay_equal_whenever_they_are_earned():
+    """0.1 is no multiple of a power of two: sums of it in float32 depend on their order."""
+    trajectories, generator = build(), np.random.default_rng(0)
+    earned = np.repeat([0.1, 0.3, 0.7, 0.05], 2).astype(np.float32)
+    rewards = np.stack([generator.permutation(earned) for _ in range(B)]).reshape(B, T, C)
+    trajectories.rewards, trajectories.mask = torch.from_numpy(rewards), torch.ones(B, T, C, dtype=torch.bool)
+    trajectories.env_ids = torch.tensor([0, 0, 0])
+    cfg = AlgorithmConfig(group_size=3, reward_scale=0.1)
+    inputs = advantage_inputs(trajectories, cfg)
+    assert filter_groups(inputs).tolist() == []
+    assert compute_advantages("grpo", inputs, cfg).advantages.abs().max() < 1e-6
+
+
+def test_what_was_not_executed_earns_nothing():
+    trajectories = build()
+    trajectories.rewards[~trajectories.mask] = torch.nan
+    inputs = advantage_inputs(trajectories, AlgorithmConfig(group_size=2))
+    assert inputs.rewards.tolist() == [[2, 1, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2]]
 
 
 def test_action_level_positions():

@@ -7,6 +7,7 @@ import torch
 
 from rlinf_lite.algorithms import AdaptiveKLController, FixedKLController
 from rlinf_lite.config import load_config
+from rlinf_lite.config.reasoning import ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.runners import ReasoningRunner, experience
 from rlinf_lite.runners.reasoning import Generating
@@ -34,9 +35,14 @@ def algorithm(*overrides: str):
 
 
 def test_greedy_answers_become_baselines() -> None:
-    found = experience.split_baselines(batch([0.0, 1.0, 0.5, 1.0, 0.0, 0.25], [7, 7, 7, 3, 3, 3], [0, 1, 2] * 2), 2)
+    rows = batch([0.0, 1.0, 0.5, 1.0, 0.0, 0.25], [7, 7, 7, 3, 3, 3], [0, 1, 2] * 2, lengths=[1, 1, 1, 1, 1, 3])
+    found = experience.split_baselines(rows, ReasoningAlgorithmConfig(group_size=2))
     assert found.batch["sample"].tolist() == [0, 1, 0, 1]
     assert found.batch["baselines"].tolist() == [0.5, 0.5, 0.25, 0.25]
+    found = experience.split_baselines(
+        rows, ReasoningAlgorithmConfig(group_size=2, overlong={"buffer_length": 2, "factor": 0.5})
+    )
+    assert found.batch["baselines"].tolist() == [0.5, 0.5, -0.25, -0.25]  # as long as the sampled ones' scores would be
 
 
 def test_groups_without_a_signal_go_and_the_first_ones_stay() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlinf_lite.config import load_config
+from rlinf_lite.config.reasoning import ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.runners import experience
@@ -137,7 +138,11 @@ def test_layouts_of_few_rows(num_rows):
         equal(padded.unpad(added), batch)
     kept = experience.with_signal(batch)
     assert experience.num_groups(experience.first_groups(kept, 1)) <= 1
-    assert len(experience.in_order(batch)) == len(experience.split_baselines(batch, 5)) == num_rows
+    assert (
+        len(experience.in_order(batch))
+        == len(experience.split_baselines(batch, ReasoningAlgorithmConfig(group_size=5)))
+        == num_rows
+    )
     assert experience.num_groups(batch) == -(-num_rows // 2)
 
 

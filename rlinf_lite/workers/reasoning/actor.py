@@ -33,7 +33,7 @@ class LanguageActor(LanguageModelWorker):
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
         model = build_model(cfg, directory, cfg.model.attn_implementation)
-        self._take(model, "actor", cfg.actor.optim, total_steps)
+        self._take(model, "actor", cfg.actor.optim, total_steps, cfg.algorithm.critic_warmup_steps)
         self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
         if "rollout" not in self.fused:
             limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
@@ -80,7 +80,8 @@ class LanguageActor(LanguageModelWorker):
 
     def finish_supervised(self) -> None:
         """A new optimizer, for `update_actor`."""
-        self.learner.start_training(self.cfg.actor.optim, self.total_steps)
+        value_steps = self.cfg.algorithm.critic_warmup_steps
+        self.learner.start_training(self.cfg.actor.optim, self.total_steps, value_steps)
 
     def complete_step(self, version: int) -> None:
         """The weights are now those of `version`."""

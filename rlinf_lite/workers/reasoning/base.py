@@ -48,8 +48,9 @@ class LanguageModelWorker(Worker):
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
 
-    def _take(self, model: LanguageModel, name: str, optim: OptimConfig | None = None, total_steps: int = 0) -> None:
-        """Spread `model` over the ranks, and get ready to train it with `optim`. Raises UnsupportedModelError."""
+    def _take(self, model: LanguageModel, name: str, optim: OptimConfig | None = None, *steps: int) -> None:
+        """Spread `model` over the ranks, and get ready to train it with `optim`, and `steps` as `start_training` takes
+        them. Raises UnsupportedModelError."""
         cfg = self.cfg
         if optim is not None and cfg.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -58,7 +59,7 @@ class LanguageModelWorker(Worker):
         self.learner = Learner(self, model, cfg, name, cfg.actor.tensor_model_parallel_size)
         self.join_mesh(MESH, self.learner.dp_rank, self.learner.dp_size, collects=self.learner.is_first_of_model)
         if optim is not None:
-            self.learner.start_training(optim, total_steps)
+            self.learner.start_training(optim, *steps)
 
     def _score(self, model: LanguageModel, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [b, R'] of the responses, under a policy."""
