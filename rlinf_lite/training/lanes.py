@@ -31,6 +31,7 @@ _LEAST_WORK = 2**25
 """Positions times parameters of a part, where there are more than two: the interpreter's share of a pass, a millisecond
 for a small network, is one lane's at a time, so that many lanes with little each wait for it and for each other."""
 _ONE_BY_ONE = "%s: the model is computed by one core, one pass after the other: %s"
+_LEAVES = "it draws random numbers, or a pass leaves something behind for the next"
 
 
 def lanes_for(num_threads: int, num_parameters: int) -> int:
@@ -42,9 +43,10 @@ class Lanes:
     """`number` threads that compute passes of `model`, a module on the CPU that is whole in this process, each with
     `torch_threads` of torch's.
 
-    Where a pass draws from torch's random numbers, changes buffers, or was seen to leave anything else in the model
-    that the next pass may read, parts are computed one after the other: who comes first would be chance. Other sources
-    of chance in a model, such as what it keeps outside itself, are its author's to avoid.
+    Where a pass draws from torch's random numbers, changes buffers, was seen to leave anything else in the model that
+    the next pass may read, or was another one in a copy of the model, parts are computed one after the other: who comes
+    first would be chance. Other sources of chance, such as what a model keeps outside itself or draws inside
+    `torch.random.fork_rng`, are its author's to avoid.
     """
 
     def __init__(self, model: nn.Module, number: int, torch_threads: int = 1) -> None:
@@ -67,7 +69,7 @@ class Lanes:
         the other.
 
         `kind`: a name; parts of the first micro-batch of each kind that has several are computed one after the other,
-        to see what a pass leaves behind for the next.
+        and again in copies, to see what a pass leaves behind for the next, and whether copies compute the same.
         `compute` enters `no_grad` or `autocast` itself: they hold in one thread. Raises what it raises.
         """
         model: Any = self.model
@@ -78,8 +80,10 @@ class Lanes:
         twins: list[Any] = []
         state = _State(model)
         for parts in micro_batches:
-            looks = kind not in self._at_once and len(parts) > 1
-            kept: list[_Kept] = []
+            if kind not in self._at_once and len(parts) > 1:
+                yield from self._look(kind, compute, parts)
+                state = _State(model)
+                continue
             others = min(len(parts), self._at_once.get(kind, 1)) - 1
             if len(twins) < others:
                 twins = self._twins(kind, others)
@@ -90,31 +94,62 @@ class Lanes:
                     result = compute(model, parts[first])
                 finally:
                     wait(futures)
-                if looks and first in (0, len(parts) - 1):
-                    kept.append(_Kept(model))
                 yield result
                 for future, (twin, _) in zip(futures, of_twins, strict=True):
                     result = future.result()
                     add_gradients(parameters, list(twin.parameters()))
                     yield result
             before, state = state, _State(model)
-            if looks:
-                self._at_once[kind] = self.number
-            if self._at_once.get(kind, 1) > 1 and (state != before or (looks and kept[0] != kept[1])):
-                self._at_once[kind], twins = 1, []
-                log.warning(
-                    _ONE_BY_ONE, kind, "it draws random numbers, or a pass leaves something behind for the next"
-                )
+            if self._at_once.get(kind, 1) > 1 and state != before:
+                twins = self._one_by_one(kind, _LEAVES)
+
+    def _look(self, kind: str, compute: Callable[[Any, B], R], parts: Sequence[B]) -> Iterator[R]:
+        """The results of `parts`, one after the other. All but the first are computed once more, each by a copy of the
+        model as it was before the first, and as in a lane: where results or gradients differ, copies are no good."""
+        model: Any = self.model
+        parameters, state, kept = list(model.parameters()), _State(model), list[_Kept]()
+        self._at_once[kind] = self.number
+        twins = self._twins(kind, len(parts) - 1)
+        results, gradients = list[R](), list[list[Tensor | None]]()
+        total = _take_gradients(parameters)
+        for i, part in enumerate(parts):
+            results.append(compute(model, part))
+            gradients.append(_take_gradients(parameters))
+            if i in (0, len(parts) - 1):
+                kept.append(_Kept(model))
+        for found in gradients:
+            for j, grad in enumerate(found):
+                before = total[j]
+                total[j] = before if grad is None else grad.clone() if before is None else before.add_(grad)
+        for parameter, grad in zip(parameters, total, strict=True):
+            parameter.grad = grad
+        if state != _State(model) or kept[0] != kept[1]:
+            twins = self._one_by_one(kind, _LEAVES)
+        for twin, part, result, found in zip(twins, parts[1:], results[1:], gradients[1:], strict=bool(twins)):
+            try:
+                copied = self._pool.submit(compute, twin, part).result()
+                is_same = _same([copied, _take_gradients(list(twin.parameters()))], [result, found])
+            except Exception as error:  # whatever a class of the model's author says to being copied
+                log.info("%s, in a copy of the model: %s", kind, error)
+                is_same = False
+            if not is_same:
+                self._one_by_one(kind, "a copy of the model, which is made as pickle does it, computes something else")
+                break
+        yield from results
 
     def _twins(self, kind: str, number: int) -> list[Any]:
         """Copies of the model as it is; none where it refers by now to something that cannot be copied."""
         try:
             made_of = Parts(self.model)
+            return [made_of.twin() for _ in range(number)]
         except CopyError as error:
-            self._at_once[kind] = 1
-            log.warning(_ONE_BY_ONE, kind, error)
-            return []
-        return [made_of.twin() for _ in range(number)]
+            return self._one_by_one(kind, error)
+
+    def _one_by_one(self, kind: str, why: object) -> list[Any]:
+        """From now on; the copies that are needed for it."""
+        self._at_once[kind] = 1
+        log.warning(_ONE_BY_ONE, kind, why)
+        return []
 
 
 class _State:
@@ -139,7 +174,7 @@ class _Kept:
         with suppress(CopyError):  # equal to nothing
             parts = Parts(model)
             self.structure, self.whole = parts.structure, parts.whole
-        self.contents = [_bytes(part) for part in self.whole]
+        self.contents = [_content(part) for part in self.whole]
 
     def __eq__(self, other: object) -> bool:
         """What a pass has made with a gradient is its own: no later one can go back through it."""
@@ -152,13 +187,43 @@ class _Kept:
         )
 
 
-def _bytes(part: Any) -> bytes | None:
-    """Of a tensor that passes might write to; None: of anything else."""
+def _content(part: Any) -> tuple[int, bytes] | None:
+    """Of a tensor that passes might write to, how often that was done, and what it has; None: of anything else."""
     if not isinstance(part, Tensor) or isinstance(part, nn.Parameter):
         return None
-    if part.layout is not torch.strided or part.is_quantized or part.is_meta:
+    if part.layout is not torch.strided or part.is_quantized or part.is_meta or part.is_nested:
         return None
-    return part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return 0 if part.is_inference() else part._version, _bytes(part)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return plain.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
+    """Off the parameters."""
+    taken = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return taken
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Bit for bit; of objects, what they have as attributes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return (one.shape, one.dtype) == (other.shape, other.dtype) and _bytes(one) == _bytes(other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    if isinstance(one, dict):
+        return list(one) == list(other) and _same(list(one.values()), list(other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "__dict__"):
+        return one is other or _same(vars(one), vars(other))
+    return bool(one == other) or (one != one and other != other)
 
 
 def add_gradients(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> None:

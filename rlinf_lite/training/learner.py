@@ -107,8 +107,6 @@ class Learner:
         """Lanes hold gradients of their own, and copies of the model."""
         if self.worker.device != "cpu" or not (self.worker.world_size == 1 or isinstance(self.strategy, Replicated)):
             return False
-        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.model.parameters()):
-            return False
         try:
             check_copies(self.model)
         except CopyError as error:

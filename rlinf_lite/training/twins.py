@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_HOOKS = {name for name, x in vars(nn.Module()).items() if type(x) is OrderedDict}
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type, ModuleType, Enum, torch.dtype, torch.device)
 
 
@@ -48,16 +49,22 @@ class Parts:
         return [part for part in self.whole if isinstance(part, Tensor)]
 
     def twin(self) -> nn.Module:
-        """A copy with the same tensors; parameters have the same values, yet gradients of their own."""
+        """A copy with the same tensors; parameters have the same values, yet gradients of their own. Raises
+        CopyError."""
         own = [_of_its_own(part) if isinstance(part, nn.Parameter) else part for part in self.whole]
-        twin: nn.Module = _Unpickler(self.structure, own).load()
+        try:
+            twin: nn.Module = _Unpickler(self.structure, own).load()
+        except Exception as error:  # as above, to being put together again
+            raise CopyError(f"what it refers to cannot be copied: {type(error).__name__}: {error}") from error
         return twin
 
 
 def check_copies(module: nn.Module) -> None:
     """Raise CopyError where passes of a copy would not be passes of the module's, each with gradients of its own."""
+    made_of = Parts(module)
+    made_of.twin()
     parameters = {id(parameter) for parameter in module.parameters()}
-    for tensor in Parts(module).tensors:
+    for tensor in made_of.tensors:
         if tensor.requires_grad and id(tensor) not in parameters:
             raise CopyError(
                 f"a tensor {list(tensor.shape)} that is no parameter has gradients, which copies would share"
@@ -65,7 +72,11 @@ def check_copies(module: nn.Module) -> None:
 
 
 def _of_its_own(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach(), parameter.requires_grad)
+    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        raise CopyError("a parameter has hooks, which its copy would not have")
+    own = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    vars(own).update(vars(parameter))
+    return own
 
 
 class _Pickler(pickle.Pickler):
@@ -76,7 +87,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, part: Any) -> Any:
         """How to make `part`, which is asked once of each thing that is no number, text or plain container."""
         if isinstance(part, nn.Module):  # as it is, whatever its class thinks of being saved
-            full = {name: x for name, x in vars(part).items() if type(x) is not OrderedDict or x}
+            full = {name: x for name, x in vars(part).items() if name not in _HOOKS or x}
             hooks = [name for name in vars(part) if name not in full]  # a dozen in each module, and slow to pickle
             return _new, (type(part),), (full, hooks), None, None, _fill
         if isinstance(part, MethodType):  # the function may have another name in its class, or none

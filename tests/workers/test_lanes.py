@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from functools import lru_cache
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -250,7 +250,7 @@ def test_an_error_in_a_lane_is_raised_when_all_lanes_are_done() -> None:
     lanes, found = Lanes(nn.Linear(1, 1), 3), []
     with pytest.raises(ValueError, match="of 1"):
         found.extend(lanes.passes("count", compute, [[0, 0], [3, 1, 4], [5]]))
-    assert sorted(ended) == [0, 0, 3, 4] and torch.get_num_threads() == 1
+    assert sorted(ended) == [0, 0, 0, 3, 4] and torch.get_num_threads() == 1
 
 
 def test_an_update_that_failed_leaves_nothing_for_the_next() -> None:
@@ -322,6 +322,19 @@ class Slots:
         return self.layer(x)
 
 
+class Delegates:
+    """Has whatever `inner` has."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+NOTHING = object()
+
+
 class Odd(nn.Module):
     """Refers to its layers, or keeps numbers, in a way that torch does not know of."""
 
@@ -363,8 +376,16 @@ class Odd(nn.Module):
             self.run = lambda x, layer=layer: layer(x)
         elif how == "weak reference":
             self.owner = weakref.ref(layer)
-        elif how == "shared dict":
-            shelf: dict[str, Tensor] = {}
+        elif how == "delegates":
+            self.engine = Delegates(SimpleNamespace(layer=layer))
+        elif how == "attribute of a weight":
+            layer.weight.gain = 2.0
+        elif how == "identity":
+            self.kept["scale"] = NOTHING
+        elif how == "workspace":
+            self.kept["rows"] = [torch.zeros(16, 3)]
+        elif how in ("shared dict", "shared ordered dict"):
+            shelf: dict[str, Tensor] = {} if how == "shared dict" else OrderedDict()
             self.pair = nn.Sequential(Shelf(shelf, layer), Reader(shelf))
         elif how == "dict of a closure":
             found: dict[str, Tensor] = {}
@@ -385,12 +406,25 @@ class Odd(nn.Module):
             x = x @ self.turned + self.layer.bias
         elif hasattr(self, "run"):
             x = self.run(x)
-        elif self.how == "shared dict":
+        elif hasattr(self, "pair"):
             x = self.pair(x)
         elif self.how == "dict of a closure":
             x = self.layer(x) + self.read()
         else:
-            x = self.engine.layer(x) if self.how == "object" else self.layer(x)
+            x = self.engine.layer(x) if hasattr(self, "engine") else self.layer(x)
+        if self.how == "attribute of a weight":
+            x = x * self.layer.weight.gain
+        elif self.how == "identity" and self.kept["scale"] is not NOTHING:  # which a copy has another one of
+            x = x * 2
+        elif self.how == "features":  # with a gradient, which the next pass does not go back through
+            x, self.before = x + getattr(self, "before", x).mean(0).detach(), x
+        elif self.how == "largest":
+            self.most = max(getattr(self, "most", 0.0), float(x.detach().max()))
+            x = x / self.most
+        elif self.how == "workspace":
+            rows = self.kept["rows"][0].copy_(x.detach())
+            x = x + rows.mean(0)
+            rows.zero_()
         with torch.no_grad():
             if self.how == "new buffer":
                 self.scale = self.scale * 0.9
@@ -416,10 +450,12 @@ COPIED = [
     "weight",
     "hook",
     "shared dict",
+    "shared ordered dict",
+    "attribute of a weight",
     "not",
 ]
-NOT_COPIED = ["cache", "view", "compiled", "closure", "default", "weak reference", "dict of a closure"]
-LEAVING = ["new buffer", "buffer's data", "number", "tensor", "numbers"]
+NOT_COPIED = ["delegates", "cache", "view", "compiled", "closure", "default", "weak reference", "dict of a closure"]
+LEAVING = ["new buffer", "buffer's data", "number", "tensor", "numbers", "identity", "features", "largest", "workspace"]
 
 
 @pytest.mark.parametrize("how", ["not", *COPIED, *NOT_COPIED, *LEAVING])
@@ -461,6 +497,10 @@ def test_a_model_that_cannot_be_copied_any_more(caplog: pytest.LogCaptureFixture
     model.owner = weakref.ref(model.layer)
     assert len(list(lanes.passes("look", run, [[torch.ones(1, 3)] * 2]))) == 2
     assert lanes._at_once == {"look": 1} and "Odd cannot be copied" in caplog.text
+    lanes = learner(hooked := nn.Linear(3, 3), 2).lanes
+    hooked.weight.register_hook(lambda grad: grad * 2)
+    list(lanes.passes("look", run, [[torch.ones(1, 3)] * 2]))
+    assert lanes._at_once == {"look": 1} and "a parameter has hooks" in caplog.text
 
 
 def test_who_has_lanes() -> None:
