@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlinf_lite.control.context import WorkerRecord
@@ -14,6 +16,9 @@ from rlinf_lite.scheduler.heartbeat import BEAT_S, Beat
 SILENT_S = 5.0
 """A worker that has not been heard of for so long is said to be silent, and after the hang limit, hung."""
 _LATE_S = 2.5 * BEAT_S
+_STUCK_S = 30.0  # without progress of any worker, until that is said, at the latest
+_NAMED_WORKERS = 8
+_SHOWN_FRAMES = 3
 _SLOW_WINDOW_S = 60.0
 _SLOW_MIN_SHARE = 0.3
 _SLOW_AGAIN_S = 600.0
@@ -44,6 +49,7 @@ class DiagnosisManager:
         self._busy: dict[str, deque[tuple[float, float]]] = {}
         self._said_slow: dict[str, float] = {}
         self._excused_since, self._looked = -math.inf, math.inf
+        self._say_stuck_at = 0.0
 
     def hear(self, beats: list[Beat], now: float | None = None) -> None:
         """Take what a process says of its workers."""
@@ -110,6 +116,32 @@ class DiagnosisManager:
         evidence += f" (control.hang_timeout_s: {self._hang_timeout_s:g})"
         return Finding("hung", record.group, record.rank, evidence)
 
+    def say_stuck(self, workers: Iterable[str], now: float | None = None) -> str:
+        """Who does what, in a line, where these have made no progress for long though some are in a method, or silent;
+        empty elsewhere, and until that time has doubled."""
+        now = time.monotonic() if now is None else now
+        known = {name: self.last_beats.get(name) for name in workers if name in self._heard}  # None: no beat yet
+        since = [self._heard[name] - (beat.stuck_s if beat else 0.0) for name, beat in known.items()]
+        stuck_s = now - max([self._excused_since, *since])
+        first_s = min(_STUCK_S, self._hang_timeout_s / 2)
+        if stuck_s < first_s:
+            self._say_stuck_at = first_s
+        doing: dict[str, list[str]] = {}
+        for name, beat in known.items():
+            if now - self._heard[name] > _LATE_S:
+                doing.setdefault("not heard of (stopped, or in code that holds Python's lock)", []).append(name)
+            elif beat is not None and beat.doing is not None:
+                doing.setdefault(describe(beat), []).append(name)
+        if stuck_s < self._say_stuck_at or not doing:
+            return ""
+        self._say_stuck_at = 2 * stuck_s
+        parts = []
+        for what, names in doing.items():
+            more = f" and {len(names) - _NAMED_WORKERS} more" if len(names) > _NAMED_WORKERS else ""
+            parts.append(f"{', '.join(names[:_NAMED_WORKERS])}{more}: {what}")
+        limit = f"control.hang_timeout_s: {self._hang_timeout_s:g}"
+        return f"no worker has made progress for {stuck_s:.0f} s ({limit}): {'; '.join(parts)}"
+
     def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
         """Ranks that compute much longer than the others of their group do for the same calls."""
         now = time.monotonic() if now is None else now
@@ -149,6 +181,21 @@ class DiagnosisManager:
         if beat is not None and oom_kills is not None and oom_kills > beat.oom_kills:
             return found("out_of_memory", f"the kernel's out-of-memory killer struck its node{memory}")
         return found("crashed", f"{reason}{doing}{memory}")
+
+
+def describe(beat: Beat) -> str:
+    """What a worker does, and whose message it waits for."""
+    if beat.doing is None:
+        return f"idle for {beat.stuck_s:.0f} s"
+    return beat.doing if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
+
+
+def stood_at(log: str) -> str:
+    """The innermost frames of the main thread, which runs the methods, in a line, from the stacks at the end of a log
+    (`dump_stacks`); empty where there are none."""
+    _, found, main = log.rpartition("hread 0x")
+    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', main, re.MULTILINE)[:_SHOWN_FRAMES] if found else []
+    return ", from ".join(f"{path}:{line} in {function}" for path, line, function in frames)
 
 
 def explain_error(group: str, rank: int, summary: str, origin: str = "") -> Finding:

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,19 +30,21 @@ from rlinf_lite.control.context import (
     master_name,
     open_backend,
 )
-from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding
+from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding, describe, stood_at
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
 from rlinf_lite.scheduler.context import run_on, set_context
 from rlinf_lite.scheduler.handle import exit_reason
 from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
 from rlinf_lite.scheduler.nodes import detached_actor, tail_logs
-from rlinf_lite.scheduler.processes import end_process, is_ray_process
+from rlinf_lite.scheduler.processes import dump_stacks, end_process, is_ray_process
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 EVENTS = "events.jsonl"
 _SAVE_STEPS_S = 2.0
+_DUMP_S = 0.5  # for a hung worker to write down where it is
+_DUMP_LINES = 200
 _LEAVE_S = 0.5  # between the end of a job and that of its master, for the answer to whoever ended it
 
 
@@ -130,12 +132,14 @@ class JobMaster:
 
     def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
         """A heartbeat of the trainer: it is so far, and has given results of groups to others (`edges`). Says whether
-        its workers are known here, whether it has been asked to stop, and what has failed so far."""
+        its workers are known here, whether it has been asked to stop, what has failed so far, and what its workers do
+        where they do not come on."""
         with self._lock:
             if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
             failovers = list(self._context.failovers)
-            return {"known": bool(self._handles), "stop": self._stop_asked, "failovers": failovers}
+            stuck = "" if self._findings else self._diagnosis.say_stuck(self._context.workers)
+            return {"known": bool(self._handles), "stop": self._stop_asked, "failovers": failovers, "stuck": stuck}
 
     def failed(self, failure: str, dead: list[tuple[str, str]], raised: list[Finding], trainer: str | None) -> Decision:
         """A step could not be completed: decide what to do. `dead`: workers that Ray calls dead, with its reasons;
@@ -215,13 +219,8 @@ class JobMaster:
     def doing(self) -> dict[str, str]:
         """What every worker was last seen doing."""
         with self._lock:
-            doing = {}
-            for name in self._context.workers:
-                beat = self._diagnosis.last_beats.get(name)
-                if beat is not None:
-                    idle = f"idle for {beat.stuck_s:.0f} s" if beat.doing is None else beat.doing
-                    doing[name] = idle if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
-            return doing
+            beats = self._diagnosis.last_beats
+            return {name: describe(beats[name]) for name in self._context.workers if name in beats}
 
     def logs(self, group: str | None, rank: int | None, num_lines: int) -> dict[str, str]:
         """The last lines that workers have printed, by worker."""
@@ -342,14 +341,24 @@ class JobMaster:
         self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
             self._diagnosis.excuse()
+        found = []
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:
                 continue
             hung = self._diagnosis.find_hung(record)
             if hung is not None:
-                self._findings[name] = hung
-                self._event("detected", **asdict(hung))
-                run_on(record.node_id, end_process, record.pid, 0.0)  # which the trainer's process will notice
+                found.append((record, hung))
+                with suppress(Exception):  # its node may be gone
+                    run_on(record.node_id, dump_stacks, record.pid)
+        time.sleep(_DUMP_S if found else 0.0)
+        for record, hung in found:
+            place = ""
+            with suppress(Exception):  # likewise
+                place = stood_at(run_on(record.node_id, tail_logs, record.log_paths, _DUMP_LINES))
+            hung = replace(hung, evidence=f"{hung.evidence}; it stood at {place}") if place else hung
+            self._findings[record.name] = hung
+            self._event("detected", **asdict(hung))
+            run_on(record.node_id, end_process, record.pid, 0.0)  # which the trainer's process will notice
 
     def _look_for_slow(self) -> None:
         for finding in self._diagnosis.find_slow(list(self._context.workers.values())):

@@ -303,6 +303,8 @@ class Supervisor:
         reply = self._ask("trainer_beat", self._known.step, self._known.edges, limit_s=10.0)
         if reply["known"]:
             self._known.failovers = reply["failovers"]
+            if reply["stuck"]:
+                log.warning("%s", reply["stuck"])
         else:
             self._ask("attach", self._attachment)
         return bool(reply["stop"])

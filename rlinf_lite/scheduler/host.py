@@ -3,6 +3,7 @@ Also how the arguments of a call travel there."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ Carried = tuple[list[Any], dict[str, Any]]  # arguments as Ray carries them
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a worker's process write the stacks of its Python threads to its log."""
 
 
 class Host:
@@ -70,7 +73,8 @@ class Host:
         # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
         # a handler, and unblocked, which programs started from here do not inherit; forks get the default back
         signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, DUMP_SIGNAL})
+        faulthandler.register(DUMP_SIGNAL, file=2)  # by no Python code: C that holds Python's lock does not stop it
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         name = self._name
         try:

@@ -17,7 +17,7 @@ from rlinf_lite.registry import of_main
 from rlinf_lite.scheduler.context import ProcessContext, publish, run_on, withdraw
 from rlinf_lite.scheduler.errors import CallTimeoutError
 from rlinf_lite.scheduler.handle import Calls, Handle, Member, RunningGroup
-from rlinf_lite.scheduler.host import SHARED_BYTES, host_class
+from rlinf_lite.scheduler.host import DUMP_SIGNAL, SHARED_BYTES, host_class
 from rlinf_lite.scheduler.local_ray import local_ray_has_ended
 from rlinf_lite.scheduler.nodes import Node, free_port
 from rlinf_lite.scheduler.placement import ClusterShape, ComponentPlacement
@@ -169,6 +169,13 @@ class Processes:
                 if is_late:
                     raise CallTimeoutError(f"{member} did not stop within {_END_S:g} s")
                 time.sleep(0.01)
+
+
+def dump_stacks(pid: int) -> None:
+    """Have a worker's process write the stacks of its Python threads to its log, the main thread's last."""
+    if is_ray_process(pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, DUMP_SIGNAL)
 
 
 def end_process(pid: int, grace_s: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_lite.control.context import WorkerRecord
-from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error
+from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error, stood_at
 from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 
 PID = os.getpid()
@@ -83,6 +83,50 @@ def test_nobody_hangs_where_all_were_stopped(diagnosis):
     for now in range(3702, 3712):
         diagnosis.notice_pause(now)
     assert diagnosis.find_hung(RECORD, 3711.0) is not None
+
+
+def test_who_does_what_is_said_where_nobody_comes_on(diagnosis):
+    """Half of the hang limit is 5 s."""
+    waiting = Beat("rollout", 0, PID, "generate", "env[1]", 0.0, 0.0, (), 0, 0)
+    others = [replace(BEAT, rank=rank) for rank in range(2, 12)]
+    names = ["env[1]", "rollout[0]", *(f"env[{beat.rank}]" for beat in others), "actor[0]"]
+
+    def said(seconds, since):
+        lines = {}
+        for now in map(float, seconds):
+            diagnosis.hear([replace(beat, stuck_s=now - since) for beat in (BEAT, waiting, *others)], now)
+            lines[now] = diagnosis.say_stuck(names, now)
+        return {now: line for now, line in lines.items() if line}
+
+    first = said(range(101, 130), 100.0)
+    assert list(first) == [105, 110, 120]
+    assert first[105] == (
+        "no worker has made progress for 5 s (control.hang_timeout_s: 10): env[1], env[2], env[3], env[4], env[5], "
+        "env[6], env[7], env[8] and 3 more: interact; rollout[0]: generate, waits for env[1]"
+    )
+    assert list(said(range(131, 140), 130.0)) == [135], "progress was made"
+
+
+def test_nothing_is_said_of_idle_workers_nor_while_a_failure_is_dealt_with(diagnosis):
+    idle, names = replace(BEAT, rank=0, doing=None, stuck_s=100.0), ["env[0]", "env[1]", "actor[0]"]
+    diagnosis.hear([idle, replace(idle, rank=1)], 200.0)
+    assert not diagnosis.say_stuck(names, 201.0)
+    diagnosis.hear([idle, replace(BEAT, stuck_s=7.0)], 207.0)
+    diagnosis.find_hung(replace(RECORD, group="actor", rank=0), 207.0)  # it is looked at, and has sent nothing yet
+    diagnosis.excuse(207.0)
+    assert not diagnosis.say_stuck(names, 208.0)
+    diagnosis.hear([idle], 213.0)
+    assert diagnosis.say_stuck(names, 214.0).endswith(
+        ": env[1], actor[0]: not heard of (stopped, or in code that holds Python's lock)"
+    )
+
+
+def test_where_it_stood():
+    other, mine = 'Thread 0x7f (most recent call first):\n  File "b.py", line 1 in run\n', "it says\n"
+    main = "".join(f'  File "/my dir/{name}.py", line {line} in f\n' for line, name in enumerate("acegi", 3))
+    log = f"{mine}{other}\nCurrent thread 0x7e (most recent call first):\n{main}"
+    assert stood_at(log) == "/my dir/a.py:3 in f, from /my dir/c.py:4 in f, from /my dir/e.py:5 in f"
+    assert stood_at(mine) == stood_at("") == stood_at(main) == ""
 
 
 def test_slow(diagnosis):

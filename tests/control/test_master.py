@@ -25,7 +25,12 @@ def start(tmp_path, monkeypatch):
 
     def start(again):
         ended = []
-        monkeypatch.setattr(master, "run_on", lambda node, function, pid, *args: ended.append(pid))
+
+        def run_on(node, function, pid, *args):
+            if function is master.end_process:
+                ended.append(pid)
+
+        monkeypatch.setattr(master, "run_on", run_on)
         context = SimpleNamespace(was_current_actor_reconstructed=again)
         monkeypatch.setattr(master.ray, "get_runtime_context", lambda: context)
         backend = tmp_path / "backend"

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import threading
 
@@ -213,16 +214,21 @@ def test_a_stopped_rollout_worker_and_the_masters_death(start, undisturbed):
     assert equal(final, undisturbed)
 
 
-def test_an_environment_that_hangs_is_replaced(start, tmp_path):
+def test_an_environment_that_hangs_is_replaced(start, tmp_path, caplog):
+    """What nobody comes on for is said before the limit, and then in which line of the environment it was."""
     how = f"{{how: hang_once, after: 40, marker: '{tmp_path / 'hung'}'}}"
     broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", f"env.options={how}"]
-    runner = start(*broken, "control.hang_timeout_s=4", "runner.max_steps=12")
+    runner = start(*broken, "control.hang_timeout_s=5", "runner.max_steps=12")
     before = pids(runner)
     result = runner.run()
     assert result.completed_steps == 12
     assert len(changed(before, runner)) == 1 and changed(before, runner) <= {"env[0]", "env[1]"}
     found = events(runner.run_dir, "detected")
     assert [event["kind"] for event in found] == ["hung"] and "interact" in found[0]["evidence"]
+    assert re.search(r"; it stood at \S+/broken_envs\.py:\d+ in step, from ", found[0]["evidence"])
+    (hung,) = changed(before, runner)
+    said = [message for message in caplog.messages if message.startswith("no worker has made progress for ")]
+    assert f"{hung}: interact" in said[0] and "generate, waits for" in said[0]
     check_whole(runner)
 
 

@@ -87,3 +87,5 @@ def test_who_was_killed_because_it_hung_is_said_to(supervised):
         one.doze(60).wait(30)
     assert "ended by the watchdog, because it hung: doze has made no progress for" in str(error.value)
     assert "control.hang_timeout_s: 2" in str(error.value) and "out-of-memory" not in str(error.value)
+    assert "talkers.py:" in str(error.value).splitlines()[0] and " in doze, from " in str(error.value).splitlines()[0]
+    assert " in doze" in error.value.log_tail and "most recent call first" in error.value.log_tail
