@@ -145,6 +145,10 @@ class DiscreteActions(Good):
     action_space = gymnasium.spaces.Discrete(4)
 
 
+class WholeNumbers(Good):
+    action_space = gymnasium.spaces.Box(-2, 2, (2,), np.int64)
+
+
 class EmptyRange(Good):
     action_space = gymnasium.spaces.Box(np.array([-1.0, 1.0]), np.array([1.0, 1.0]), (2,), np.float64)
 
@@ -217,6 +221,10 @@ CASES = [
     (SaysSuccessWhereItIs, "success is reported at some steps only"),
     (Unbounded, "action dimensions [0, 1] have no finite bounds"),
     (DiscreteActions, "policies here act in a continuous Box"),
+    (
+        WholeNumbers,
+        "(2,), int64), and policies act in fractions, which int64 would cut off: make it a Box of np.float32",
+    ),
     (EmptyRange, "action dimensions [1] have low >= high"),
     (ReseedsNeighbours, "resetting row 0 changed what the other rows did next"),
     (NoTimeLimit, "has no time limit of its own: set max_episode_steps"),

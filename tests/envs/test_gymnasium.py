@@ -188,6 +188,25 @@ def test_unusable_action_spaces_are_refused() -> None:
         GymnasiumSimulator([unbounded], "pendulum")
 
 
+class Strict(Good):
+    """Its bounds are within those of float32."""
+
+    action_space = gymnasium.spaces.Box(-0.1, 0.1, (2,), np.float64)
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(action)
+
+
+def test_actions_are_of_the_action_space_whatever_its_precision() -> None:
+    vector = SyncVectorEnv([Strict] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    for simulator in (GymnasiumSimulator([Strict(), Strict()], "strict"), VectorEnvSimulator(vector, "strict")):
+        env = ChunkedEnv(simulator, max_episode_steps=9)
+        env.reset()
+        for bound in (env.action_low, env.action_high):
+            env.chunk_step(np.full((2, 1, 2), bound))
+
+
 def test_a_task_may_name_the_module_that_registers_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = "gymnasium.envs.classic_control:PendulumEnv"
     text = f"import gymnasium\ngymnasium.register('Their/Task-v0', '{entry}', max_episode_steps=7)\n"

@@ -166,9 +166,8 @@ class GymnasiumSimulator:
                 )
         spec = self.envs[0].spec
         self.max_episode_steps = max_episode_steps or (spec.max_episode_steps if spec is not None else None)
-        self.action_low, self.action_high, self._action_shape, self._action_dtype = box_actions(
-            self.envs[0].action_space, task_id
-        )
+        self._action_space = self.envs[0].action_space
+        self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
         self._instructions = [str(getattr(env.unwrapped, "instruction", "") or "") for env in self.envs]
         self._obs: list[Any] = [None] * self.num_envs
@@ -183,10 +182,10 @@ class GymnasiumSimulator:
             self._instructions[row] = str(getattr(self.envs[row].unwrapped, "instruction", "") or "")
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
+        batch = _in_space(actions, self._action_space)
         for row in rows.tolist():
-            action = actions[row].reshape(self._action_shape).astype(self._action_dtype)
             try:
-                returned = self.envs[row].step(action)
+                returned = self.envs[row].step(batch[row])
                 self._obs[row], reward, terminated, truncated, info = _unpacked(
                     "step", returned, ("obs", "reward", "terminated", "truncated", "info"), self.task_id
                 )
@@ -250,8 +249,7 @@ class VectorEnvSimulator:
         self.num_envs = env.num_envs
         self.task_id = task_id
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
-        self.action_low, self.action_high, shape, self._action_dtype = box_actions(env.single_action_space, task_id)
-        self._action_shape = (self.num_envs, *shape)
+        self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
         self._obs: Obs | None = None
 
@@ -269,7 +267,7 @@ class VectorEnvSimulator:
             put_rows(self._obs, rows, take_rows(fresh, rows))
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
-        batch = actions.reshape(self._action_shape).astype(self._action_dtype)
+        batch = _in_space(actions, self.env.single_action_space)
         raw, reward, terminated, truncated, info = self.env.step(batch)
         self._obs = self._read(raw)
         out.reward[:] = reward
@@ -293,11 +291,17 @@ class VectorEnvSimulator:
         return self._reader.read(rows, [""] * self.num_envs)
 
 
-def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple[int, ...], Any]:
-    """Bounds [D], shape and dtype of a continuous, bounded action space. Raises EnvContractError for any other."""
+def action_bounds_of(space: Any, task_id: str) -> tuple[FloatArray, FloatArray]:
+    """Bounds [D] of a continuous, bounded action space. Raises EnvContractError for any other."""
     if not isinstance(space, spaces.Box):
         raise EnvContractError(
             f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one.",
+            task_id,
+        )
+    if np.dtype(space.dtype).kind != "f":
+        raise EnvContractError(
+            f"the action space is {space}, and policies act in fractions, which {space.dtype} would cut off: make it a "
+            "Box of np.float32, and round in step where whole numbers are meant.",
             task_id,
         )
     low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
@@ -311,7 +315,12 @@ def box_actions(space: Any, task_id: str) -> tuple[FloatArray, FloatArray, tuple
     empty = np.flatnonzero(low >= high).tolist()
     if empty:
         raise EnvContractError(f"action dimensions {empty} have low >= high; give each a range.", task_id)
-    return low, high, space.shape, space.dtype
+    return low, high
+
+
+def _in_space(actions: FloatArray, space: Any) -> Any:
+    """Actions [B, D] as elements of `space`, whose float64 bounds may lie within those of float32."""
+    return np.clip(actions.reshape(-1, *space.shape).astype(space.dtype), space.low, space.high)
 
 
 def _success(info: Mapping[str, Any], task_id: str, num_envs: int | None = None) -> Any:

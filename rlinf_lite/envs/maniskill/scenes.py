@@ -17,7 +17,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.errors import RowError
-from rlinf_lite.envs.gymnasium.simulator import box_actions
+from rlinf_lite.envs.gymnasium.simulator import action_bounds_of
 from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
 from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
@@ -64,7 +64,7 @@ class Scenes:
     def __init__(self, envs: list[Any], num_envs: int, cfg: EnvConfig) -> None:
         self.envs, self.num_envs, self.task_id = envs, num_envs, cfg.task
         self.max_episode_steps: int | None = REGISTERED_ENVS[cfg.task].max_episode_steps
-        self.action_low, self.action_high, _, _ = box_actions(envs[0].single_action_space, cfg.task)
+        self.action_low, self.action_high = action_bounds_of(envs[0].single_action_space, cfg.task)
         self._infos: list[dict[str, Any]] = [{} for _ in envs]
         self._instruction = instruction_of(cfg.task)
         self._keep_state = "state" in cfg.options.obs_mode
