@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, UnknownEnvError, env_seed, make_env
@@ -186,6 +186,41 @@ def test_unusable_action_spaces_are_refused() -> None:
     unbounded.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     with pytest.raises(EnvContractError, match=r"dimensions \[0\] have no finite bounds"):
         GymnasiumSimulator([unbounded], "pendulum")
+
+
+class Says(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, said: Any) -> None:
+        super().__init__(Good())
+        self.instruction = said
+
+
+class SaysToAll(Told):
+    def __init__(self, said: Any) -> None:
+        super().__init__([Good] * 2, autoreset_mode=AutoresetMode.DISABLED)
+        self.instruction = said
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.instruction = "rest" if options and self.instruction else self.instruction
+        return super().reset(seed=seed, options=options)
+
+
+def test_an_instruction_is_an_attribute_of_environment_wrapper_or_batch() -> None:
+    def played(simulator: Any) -> list[Any]:
+        env = ChunkedEnv(simulator, max_episode_steps=9)
+        return [env.reset(seeds=[1, 2])["instruction"], env.reset(env_ids=[1])["instruction"]]
+
+    says = [gymnasium.wrappers.TimeLimit(Says("push"), 99), Says(None)]
+    assert played(GymnasiumSimulator(says, "t")) == [["push", ""]] * 2
+    inner = Told([lambda: Says("pull")] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    assert played(VectorEnvSimulator(inner, "t")) == [["pull", "pull"]] * 2
+    for said, first in (("go", ["go", "go"]), (["go", "come"], ["go", "come"])):
+        vector = VectorWrapper(SaysToAll(said))
+        assert played(VectorEnvSimulator(vector, "t")) == [first, [first[0], "rest"]]
+    with pytest.raises(EnvContractError, match=r"instruction is \['go'\]; set it to a str\."):
+        played(GymnasiumSimulator([Says("go"), Says(["go"])], "t"))
+    for wrong in (3, ["go"], ["go", None]):
+        with pytest.raises(EnvContractError, match="set it to a str, or to a list of 2 of them"):
+            played(VectorEnvSimulator(SaysToAll(wrong), "t"))
 
 
 class Strict(Good):

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs, put_rows
 from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RowError
@@ -169,7 +169,7 @@ class GymnasiumSimulator:
         self._action_space = self.envs[0].action_space
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
-        self._instructions = [str(getattr(env.unwrapped, "instruction", "") or "") for env in self.envs]
+        self._instructions = [""] * self.num_envs
         self._obs: list[Any] = [None] * self.num_envs
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
@@ -179,7 +179,7 @@ class GymnasiumSimulator:
                 self._obs[row], _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
             except Exception as error:
                 raise RowError(row) from error
-            self._instructions[row] = str(getattr(self.envs[row].unwrapped, "instruction", "") or "")
+            [self._instructions[row]] = _instructions_of(self.envs[row], 1, self.task_id)
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = _in_space(actions, self._action_space)
@@ -251,6 +251,7 @@ class VectorEnvSimulator:
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
         self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
+        self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
@@ -260,6 +261,9 @@ class VectorEnvSimulator:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             seeds_of_all[row] = seed
         raw, _ = self.env.reset(seed=seeds_of_all, options=None if mask.all() else {"reset_mask": mask})
+        said = _instructions_of(self.env, self.num_envs, self.task_id)
+        for row in rows.tolist():
+            self._instructions[row] = said[row]
         fresh = self._read(raw)
         if self._obs is None:
             self._obs = fresh
@@ -288,7 +292,24 @@ class VectorEnvSimulator:
     def _read(self, raw: Any) -> Obs:
         leaves = _leaves(raw)
         rows = [{name: value[row] for name, value in leaves.items()} for row in range(self.num_envs)]
-        return self._reader.read(rows, [""] * self.num_envs)
+        return self._reader.read(rows, self._instructions)
+
+
+def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
+    """Of each row, by the attribute `instruction` of the outermost wrapper that has one, or of the environment."""
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, "instruction"):
+        env = env.env
+    said = getattr(env, "instruction", None)
+    if said is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
+        has = all(env.call("has_wrapper_attr", "instruction"))
+        said = [one or "" for one in env.call("instruction")] if has else None
+    said = "" if said is None else said
+    is_batch = isinstance(env, VectorEnv)
+    per_row = said if isinstance(said, list) and is_batch else [said] * num_envs
+    if len(per_row) != num_envs or not all(isinstance(one, str) for one in per_row):
+        other = f", or to a list of {num_envs} of them" if is_batch else ""
+        raise EnvContractError(f"instruction is {said!r}; set it to a str{other}.", task_id)
+    return per_row
 
 
 def action_bounds_of(space: Any, task_id: str) -> tuple[FloatArray, FloatArray]:
@@ -309,7 +330,7 @@ def action_bounds_of(space: Any, task_id: str) -> tuple[FloatArray, FloatArray]:
     if unbounded:
         raise EnvContractError(
             f"action dimensions {unbounded} have no finite bounds; give the action space a finite low and high "
-            "(gymnasium.wrappers.RescaleAction or ClipAction can), so that policies know its scale.",
+            "(gymnasium.wrappers.TransformAction takes another space), so that policies know its scale.",
             task_id,
         )
     empty = np.flatnonzero(low >= high).tolist()
