@@ -16,6 +16,7 @@ from rlinf_lite.envs.check import ensure_valid_env as ensure_valid_env
 from rlinf_lite.envs.chunked import ChunkedEnv as ChunkedEnv
 from rlinf_lite.envs.errors import EnvContractError as EnvContractError
 from rlinf_lite.envs.errors import EnvError as EnvError
+from rlinf_lite.envs.errors import EpisodeContractError as EpisodeContractError
 from rlinf_lite.envs.errors import EpisodeError as EpisodeError
 from rlinf_lite.envs.errors import MissingAssetsError as MissingAssetsError
 from rlinf_lite.envs.errors import MissingExtraError as MissingExtraError

@@ -83,8 +83,8 @@ class Sentences(list[str]):
         except EnvContractError as error:
             self.extend(error.problems)
         except (NonFiniteError, SimulatorError) as error:
-            self.append(f"{what}: {error}.")
-        except Exception as error:
+            self.append(f"{what}: {str(error).rstrip('.')}.")
+        except (Exception, SystemExit) as error:
             self.append(f"{what} raised {type(error).__name__}: {error}")
 
 

@@ -23,6 +23,7 @@ from rlinf_lite.envs.errors import (
     WHY_NOT_FINITE,
     EnvContractError,
     EnvError,
+    EpisodeContractError,
     NonFiniteError,
     NoTimeLimitError,
     RowError,
@@ -316,17 +317,19 @@ class ChunkedEnv:
             return method(*args)
         except EnvError:
             raise
-        except Exception as error:
-            cause, found = error, rows.tolist()
-            if isinstance(error, RowError) and isinstance(error.__cause__, Exception):
+        except (Exception, SystemExit) as error:
+            cause: BaseException = error
+            found, name = rows.tolist(), method.__name__
+            if isinstance(error, RowError) and error.__cause__ is not None:
                 cause, found = error.__cause__, [error.row]
+            step, seed = None, None
+            if len(found) == 1:
+                step, seed = int(self._length[found[0]]) + (name == "step"), self._seeds[found[0]]
+            if isinstance(cause, EnvContractError):
+                raise EpisodeContractError(" ".join(cause.problems), found, step, seed) from cause
             if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch's
                 raise cause from cause.__cause__
-            name = method.__name__
-            if len(found) > 1:
-                raise SimulatorError(name, cause, found) from cause
-            step = int(self._length[found[0]]) + (name == "step")
-            raise SimulatorError(name, cause, found, step, self._seeds[found[0]]) from cause
+            raise SimulatorError(name, cause, found, step, seed) from cause
 
     def _not_finite(self, row: int, step: int, what: str) -> NoReturn:
         raise NonFiniteError(what, [row], step, self._seeds[row])

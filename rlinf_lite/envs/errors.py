@@ -59,6 +59,10 @@ class EpisodeError(EnvError, RuntimeError):
         self.env_ids = [int(env_ids[row]) for row in self.rows]
 
 
+class EpisodeContractError(EpisodeError, EnvContractError):
+    """A row of an environment breaks the protocol in an episode."""
+
+
 class NonFiniteError(EpisodeError, ValueError):
     """A reward, an observation or an action is NaN or infinite."""
 

@@ -20,6 +20,7 @@ from rlinf_lite.envs import (
     EpisodeError,
     EpisodeRecord,
     Obs,
+    SimulatorError,
     VecEnv,
     balanced_seed,
     ensure_valid_env,
@@ -94,6 +95,10 @@ class _Stage:
         except EpisodeError as error:
             error.number(self.env_ids.tolist())
             raise
+        except SystemExit as error:  # a VecEnv's own: it would end the worker without saying where
+            raised = SimulatorError(type(self.env).__name__, error, range(len(self.env_ids)))
+            raised.number(self.env_ids.tolist())
+            raise raised from error
 
 
 class EnvWorker(Worker):
@@ -261,13 +266,19 @@ class EnvWorker(Worker):
         return [
             _Stage(
                 stage,
-                make_env(self.cfg.env, split, layout.stage_size),
+                self._made(split, layout.stage_size),
                 layout.env_ids(self.rank, stage),
                 [piece for piece in pieces if piece.stage == stage],
                 self.cfg.env.num_threads,
             )
             for stage in range(layout.num_stages)
         ]
+
+    def _made(self, split: Literal["train", "eval"], num_envs: int) -> VecEnv:
+        try:
+            return make_env(self.cfg.env, split, num_envs)
+        except SystemExit as error:
+            raise SimulatorError(self.cfg.env.id, error, range(num_envs)) from error
 
     def _first_seeds(self, stage: _Stage) -> list[int]:
         group_size = self.cfg.algorithm.group_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
 from typing import Any
 
@@ -10,11 +11,21 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import Config
-from rlinf_lite.envs import ChunkedEnv, EpisodeError, NonFiniteError, SimulatorError, episode_seed
+from rlinf_lite.envs import (
+    ChunkedEnv,
+    EpisodeContractError,
+    EpisodeError,
+    NonFiniteError,
+    SimulatorError,
+    check_env,
+    episode_seed,
+)
 from rlinf_lite.envs.base import first_non_finite
 from rlinf_lite.envs.check import check_finite
 from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator
+from rlinf_lite.envs.trial import problems_of
 from rlinf_lite.scheduler.host import Host
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.layout import Layout
@@ -44,7 +55,11 @@ class Fragile(gymnasium.Env[Any, Any]):
         self.clock += 1
         if self.how == "step" and self.here():
             raise ZeroDivisionError("the simulator fell over")
-        return self.observe(), float("-inf") if self.how == "reward" and self.here() else 1.0, False, False, {}
+        if self.how == "exit" and self.here():
+            sys.exit("no licence")
+        reward = float("-inf") if self.how == "reward" and self.here() else 1.0
+        terminated = np.zeros(2, np.bool_) if self.how == "flag" and self.here() else False
+        return self.observe(), reward, terminated, False, {}
 
     def here(self) -> bool:
         return self.episode == 1 and self.clock == 4
@@ -53,6 +68,8 @@ class Fragile(gymnasium.Env[Any, Any]):
         gripper = np.zeros(3, np.float32)
         if self.how == "state" and self.here():
             gripper[1] = np.nan
+        if self.how == "shape" and self.here():
+            gripper = np.zeros(4, np.float32)
         return {"arm": np.zeros(2, np.float32), "gripper": gripper}
 
 
@@ -75,6 +92,9 @@ WHERE = f"row 2, step 4 of the episode with seed {episode_seed(33, 1)}: "
         ("reward", NonFiniteError, f"{WHERE}the reward is -inf: look for"),
         ("state", NonFiniteError, f"{WHERE}state[3] (gripper) is nan: look for"),
         ("step", SimulatorError, f"{WHERE}step raised ZeroDivisionError: the simulator fell over"),
+        ("exit", SimulatorError, f"{WHERE}step raised SystemExit: no licence"),
+        ("shape", EpisodeContractError, f"{WHERE}observation 'gripper' is shape (4,) where observation_space promises"),
+        ("flag", EpisodeContractError, f"{WHERE}step returned terminated of shape (2,); return one value per"),
         ("reset", SimulatorError, WHERE.replace("step 4", "at the start") + "reset raised LookupError: no such scene"),
     ],
 )
@@ -132,6 +152,8 @@ class Bare:
 
     def chunk_step(self, actions: Any) -> Any:
         result = self.env.chunk_step(actions)
+        if self.spoil == "exit":
+            sys.exit("no licence")
         if self.spoil == "reward":
             result.rewards[1, 1] = np.nan
         if self.spoil == "obs":
@@ -146,6 +168,7 @@ def make_bare(num_envs: int, cfg: Any) -> Bare:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        ("exit", "environments 3 to 5 (rows 0 to 2, one of them): Bare raised SystemExit: no licence"),
         ("reward", "environment 4 (row 1): the reward of action 2 in chunk 1 since the phase began is nan"),
         ("obs", "environment 4 (row 1): state[1] in chunk 1 since the phase began is nan"),
     ],
@@ -159,9 +182,23 @@ def test_environments_that_do_not_check_themselves_are_checked_by_the_worker(spo
     assert isinstance(stage.env, Bare)
     stage.begin()
     stage.env.spoil = spoil
-    with pytest.raises(NonFiniteError) as caught:
+    with pytest.raises(EpisodeError) as caught:
         stage.step(np.zeros((3, 2, 1), np.float32))
     assert str(caught.value).startswith(message)
+
+
+def make_exit(num_envs: int, cfg: Any) -> Any:
+    sys.exit("no licence")
+
+
+def test_an_exit_where_environments_are_made_is_said_and_ends_no_worker() -> None:
+    here = "tests.envs.test_named_errors:make_exit"
+    cfg = Config.model_validate({"env": {"id": here, "train": {"num_envs": 2}}})
+    with pytest.raises(SimulatorError, match=f"{here} raised SystemExit: no licence"):
+        EnvWorker(cfg).init(Layout(2, 1, 1, (0,), (0,)))
+    assert check_env(make_exit) == ["making the environment raised SystemExit: no licence"]
+    [problem] = problems_of(EnvCard.of(make_exit, "exit"), cfg.env, "train", 2)
+    assert problem.text.startswith("exit cannot be made: SystemExit: no licence, at ")
 
 
 def test_last_observations_are_checked_too() -> None:

@@ -76,17 +76,25 @@ class ObsReader:
                 task_id,
             )
 
-    def read(self, rows: Sequence[Mapping[str, Any]], instructions: Sequence[str]) -> Obs:
-        """Stacks the `_leaves` of one observation per row. Raises EnvContractError where they are not what the space
-        promises."""
+    def read(self, rows: Mapping[int, Mapping[str, Any]], instructions: Sequence[str]) -> Obs:
+        """Stacks the `_leaves` of one observation per row. Raises RowError from the EnvContractError of one that is not
+        what the space promises."""
+        images: dict[str, list[Any]] = {name: [] for name in self._images}
+        states = []
+        for row, item in rows.items():
+            try:
+                for name, stack in images.items():
+                    stack.append(self._image(name, item))
+                if self._states:
+                    states.append(self._state(item))
+            except EnvContractError as error:
+                raise RowError(row) from error
         obs: Obs = {}
-        if self._images:
-            obs["images"] = {
-                name or "rgb": np.stack([self._image(name, item) for item in rows]) for name in self._images
-            }
-        if self._states:
-            obs["state"] = np.stack([self._state(item) for item in rows])
-        texts = [" ".join(str(item[name]) for name in self._texts) for item in rows]
+        if images:
+            obs["images"] = {name or "rgb": np.stack(stack) for name, stack in images.items()}
+        if states:
+            obs["state"] = np.stack(states)
+        texts = [" ".join(str(item[name]) for name in self._texts) for item in rows.values()]
         obs["instruction"] = [text or given for text, given in zip(texts, instructions, strict=True)]
         return obs
 
@@ -177,9 +185,9 @@ class GymnasiumSimulator:
             try:
                 returned = self.envs[row].reset(seed=seed)
                 self._obs[row], _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
-            except Exception as error:
+                [self._instructions[row]] = _instructions_of(self.envs[row], 1, self.task_id)
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
-            [self._instructions[row]] = _instructions_of(self.envs[row], 1, self.task_id)
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = _in_space(actions, self._action_space)
@@ -194,18 +202,14 @@ class GymnasiumSimulator:
                         f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
                     )
                 out.reward[row] = float(np.asarray(reward).item())  # TypeError for None
-                out.terminated[row] = terminated
-                out.truncated[row] = truncated
+                _put(out, row, self.task_id, terminated=terminated, truncated=truncated)
                 out.success[row] = _success(info, self.task_id)
-            except EnvContractError:
-                raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
     def observe(self, rows: IntArray) -> Obs:
-        indices = rows.tolist()
-        leaves = [_leaves(self._obs[row]) for row in indices]
-        return self._reader.read(leaves, [self._instructions[row] for row in indices])
+        leaves = {row: _leaves(self._obs[row]) for row in rows.tolist()}
+        return self._reader.read(leaves, [self._instructions[row] for row in leaves])
 
     def state_key(self, column: int) -> str:
         return self._reader.state_key(column)
@@ -220,6 +224,16 @@ def _unpacked(method: str, returned: Any, names: Sequence[str], task_id: str) ->
         return returned
     got = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
     raise EnvContractError(f"{method} returned {got}; gymnasium's {method} returns {', '.join(names)}.", task_id)
+
+
+def _put(out: StepOutputs, rows: int | slice, task_id: str, **returned: Any) -> None:
+    for name, value in returned.items():
+        try:
+            getattr(out, name)[rows] = value
+        except (TypeError, ValueError) as error:
+            raise EnvContractError(
+                f"step returned {name} of shape {np.shape(value)}; return one value per environment.", task_id
+            ) from error
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
@@ -274,9 +288,7 @@ class VectorEnvSimulator:
         batch = _in_space(actions, self.env.single_action_space)
         raw, reward, terminated, truncated, info = self.env.step(batch)
         self._obs = self._read(raw)
-        out.reward[:] = reward
-        out.terminated[:] = terminated
-        out.truncated[:] = truncated
+        _put(out, slice(None), self.task_id, reward=reward, terminated=terminated, truncated=truncated)
         out.success[:] = _success(info, self.task_id, self.num_envs)
 
     def observe(self, rows: IntArray) -> Obs:
@@ -291,7 +303,7 @@ class VectorEnvSimulator:
 
     def _read(self, raw: Any) -> Obs:
         leaves = _leaves(raw)
-        rows = [{name: value[row] for name, value in leaves.items()} for row in range(self.num_envs)]
+        rows = {row: {name: value[row] for name, value in leaves.items()} for row in range(self.num_envs)}
         return self._reader.read(rows, self._instructions)
 
 

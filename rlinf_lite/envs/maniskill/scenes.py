@@ -136,7 +136,7 @@ class CpuSimulator(Scenes):
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
                 self._infos[row] = _reset_unseen(env, seed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
     @torch.inference_mode()
@@ -208,7 +208,7 @@ class CpuSimulator(Scenes):
                         self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
                     env._step_action(None)
                 env._elapsed_steps += 1
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
         return used
 
@@ -230,7 +230,7 @@ class CpuSimulator(Scenes):
                 together.forget()
             try:
                 results[row] = of_row(row)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
             return results[row]
 

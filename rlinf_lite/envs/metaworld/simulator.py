@@ -52,7 +52,7 @@ class MetaWorldSimulator:
                     self._idle[self._worlds[row].task].append(self._worlds[row])
                     self._worlds[row] = self._take_world(task)
                 self._worlds[row].reset(seed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
             self.task_ids[row] = task
 
@@ -62,7 +62,7 @@ class MetaWorldSimulator:
             world = self._worlds[row]
             try:
                 world.obs, reward, _, _, info = world.env.step(actions[row])
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RowError(row) from error
             succeeded = info["success"] == 1.0
             out.reward[row] = reward / 10 if is_dense else succeeded and not world.solved
