@@ -11,7 +11,14 @@ import numpy as np
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.envs.base import ChunkResult, Obs, VecEnv, action_bounds, first_non_finite
 from rlinf_lite.envs.chunked import ChunkedEnv
-from rlinf_lite.envs.errors import WHY_NOT_FINITE, EnvContractError, NonFiniteError, NoTimeLimitError, SimulatorError
+from rlinf_lite.envs.errors import (
+    WHY_NOT_FINITE,
+    EnvContractError,
+    EpisodeContractError,
+    NonFiniteError,
+    NoTimeLimitError,
+    SimulatorError,
+)
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -168,6 +175,20 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
         if bad is not None:
             row = bad[0] if rows is None else int(rows[bad[0]])
             raise NonFiniteError(f"state[{bad[1]}] {where} is {seen['state'][bad]}: {WHY_NOT_FINITE}", [row])
+
+
+def check_ends(when: str, result: ChunkResult) -> None:
+    """Raises EpisodeContractError where `final_obs` of what a VecEnv returned is not of the rows that ended."""
+    ended = np.flatnonzero((result.terminated | result.truncated).any(axis=1))
+    held = ended[:0] if result.final_obs is None else np.asarray(result.final_obs[0])
+    wrong = np.setxor1d(ended, held)
+    if wrong.size:
+        raise EpisodeContractError(
+            f"rows {ended.tolist()} ended {when} (terminated or truncated), and final_obs is of rows {held.tolist()}; "
+            "it must hold those rows and their last observations, which the values of truncated episodes are "
+            "bootstrapped from.",
+            [int(wrong[0])],
+        )
 
 
 def _attribute_problems(env: Any) -> list[str]:

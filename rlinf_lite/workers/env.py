@@ -29,7 +29,7 @@ from rlinf_lite.envs import (
     get_env_spec,
     make_env,
 )
-from rlinf_lite.envs.check import check_finite
+from rlinf_lite.envs.check import check_ends, check_finite
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
@@ -80,7 +80,9 @@ class _Stage:
         with self.simulating():
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
-                check_finite(f"in chunk {self.t + 1} since the phase began", result.obs, result)
+                when = f"in chunk {self.t + 1} since the phase began"
+                check_ends(when, result)
+                check_finite(when, result.obs, result)
         self.obs = result.obs
         self.t += 1
         self.ended.update(record.env_id for record in result.episodes)

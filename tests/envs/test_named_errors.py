@@ -156,6 +156,10 @@ class Bare:
             sys.exit("no licence")
         if self.spoil == "reward":
             result.rewards[1, 1] = np.nan
+        if self.spoil == "ends":
+            result.truncated[1, 1] = True
+        if self.spoil == "extra":
+            result.final_obs = np.array([2]), {"state": np.zeros((1, 3), np.float32)}
         if self.spoil == "obs":
             result.obs = {**result.obs, "state": np.where(np.arange(9).reshape(3, 3) == 4, np.nan, 0.0)}
         return result
@@ -168,6 +172,8 @@ def make_bare(num_envs: int, cfg: Any) -> Bare:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        ("ends", "environment 4 (row 1): rows [1] ended in chunk 1 since the phase began (terminated or truncated)"),
+        ("extra", "environment 5 (row 2): rows [] ended in chunk 1 since"),
         ("exit", "environments 3 to 5 (rows 0 to 2, one of them): Bare raised SystemExit: no licence"),
         ("reward", "environment 4 (row 1): the reward of action 2 in chunk 1 since the phase began is nan"),
         ("obs", "environment 4 (row 1): state[1] in chunk 1 since the phase began is nan"),

@@ -5,6 +5,7 @@ import pytest
 
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord
+from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.simulation import load_env_states, save_env_states
 from rlinf_lite.scheduler import AbortedError
@@ -125,7 +126,9 @@ class Own:
         shape = (self.num_envs, 1)
         obs = {"state": np.zeros((self.num_envs, 3), np.float32)}
         no, yes = np.zeros(shape, np.bool_), np.ones(shape, np.bool_)
-        return ChunkResult(obs, np.zeros(shape, np.float32), ended[:, None], no, yes, episodes=records)
+        rows = np.flatnonzero(ended)
+        final_obs = (rows, take_rows(obs, rows)) if rows.size else None
+        return ChunkResult(obs, np.zeros(shape, np.float32), ended[:, None], no, yes, final_obs, records)
 
 
 def evaluated(lengths):
