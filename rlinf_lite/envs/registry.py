@@ -46,7 +46,8 @@ def make_env(cfg: EnvConfig | Config, split: Split, num_envs: int) -> VecEnv:
 
 
 def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, every_row: bool = True) -> VecEnv:
-    """What a card makes, as a VecEnv. `every_row` False: of separate gymnasium.Envs one alone, to try it out."""
+    """What a card makes, as a VecEnv. `every_row` False: of separate gymnasium.Envs two at most, to try them out."""
+    num_separate = num_envs if every_row else min(num_envs, 2)
     if card.simulator and card.part is None:
         card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)
     make, what = partial(card.make, num_envs, cfg, split), card.name
@@ -58,12 +59,12 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
     else:
         rules = getattr(cfg, split)
         env = ChunkedEnv(
-            made if isinstance(made, Simulator) else _adapted(made, make, num_envs if every_row else 1, what),
+            made if isinstance(made, Simulator) else _adapted(made, make, num_separate, what),
             auto_reset=rules.auto_reset,
             ignore_terminations=rules.ignore_terminations,
             max_episode_steps=rules.max_episode_steps,
         )
-    if env.num_envs != num_envs and (every_row or env.num_envs != 1):
+    if env.num_envs not in (num_envs, num_separate):
         raise EnvContractError(f"make_env was asked for {num_envs} environments and made {env.num_envs}.", what)
     return env
 

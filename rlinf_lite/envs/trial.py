@@ -22,7 +22,7 @@ _made = set[tuple[str, int, str, str, int]]()
 
 
 def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
-    """Of making `num_envs` environments, of separate gymnasium.Envs one, and of `check_env`, which env workers do."""
+    """Of making `num_envs` environments, of separate gymnasium.Envs two, and of `check_env`, which env workers do."""
     key = card.name, id(card.part or type(card)), cfg.model_dump_json(), split, num_envs
     if key in _made:
         return []

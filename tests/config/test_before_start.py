@@ -172,7 +172,7 @@ def score(solution, ground_truth, extra_info):
             r"Pendulum is an environment; name a function: def make_env\(num_envs, cfg\): return Pendulum\(\)",
         ),
         ("stuck", r"chunk_step: row 0, step 1 of .*: step raised RuntimeError: gripper stuck"),
-        ("unseeded", r"reset\(seeds=\[1\]\): row 0, .* unexpected keyword argument 'seed'"),
+        ("unseeded", r"reset\(seeds=\[1, 2\]\): row 0, .* unexpected keyword argument 'seed'"),
         ("too_few", r"make_env was asked for \d+ environments and made 3"),
     ],
 )

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import (
     ChunkedEnv,
@@ -24,7 +25,9 @@ from rlinf_lite.envs import (
     make_env,
     register_env,
 )
+from rlinf_lite.envs.trial import problems_of
 from rlinf_lite.registry import ENVIRONMENTS, PartImportError
+from tests.envs.broken_envs import Good
 from tests.envs.toy import ToySimulator
 
 CUSTOM = "examples.embodiment.custom_env:PuckPush"
@@ -113,6 +116,20 @@ def test_what_make_env_may_return() -> None:
         build(lambda num_envs, cfg: 3)
     with pytest.raises(EnvContractError, match="was asked for 2 environments and made 7"):
         build(lambda num_envs, cfg: ToySimulator(7))
+
+
+def test_an_environment_shared_by_all_rows_is_found_before_a_start() -> None:
+    shared = Good()
+    made = list[Good]()
+
+    def separate(num_envs: int, cfg: EnvConfig) -> Good:
+        made.append(Good())
+        return made[-1]
+
+    cfg = EnvConfig(id="a_trial")
+    assert problems_of(EnvCard.of(separate, "a_trial"), cfg, "train", 8) == [] and len(made) == 2
+    [problem] = problems_of(EnvCard.of(lambda num_envs, cfg: shared, "a_trial"), cfg, "train", 8)
+    assert "make_env returned the same environment for several rows" in problem.text
 
 
 def test_names_are_taken_once() -> None:
