@@ -167,6 +167,23 @@ def test_rows_that_play_on_are_given_no_seed() -> None:
     assert told.seeds[0] is None and told.seeds[1] is not None
 
 
+class Deaf(SyncVectorEnv):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("kind", [Told, Deaf])
+def test_a_vector_env_that_resets_rows_that_play_on_is_warned_of(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    vector = kind([lambda: gymnasium.make("Pendulum-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    env = ChunkedEnv(simulator_of_vector_env(vector, "pendulum"), max_episode_steps=9)
+    env.reset(seeds=[1, 2])
+    for _ in range(2):
+        env.chunk_step(np.ones((2, 3, 1), np.float32))
+        env.reset(env_ids=[1])
+    said = ["a reset of some rows returned other observations of the rest" in one.message for one in caplog.records]
+    assert said == ([True] if kind is Deaf else [])
+
+
 def test_one_environment_for_all_rows_is_refused() -> None:
     pendulum = gymnasium.make("Pendulum-v1")
     with pytest.raises(EnvContractError, match="the same environment for several rows"):

@@ -7,6 +7,7 @@ Observations become uint8 images by camera, text apart, and everything else flat
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
+
+log = logging.getLogger(__name__)
 
 
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
@@ -267,6 +270,7 @@ class VectorEnvSimulator:
         self._reader = ObsReader(env.single_observation_space, task_id)
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
+        self._has_warned = False
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
@@ -282,6 +286,8 @@ class VectorEnvSimulator:
         if self._obs is None:
             self._obs = fresh
         else:
+            others = np.flatnonzero(~mask)
+            self._warn_of_changes(take_rows(self._obs, others), take_rows(fresh, others))
             put_rows(self._obs, rows, take_rows(fresh, rows))
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
@@ -300,6 +306,18 @@ class VectorEnvSimulator:
 
     def close(self) -> None:
         self.env.close()
+
+    def _warn_of_changes(self, before: Obs, after: Obs) -> None:
+        """In rows that play on."""
+        now = _leaves(after)
+        if self._has_warned or all(np.array_equal(part, now[name]) for name, part in _leaves(before).items()):
+            return
+        self._has_warned = True
+        log.warning(
+            "%s: a reset of some rows returned other observations of the rest, which play on. Where it has reset them "
+            "too, their episodes are cut: reset the rows of options['reset_mask'] alone. check_env tells",
+            self.task_id,
+        )
 
     def _read(self, raw: Any) -> Obs:
         leaves = _leaves(raw)
