@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.hub import on_hub
 from rlinf_lite.registry import REGISTRIES
+from rlinf_lite.script import shown_path
 
 SCRIPTS = {
     "embodied": "embodiment/train_embodied_agent.py",
@@ -82,6 +84,8 @@ def parse_cli(
     if run_config := _config_of_run(name):
         overrides = [f"runner.resume={name}", *overrides]
         name = str(run_config)
+    resumed = [text.partition("=")[2] for text in overrides if text.startswith("runner.resume=")]
+    overrides = [*(_where_it_is(resumed[-1]) if resumed else []), *overrides]
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
@@ -104,11 +108,13 @@ def _preview(config: Any) -> int:
     from rlinf_lite.preview.dry_run import describe, policy_problems
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
     from rlinf_lite.runners.run_config import changes_since
+    from rlinf_lite.runners.run_paths import run_to_resume
 
     goes_on = list[str]()
     if config.runner.resume not in ("auto", "never"):
         try:
             checkpoint = find_checkpoint(Path(config.runner.resume))
+            run_to_resume(config, checkpoint)
             changes_since(checkpoint, config)
             steps, limit = read_state(checkpoint)["completed_steps"], config.runner.max_steps
         except CheckpointError as error:
@@ -155,6 +161,27 @@ def _config_of_run(name: str) -> Path | None:
     """What a run's directory has been trained with."""
     path = Path(name) / "config.yaml"
     return path if path.is_file() else None
+
+
+def _where_it_is(resumed: str) -> list[str]:
+    """Overrides that have a run go on in its own directory, wherever its config was written for: one that is resumed
+    by that directory, or by a checkpoint there."""
+    from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, run_of
+    from rlinf_lite.runners.run_config import CONFIG, read_config
+
+    try:
+        checkpoint = find_checkpoint(Path(resumed))
+    except CheckpointError:  # which is said where it is read
+        return []
+    holders = (Path(resumed).resolve(), run_of(checkpoint))
+    run = next((path for path in holders if path is not None and (path / CONFIG).is_file()), None)
+    if run is None:
+        return []
+    saved = read_config(checkpoint / "training_state" / CONFIG) or {}
+    log_path = saved.get("runner", {}).get("logger", {}).get("log_path")
+    is_one_root = log_path == saved.get("actor", {}).get("checkpoint_save_path")
+    where = json.dumps(shown_path(run.parent), ensure_ascii=False)
+    return [f"runner.logger.log_path={where}", *["actor.checkpoint_save_path=null"] * is_one_root]
 
 
 def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:

@@ -224,6 +224,12 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
+def run_of(checkpoint: Path) -> Path | None:
+    """The directory of a run that a checkpoint lies in, also one that is superseded; None: it lies by itself."""
+    root = checkpoint.parent.parent if checkpoint.parent.name == SUPERSEDED else checkpoint.parent
+    return root.parent if root.name == "checkpoints" else None
+
+
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """What the runner that wrote a checkpoint, or a snapshot, said of itself: `completed_steps` and more. Raises
     CheckpointError."""

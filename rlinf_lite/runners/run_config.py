@@ -42,8 +42,11 @@ _ADAPTERS = ("model.lora", "model.options.lora")
 """What cannot change either: which weights there are, and which of them train."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
 """What the state of an unfinished episode belongs to."""
-_PLACES = ("cluster.component_placement", "cluster.fuse", "rollout.pipeline_stage_num")
-"""Where the work is done, which changes no number."""
+_PLACES = (
+    *("cluster.component_placement", "cluster.fuse", "rollout.pipeline_stage_num"),
+    *("runner.logger.log_path", "actor.checkpoint_save_path"),
+)
+"""Where the work is done, and where its files go, which changes no number."""
 _OF_RESUMING = ("runner.resume", "runner.allow_changes")
 _ABSENT = object()
 
@@ -101,6 +104,7 @@ def changes_since(checkpoint: Path, cfg: BaseConfig) -> list[Change] | None:
     as `check_changes` does."""
     saved = read_config(checkpoint / "training_state" / CONFIG)
     changes = None if saved is None else find_changes(saved, cfg)
+    changes = changes and [change for change in changes if change.key != "runner.logger.log_path"]
     check_changes(changes or [], cfg, checkpoint)
     return changes
 

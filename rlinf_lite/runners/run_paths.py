@@ -30,6 +30,7 @@ from rlinf_lite.runners.checkpoints import (
     find_checkpoint,
     newest_checkpoint,
     read_state,
+    run_of,
     step_number,
     verify,
 )
@@ -173,8 +174,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         start, random = time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)
         return _claim(cfg, "-".join([*parts, f"seed{seed}", start, random]))
     checkpoint = find_checkpoint(source)
-    is_in_run = checkpoint.parent.name == "checkpoints"
-    claim = _claim(cfg, checkpoint.parent.parent.name if is_in_run else read_state(checkpoint)["run"], checkpoint)
+    claim = run_to_resume(cfg, checkpoint)
     claim.hold()
     try:
         store = CheckpointStore(claim.checkpoint_dir, cfg.runner.keep_checkpoints)
@@ -190,6 +190,35 @@ def find_run(cfg: BaseConfig) -> RunClaim:
     lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes or [])]
     lines += ["  it has no config of its own, which this one could be compared with"] * (changes is None)
     print("\n".join(lines), flush=True)
+    return claim
+
+
+def run_to_resume(cfg: BaseConfig, checkpoint: Path) -> RunClaim:
+    """Where a run goes on from `checkpoint`; it is not held yet.
+
+    Raises:
+        CheckpointError: where that is another run than the one it lies in, whose steps would be lost.
+    """
+    run, state = run_of(checkpoint), read_state(checkpoint)
+    claim, steps = _claim(cfg, state["run"] if run is None else run.name, checkpoint), int(state["completed_steps"])
+    roots = [directory / "checkpoints" for directory in (claim.checkpoint_dir, claim.log_dir)]
+    lies_in_it = [checkpoint.is_relative_to(root.resolve()) for root in roots]
+    kept = [] if lies_in_it[0] else CheckpointStore(claim.checkpoint_dir, 1).steps()
+    later = [step for step in map(step_number, kept) if step >= steps]
+    metrics = claim.log_dir / "metrics.jsonl"
+    if not any(lies_in_it) and metrics.exists():
+        with metrics.open() as lines:
+            logged = (json.loads(line)["step"] for line in lines if line.endswith("\n"))
+            later += [step for step in logged if step > steps]
+    if later:
+        where = f"runner.logger.log_path where no {claim.log_dir.name} is"
+        if run is not None:
+            where = f"runner.logger.log_path={run.parent} actor.checkpoint_save_path=null, or another {where}"
+        raise CheckpointError(
+            f"{checkpoint}, of step {steps}, does not lie in the run {claim.checkpoint_dir}, which has come to step "
+            f"{max(later)} and would lose what it has from there on. To go on with that run: "
+            f"runner.resume={claim.checkpoint_dir}. To go on from this checkpoint: {where}"
+        )
     return claim
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -143,17 +144,69 @@ def test_dry_run_says_what_a_run_goes_on_from(tmp_path: Path, capsys: pytest.Cap
     code, said = planned()
     assert code == 1 and "run holds no complete checkpoint" in said
 
-    def write(directory: Path) -> None:
-        (directory / "training_state" / "runner.json").write_text('{"completed_steps": 4}')
-        write_config(load_config("gym_pendulum_ppo_mlp"), directory / "training_state")
-
-    checkpoint = CheckpointStore(run, keep=1).write(4, write)
+    cfg = load_config("gym_pendulum_ppo_mlp")
+    checkpoint = CheckpointStore(run, keep=1).write(4, lambda directory: _write_state(directory, cfg))
     assert planned("runner.max_steps=8") == (0, f"goes on from step 4, {checkpoint}")
     nothing = "goes on from step 4: nothing is left to do, raise runner.max_steps (4)"
     assert planned("runner.max_steps=4") == (0, nothing)
     code, said = planned("runner.seed=9")
     assert code == 1 and said.startswith("Put them back, or start a new run with runner.resume=never")
     assert planned("runner.seed=9", "runner.max_steps=8", "runner.allow_changes=[runner.seed]")[0] == 0
+    other = Path(shutil.copytree(run, tmp_path / "other" / "run"))
+    code, said = planned(f"runner.logger.log_path={other.parent}")
+    assert code == 1 and f"does not lie in the run {other}" in said
+
+
+def test_a_run_goes_on_in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the shell stands and its config was written for, unless the command line names another place."""
+
+    def write(run: Path, *overrides: str) -> Path:
+        cfg = load_config("gym_pendulum_ppo_mlp", ["runner.max_steps=8", *overrides])
+        save_path = cfg.actor.checkpoint_save_path
+        store = CheckpointStore(run if save_path in (None, "results") else Path(save_path) / run.name, keep=1)
+        checkpoint = store.write(4, lambda directory: _write_state(directory, cfg))
+        run.mkdir(parents=True, exist_ok=True)
+        write_config(cfg, run)
+        return checkpoint
+
+    def places(*words: object) -> tuple[str, str | None]:
+        cfg = parse_cli([*map(str, words)], None)
+        return cfg.runner.logger.log_path, cfg.actor.checkpoint_save_path
+
+    home, name = tmp_path / "home", "gym_pendulum_ppo_mlp"
+    run = home / "results" / "run"
+    checkpoint = write(run)
+    renamed = home / "backup of it" / "renamed"
+    write(renamed)
+    content = (renamed / "config.yaml").read_text()
+    (renamed / "config.yaml").write_text(content.replace("log_path: results", "log_path: /proc/gone"))  # of no use here
+    monkeypatch.chdir(home)
+    (home / "current").symlink_to(run)
+    for words in (["results/run"], ["current"], [name, f"runner.resume={run}"], [name, "--resume", checkpoint]):
+        assert places(*words) == ("results", None)
+    assert places("backup of it/renamed") == ("backup of it", None)
+    assert places("results/run", "runner.resume=backup of it/renamed") == ("backup of it", None)
+    assert places("results/run", "runner.logger.log_path=new") == ("new", None)
+    assert places("results/run", "--resume", "never") == ("results", None)
+    monkeypatch.chdir(tmp_path)
+    assert places(run) == places(name, f"runner.resume={checkpoint}") == ("home/results", None)
+    assert places(run, "runner.logger.log_path=results") == ("results", None)
+    monkeypatch.chdir(run)
+    assert places(".") == (str(run.parent), None)
+
+    monkeypatch.chdir(tmp_path)
+    one_root = home / "one" / "run"
+    write(one_root, "actor.checkpoint_save_path=results")
+    assert places(one_root) == ("home/one", None)
+    disk = tmp_path / "disk"
+    apart = write(home / "apart" / "elsewhere", f"actor.checkpoint_save_path={disk}")
+    assert places(home / "apart" / "elsewhere") == ("home/apart", str(disk))
+    assert places(name, f"runner.resume={apart}") == ("results", None)  # it does not say where the logs are
+
+
+def _write_state(directory: Path, cfg: Config) -> None:
+    (directory / "training_state" / "runner.json").write_text('{"completed_steps": 4}')
+    write_config(cfg, directory / "training_state")
 
 
 def test_unknown_sizes_are_said_to_be_unknown() -> None:

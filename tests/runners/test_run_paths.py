@@ -4,6 +4,7 @@ import errno
 import fcntl
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -395,6 +396,46 @@ def test_evaluations_of_steps_that_are_done_again_are_those_of_no_later_checkpoi
     (run / "eval" / "step_000005.json").write_text("")
     resume(checkpoints / "superseded" / "step_000005", 5)
     assert files(run / "eval") == ["step_000003.answers.jsonl", "step_000003.gif", "step_000003.json"]
+
+
+def test_a_copy_of_a_run_does_not_undo_steps_of_the_original(tmp_path, capsys):
+    cfg = config(tmp_path / "results")
+    run = train(cfg, 2)
+    backup = Path(shutil.copytree(run, tmp_path / "backup" / run.name, symlinks=True))
+    alone = shutil.copytree(run / "checkpoints" / "step_000002", tmp_path / "best")
+    save(cfg, run, 6)
+    before = sorted(tmp_path.rglob("*"))
+    for source, advice in ((backup, f"log_path={tmp_path}/backup .*, or another "), (alone, "checkpoint: runner")):
+        said = rf"{source}.* step 2, does not lie in the run {run}, .* step 6 .* runner\.resume={run}\. .*{advice}"
+        with pytest.raises(CheckpointError, match=said):
+            claim_run(config(tmp_path / "results", f"runner.resume={source}"))
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
+    with pytest.raises(CheckpointError, match="come to step 3"):
+        claim_run(config(tmp_path / "results", f"runner.resume={backup}"))
+    gone = {path for path in before if path.is_relative_to(run / "checkpoints")}
+    assert set(tmp_path.rglob("*")) == set(before) - gone | {run / "metrics.jsonl"}
+
+    capsys.readouterr()
+    for root in ("backup", "new"):  # where it is, and where no run of this name is
+        moved = config(tmp_path / root, f"runner.resume={backup}")
+        with claim_run(moved) as claim:
+            assert claim.log_dir == claim.checkpoint_dir == tmp_path / root / run.name
+            begin_run(moved, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 2, 10, claim.resume_from)
+        assert "changed" not in capsys.readouterr().out
+        assert yaml.safe_load((claim.log_dir / "config.yaml").read_text())["runner"]["logger"]["log_path"] == str(
+            tmp_path / root
+        )
+    assert not list(tmp_path.rglob("config.1.yaml"))
+
+
+def test_a_superseded_checkpoint_lies_in_its_run_whatever_that_is_called_now(tmp_path):
+    run = train(config(tmp_path), 3, 5)
+    CheckpointStore(run, 5).go_on_from(3)
+    renamed = run.rename(tmp_path / "renamed")
+    checkpoint = renamed / "checkpoints" / "superseded" / "step_000005"
+    with claim_run(config(tmp_path, f"runner.resume={checkpoint}")) as claim:
+        assert (claim.log_dir, claim.resume_from) == (renamed, checkpoint)
 
 
 def test_resumes_need_a_whole_checkpoint(tmp_path):
