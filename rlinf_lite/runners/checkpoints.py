@@ -89,8 +89,15 @@ class CheckpointStore:
         return final
 
     def tidy(self) -> None:
-        """Remove what interrupted writes left; a step that was put aside comes back where its successor never came."""
+        """Remove what interrupted writes left; a step that was put aside comes back where its successor never came, and
+        `last` is a link again where a copy (`scp -r`) has made it a second directory of its step."""
+        last = self.root / "last"
         with _writing(self.root):
+            if last.is_dir() and not last.is_symlink():
+                step = self.root / _name(int(read_state(last)["completed_steps"]))
+                if is_whole(step):
+                    shutil.rmtree(last)
+                    self._point_last_to(step)
             for replaced in named(self.root, PUT_ASIDE):
                 final = self.root / replaced.name.removeprefix(".").removesuffix(".old")
                 if not is_whole(replaced) or is_whole(final):

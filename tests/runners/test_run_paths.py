@@ -438,6 +438,18 @@ def test_a_superseded_checkpoint_lies_in_its_run_whatever_that_is_called_now(tmp
         assert (claim.log_dir, claim.resume_from) == (renamed, checkpoint)
 
 
+def test_a_run_that_was_copied_without_links_goes_on(tmp_path):
+    cfg = config(tmp_path / "results")
+    run = train(cfg, 2, 4)
+    copy = Path(shutil.copytree(run, tmp_path / "copy" / run.name))
+    last = copy / "checkpoints" / "last"
+    assert not last.is_symlink()
+    for source in (last, copy):
+        with claim_run(config(tmp_path / "copy", f"runner.resume={source}")) as claim:
+            assert claim.resume_from == copy / "checkpoints" / "step_000004" == last.resolve()
+    assert save(cfg, copy, 6) == last.resolve()
+
+
 def test_resumes_need_a_whole_checkpoint(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
