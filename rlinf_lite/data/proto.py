@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.scheduler.segments import writable
+from rlinf_lite.scheduler.segments import as_bytes, writable
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"
@@ -271,10 +271,7 @@ class DataProto:
         """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
         packed = {}
         for key, tensor in self._tensors.items():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            raw = (
-                flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)
-            )  # an empty one may have no stride
+            raw = as_bytes(tensor.detach().cpu().contiguous())
             packed[key] = raw, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         return _unpacked, (type(self), packed, self._arrays, self.meta_info)
 
@@ -315,7 +312,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     plain = all(part.device.type == "cpu" and not part.requires_grad and part.is_contiguous() for part in parts)
     if not (alike and plain and first.numel()):
         return torch.cat(parts)
-    rows = [part.reshape(len(part), first[0].numel()).view(torch.uint8).numpy() for part in parts]
+    rows = [as_bytes(part).reshape(len(part), first[0].nbytes) for part in parts]
     return torch.from_numpy(np.concatenate(rows)).view(first.dtype).view(-1, *first.shape[1:])
 
 

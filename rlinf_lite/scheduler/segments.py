@@ -138,9 +138,17 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and _is_dense(obj, torch):
             host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            raw = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())
+            raw = pickle.PickleBuffer(as_bytes(host))
             return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
         return super().reducer_override(obj)
+
+
+def as_bytes(tensor: Any) -> np.ndarray:
+    """The memory of a contiguous tensor, without a gradient, on the host. Its own strides may be any where it has one
+    element or none, such as a column of a batch of one."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    raw: np.ndarray = flat.view(sys.modules["torch"].uint8).numpy()
+    return raw
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:

@@ -35,7 +35,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
-from rlinf_lite.scheduler.segments import no_room
+from rlinf_lite.scheduler.segments import as_bytes, no_room
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -130,7 +130,7 @@ class _Segment:
 
 def _pieces(tensor: Tensor) -> list[np.ndarray]:
     """The bytes of a contiguous tensor in host memory."""
-    raw = tensor.view(-1).view(torch.uint8).numpy()
+    raw = as_bytes(tensor)
     return [raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES)]
 
 

@@ -177,6 +177,12 @@ def test_pickling_carries_bytes_beside_and_owns_what_arrives_read_only(buffers):
     assert same(pickle.loads(head, buffers=frozen), data) and data.batch["x"][0, 0] == 0
 
 
+def test_a_column_of_a_batch_of_one_travels():
+    data = DataProto({"x": torch.ones(1, 6)[:, 0]})  # its stride is 6
+    assert same(pickle.loads(pickle.dumps(data)), data)
+    assert DataProto.concat([data, data]).batch["x"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
 def test_concat_equals_torch_cat(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

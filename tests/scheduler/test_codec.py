@@ -52,11 +52,12 @@ def test_tensors_of_every_type(travel: Travel, dtype: torch.dtype, num_rows: int
         torch.empty(0, 7),
         torch.arange(60_000).reshape(200, 300).T,
         torch.arange(10)[::2],
+        torch.ones(1, 6)[:, 0],
         torch.ones(4, requires_grad=True),
         torch.nn.Parameter(torch.ones(4)),
         torch.eye(3).to_sparse(),
     ],
-    ids=["scalar", "empty", "transposed", "strided", "with_grad", "parameter", "sparse"],
+    ids=["scalar", "empty", "transposed", "strided", "column_of_one", "with_grad", "parameter", "sparse"],
 )
 def test_tensors_of_every_layout(travel: Travel, sent: torch.Tensor) -> None:
     received = travel(sent)
