@@ -22,7 +22,7 @@ from rlinf_lite.scheduler.segments import as_bytes, writable
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"
-_NUMERIC = "biuf"  # kinds of numpy arrays that are saved with the tensors
+_HELD = (dict, list, int, float, str)  # by JSON
 
 
 class DataProtoError(ValueError):
@@ -236,17 +236,27 @@ class DataProto:
         return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
 
     def save(self, directory: str | Path) -> None:
-        """Write safetensors and JSON into `directory`. Raises DataProtoError for what JSON cannot hold or would change,
-        as tuples and keys of dicts that are no strings."""
+        """Write safetensors and JSON into `directory`. Raises DataProtoError for arrays of other types than numbers,
+        strings and objects, and for what JSON cannot hold or would change, as tuples and keys of dicts that are no
+        strings."""
         directory = Path(directory)
-        numeric = {key: array for key, array in self.non_tensor_batch.items() if array.dtype.kind in _NUMERIC}
-        objects = {key: array.tolist() for key, array in self.non_tensor_batch.items() if key not in numeric}
+        numeric = {key: array for key, array in self.non_tensor_batch.items() if _is_numeric(array.dtype)}
+        others = {key: array for key, array in self.non_tensor_batch.items() if key not in numeric}
+        for key, array in others.items():
+            if array.dtype.kind not in "OU":
+                raise DataProtoError(
+                    f"{key} is an array of {array.dtype}. Make it one of plain numbers, strings or objects"
+                )
+            if array.ndim > 1:
+                raise DataProtoError(f"{key} is an array {list(array.shape)} of {array.dtype}. Make its rows lists")
+        objects = {key: array.tolist() for key, array in others.items()}
         tensors = {f"batch.{key}": value.detach().cpu().contiguous().clone() for key, value in self.batch.items()}
         tensors |= {f"array.{key}": torch.from_numpy(np.array(array)) for key, array in numeric.items()}
         for name, value in [*objects.items(), ("meta_info", self.meta_info)]:
             if changed := _changed_by_json(value, name):
                 raise DataProtoError(f"besides tensors and numbers only what JSON can hold is saved, and {changed}")
-        rest = json.dumps({"objects": objects, "meta_info": self.meta_info, "num_rows": len(self)})
+        dtypes = {key: array.dtype.str for key, array in others.items()}
+        rest = json.dumps({"objects": objects, "dtypes": dtypes, "meta_info": self.meta_info, "num_rows": len(self)})
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, directory / _TENSORS)
         follow_umask([directory / _TENSORS])
@@ -264,7 +274,7 @@ class DataProto:
                 batch[key] = tensor
             else:
                 arrays[key] = tensor.numpy()
-        arrays |= {key: _objects(values) for key, values in rest["objects"].items()}
+        arrays |= {key: _objects(values).astype(rest["dtypes"][key]) for key, values in rest["objects"].items()}
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:
@@ -382,18 +392,25 @@ def _objects(rows: Sequence[Any]) -> np.ndarray:
     return array
 
 
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor holds it, with which it is saved."""
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
+
+
 def _changed_by_json(value: Any, where: str) -> str | None:
     """What of it would not come back from JSON as it is, in words; None: nothing."""
-    if isinstance(value, dict):
-        if wrong := [key for key in value if not isinstance(key, str)]:
+    kind = type(value)  # one of a class derived from these comes back without it
+    if kind is dict:
+        if wrong := [key for key in value if type(key) is not str]:
             return f"{where} has the key {wrong[0]!r}. Make it a string"
         inner = [_changed_by_json(item, f"{where}[{key!r}]") for key, item in value.items()]
-    elif isinstance(value, list):
+    elif kind is list:
         inner = [_changed_by_json(item, f"{where}[{row}]") for row, item in enumerate(value)]
-    elif value is None or isinstance(value, bool | int | float | str):
+    elif value is None or kind in (bool, int, float, str):
         return None
     else:
-        return f"{where} is a {type(value).__name__}" + (". Make it a list" if isinstance(value, tuple) else "")
+        plain = list if isinstance(value, tuple) else next((x for x in _HELD if isinstance(value, x)), None)
+        return f"{where} is a {kind.__name__}" + (f". Save {plain.__name__}(...) of it" if plain else "")
     return next(filter(None, inner), None)
 
 

@@ -1,4 +1,6 @@
 import pickle
+import signal
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -143,10 +145,17 @@ def test_files_hold_everything_and_no_pickle(tmp_path):
 @pytest.mark.parametrize(
     ("meta_info", "rows", "said"),
     [
-        ({"shape": (2, 3)}, ["a"], r"meta_info\['shape'\] is a tuple. Make it a list"),
+        ({"shape": (2, 3)}, ["a"], r"meta_info\['shape'\] is a tuple. Save list\(...\) of it"),
         ({"names": {1: "a"}}, ["a"], r"meta_info\['names'\] has the key 1. Make it a string"),
         ({"deep": [{"x": [None, {2}]}]}, ["a"], r"meta_info\['deep'\]\[0\]\['x'\]\[1\] is a set"),
         ({}, ["a", {"pair": (1, 2)}], r"x\[1\]\['pair'\] is a tuple"),
+        ({"kind": signal.SIGINT}, ["a"], r"meta_info\['kind'\] is a Signals. Save int\(...\) of it"),
+        ({"counts": Counter("a")}, ["a"], r"meta_info\['counts'\] is a Counter. Save dict\(...\) of it"),
+        ({}, [np.float64(1), "a"], r"x\[0\] is a float64. Save float\(...\) of it"),
+        ({}, np.array(["2020-01-01"], "M8[ns]"), r"x is an array of datetime64\[ns\]. Make it one of plain numbers"),
+        ({}, np.zeros(1, ">f4"), "x is an array of >f4. Make it one of plain numbers"),
+        ({}, np.array([["a", "b"]]), r"x is an array \[1, 2\] of <U1. Make its rows lists"),
+        ({}, np.array([["a", {}]]), r"x is an array \[1, 2\] of object. Make its rows lists"),
     ],
 )
 def test_what_json_would_change_is_refused(tmp_path, meta_info, rows, said):
@@ -155,10 +164,12 @@ def test_what_json_would_change_is_refused(tmp_path, meta_info, rows, said):
     assert not (tmp_path / "batch").exists()
 
 
-def test_objects_come_back_from_files_as_objects(tmp_path):
+def test_objects_and_strings_come_back_from_files_as_they_were(tmp_path):
     numbers = np.array([1, 2.5, True], dtype=object)
-    DataProto(non_tensor_batch={"n": numbers}, meta_info={"nan": float("nan")}).save(tmp_path / "batch")
-    [found] = DataProto.load(tmp_path / "batch").non_tensor_batch.values()
+    words = np.array(["pick", "it", "up"])
+    DataProto(non_tensor_batch={"n": numbers, "w": words}, meta_info={"nan": float("nan")}).save(tmp_path / "batch")
+    found, read = DataProto.load(tmp_path / "batch").non_tensor_batch.values()
+    assert read.dtype == words.dtype and read.tolist() == words.tolist()
     assert found.dtype == object and [type(x) for x in found] == [int, float, bool] and list(found) == list(numbers)
 
 
