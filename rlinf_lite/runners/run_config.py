@@ -141,9 +141,13 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
 
 def check_options(saved: Mapping[str, Any], cfg: BaseConfig, checkpoint: Path) -> None:
     """Raise CheckpointError where an evaluation gives the policy in `checkpoint` options that its weights have settled:
-    all but `free_options` and those that may be null, which stands for the checkpoint's."""
-    fields = getattr(type(cfg.model.options), "model_fields", {}) if isinstance(cfg, Config) else {}
+    all but `free_options` and those that may be null, which stands for the checkpoint's; all of a policy without
+    Options."""
+    options = cfg.model.options if isinstance(cfg, Config) else None
+    fields = getattr(type(options), "model_fields", {})
     settled = [f"model.options.{name}" for name, field in fields.items() if field.default is not None]
+    if isinstance(options, dict):
+        settled = ["model.options"]
     refused = [change for change in find_changes(saved, cfg) if change.is_fixed and change.within(settled)]
     if refused:
         lines = [f"{checkpoint} cannot be measured with other options than it has", *(f"  - {one}" for one in refused)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlinf_lite.cards import PolicyCard
 from rlinf_lite.config import load_config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.runners import run_paths
@@ -279,6 +280,18 @@ def test_an_evaluation_may_change_options_that_the_weights_leave_open(tmp_path):
     check_options(saved, config(tmp_path, *open_ones, name=VLA), tmp_path)
     with pytest.raises(CheckpointError, match=r"other options than it has\n  - model\.options\.size: tiny -> small\n"):
         check_options(saved, config(tmp_path, *open_ones, "model.options.size=small", name=VLA), tmp_path)
+
+
+class WithoutOptions:
+    card = PolicyCard
+
+
+def test_an_evaluation_changes_no_options_of_a_policy_that_declares_none(tmp_path):
+    own = [f"model.id={__name__}:WithoutOptions", "model.options={width: 8}"]
+    saved = config(tmp_path, *own).model_dump(mode="json")
+    check_options(saved, config(tmp_path, *own), tmp_path)
+    with pytest.raises(CheckpointError, match=r"\n  - model\.options: \{width: 8\} -> \{width: 16\}\n"):
+        check_options(saved, config(tmp_path, *own, "model.options={width: 16}"), tmp_path)
 
 
 def test_checkpoints_are_found_where_the_runs_config_has_them_go(tmp_path, monkeypatch):
