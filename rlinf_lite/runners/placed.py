@@ -37,7 +37,7 @@ from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointStore, read_state, step_number
 from rlinf_lite.runners.run_config import write_run_config
 from rlinf_lite.runners.run_paths import RunClaim
-from rlinf_lite.runners.stopping import RunResult
+from rlinf_lite.runners.stopping import RunResult, StoppedAtOnce
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
 
 log = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ def run_placed(
     paused: list[RunResult] = []
     try:
         return _search(cfg, claim, supervisor, run, paused)
-    except KeyboardInterrupt:  # from one runner to the next
-        if not paused:
+    except KeyboardInterrupt as error:  # from one runner to the next
+        if not paused or isinstance(error, StoppedAtOnce):
             raise
     newest = CheckpointStore(claim.checkpoint_dir, 1).newest()
     done = paused[-1].completed_steps if newest is None else int(read_state(newest)["completed_steps"])

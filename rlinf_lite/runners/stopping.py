@@ -1,7 +1,7 @@
 """How a run is asked to stop, by Ctrl-C, SIGTERM or `rlinf-lite job stop`, and where it takes notice; how it ended.
 
 The first request is noted and taken where the runner waits for workers, between one completed operation and the next:
-no file is left half written, and no update half submitted. The second one raises KeyboardInterrupt on the spot.
+no file is left half written, and no update half submitted. The second one raises StoppedAtOnce on the spot.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class Stopped(KeyboardInterrupt):
     """The run was asked to stop, and is at a point where it can."""
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """The run was asked a second time, and is wherever it was then."""
 
 
 class StopRequest:
@@ -71,7 +75,7 @@ class StopRequest:
             if self._raises:
                 raise Stopped("the run is being stopped")
         elif now - self._since > SAME_REQUEST_S:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce
 
 
 @dataclass(frozen=True)

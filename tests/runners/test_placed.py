@@ -23,7 +23,15 @@ from rlinf_lite.data.problems import open_problems
 from rlinf_lite.preview import placements
 from rlinf_lite.preview.placements import placement_text
 from rlinf_lite.report import write_report
-from rlinf_lite.runners import AsyncEmbodiedRunner, EmbodiedRunner, ReasoningRunner, claim_run, placed, run_placed
+from rlinf_lite.runners import (
+    AsyncEmbodiedRunner,
+    EmbodiedRunner,
+    ReasoningRunner,
+    claim_run,
+    placed,
+    run_placed,
+    stopping,
+)
 from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, PlacementError, SchedulerError
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
@@ -226,6 +234,21 @@ def test_ctrl_c_while_a_later_placement_is_launched_stops_the_run(train, monkeyp
     shown = result.describe()
     assert shown.startswith("stopped after 3 of 12 steps") and "  go on: " in shown and len(result.evals) == 1
     assert last_event(result) == "stopped"
+
+
+def test_a_second_ctrl_c_ends_the_run_wherever_it_is(train, monkeypatch):
+    run_step = EmbodiedRunner.run_step
+
+    def stop_twice_in_the_second_placement(runner, step):
+        run_step(runner, step)
+        if step == 3:
+            ctrl_c()
+            ctrl_c()
+
+    monkeypatch.setattr(EmbodiedRunner, "run_step", stop_twice_in_the_second_placement)
+    monkeypatch.setattr(stopping, "SAME_REQUEST_S", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        train("cluster.num_gpus_per_node=1")
 
 
 def test_the_fastest_place_is_found(train):
