@@ -38,7 +38,7 @@ from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
-from rlinf_lite.training.twins import CopyError, check_copies
+from rlinf_lite.twins import CopyError, check_copies
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy

@@ -36,6 +36,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
 from rlinf_lite.scheduler.segments import as_bytes, no_room
+from rlinf_lite.twins import CopyError, Parts
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -335,7 +336,6 @@ class WeightReceiver:
         tensors = synced_tensors(module, trainable_only=False)
         floating = {name: tensor.dtype for name, tensor in tensors if tensor.is_floating_point()}
         self._dtypes = {name: dtype for name, dtype in floating.items() if dtype != torch.float32}
-        self._viewed = _viewed(module)
         self._complete = False
         self._segment: str | None = None
         self._written: dict[str, Tensor] = {}  # in the segment
@@ -387,13 +387,13 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
-        """Make parameters in host memory views of the segment, but for those that other tensors of the module are
-        views of. Buffers are copied: what a pass changes is the module's own."""
+        """Make parameters in host memory views of the segment, but for those that the module has views of. Buffers are
+        copied: what a pass changes is the module's own."""
         self._segment, self._written = path, _Segment(path, entries, create=False).tensors
-        for name, own in self._own().items():
-            is_shared = name in self._written and name not in self._viewed
-            if is_shared and isinstance(own, nn.Parameter) and _in_host_memory(own):
-                own.data = self._written[name]
+        own = {name: x for name, x in self._module.named_parameters() if name in self._written and _in_host_memory(x)}
+        viewed = _viewed(self._module, own) if own else set()
+        for name in own.keys() - viewed:
+            own[name].data = self._written[name]
 
     def _own(self) -> dict[str, Tensor]:
         """The module's tensors, which a pass, or who loads weights, may have made anew."""
@@ -419,12 +419,21 @@ class WeightReceiver:
                     _overwrite(name, own[name], tensor)
 
 
-def _viewed(module: nn.Module) -> set[str]:
-    """Names of the parameters whose memory another tensor of the module has as well, such as a view of its own."""
-    kept = {id(x): x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor)}
-    kept |= {id(x): x for x in (*module.parameters(), *module.buffers())}
-    users = Counter(x.untyped_storage().data_ptr() for x in kept.values())
-    return {name for name, x in module.named_parameters() if users[x.untyped_storage().data_ptr()] > 1}
+def _viewed(module: nn.Module, parameters: Mapping[str, Tensor]) -> set[str]:
+    """Names of those `parameters` whose memory something else in the module has as well, such as a view that it keeps
+    in a list; all names where that cannot be seen."""
+    try:
+        parts = Parts(module, to_look=True)
+    except CopyError:
+        return set(parameters)
+    users = Counter(x.untyped_storage().data_ptr() for x in parts.tensors if x.layout is torch.strided)
+
+    def is_viewed(parameter: Tensor) -> bool:
+        storage = parameter.untyped_storage()
+        memory = range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+        return users[memory.start] > 1 or any(array.ctypes.data in memory for array in parts.arrays)
+
+    return {name for name, parameter in parameters.items() if is_viewed(parameter)}
 
 
 def _overwrite(name: str, own: Tensor, sent: Tensor) -> None:

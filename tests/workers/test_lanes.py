@@ -30,7 +30,7 @@ from rlinf_lite.training.lanes import Lanes
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.twins import Parts
+from rlinf_lite.twins import Parts
 from tests.models.zoo import VOCAB_SIZE, tiny_model
 
 ROWS = 12

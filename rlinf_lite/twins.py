@@ -15,6 +15,7 @@ from functools import _lru_cache_wrapper
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,11 +28,12 @@ class CopyError(ValueError):
 
 
 class Parts:
-    """What `module` is made of now. Raises CopyError."""
+    """What `module` is made of now. Raises CopyError. `to_look`: nobody makes a twin of it, so that what a module was
+    compiled to, which cannot be copied, is left out."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, to_look: bool = False) -> None:
         stream = io.BytesIO()
-        pickler = _Pickler(stream)
+        pickler = _Pickler(stream, to_look)
         try:
             pickler.dump(module)
         except CopyError:
@@ -42,6 +44,8 @@ class Parts:
         """All that is no tensor: two modules that differ in a number of theirs differ here."""
         self.whole: list[Any] = pickler.whole
         """What the structure has numbers for."""
+        self.arrays: list[np.ndarray] = pickler.arrays
+        """NumPy's, which the structure has copies of."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -80,15 +84,19 @@ def _of_its_own(parameter: nn.Parameter) -> nn.Parameter:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO) -> None:
+    def __init__(self, stream: io.BytesIO, to_look: bool) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._to_look = to_look
         self.whole: list[Any] = []
+        self.arrays: list[np.ndarray] = []
 
     def reducer_override(self, part: Any) -> Any:
         """How to make `part`, which is asked once of each thing that is no number, text or plain container."""
         if isinstance(part, nn.Module):  # as it is, whatever its class thinks of being saved
             full = {name: x for name, x in vars(part).items() if name not in _HOOKS or x}
             hooks = [name for name in vars(part) if name not in full]  # a dozen in each module, and slow to pickle
+            if self._to_look:
+                full.pop("_compiled_call_impl", None)
             return _new, (type(part),), (full, hooks), None, None, _fill
         if isinstance(part, MethodType):  # the function may have another name in its class, or none
             return MethodType, (part.__func__, part.__self__)
@@ -100,6 +108,9 @@ class _Pickler(pickle.Pickler):
         elif isinstance(part, BuiltinFunctionType):
             if not isinstance(part.__self__, ModuleType | type(None)):
                 return NotImplemented
+        elif isinstance(part, np.ndarray):
+            self.arrays.append(part)
+            return NotImplemented
         elif type(part).__module__ != "tokenizers" and not isinstance(part, Tensor | type | ModuleType):
             return NotImplemented  # a tokenizer is read by any number of threads, and takes long to copy
         self.whole.append(part)
