@@ -143,12 +143,11 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def as_bytes(tensor: Any) -> np.ndarray:
-    """The memory of a contiguous tensor, without a gradient, on the host. Its own strides may be any where it has one
-    element or none, such as a column of a batch of one."""
+def as_bytes(tensor: Any) -> Any:
+    """The memory of a contiguous tensor on the host, without a gradient, as an array. Its strides may be any where it
+    has one element or none, such as a column of a batch of one."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
-    raw: np.ndarray = flat.view(sys.modules["torch"].uint8).numpy()
-    return raw
+    return flat.view(sys.modules["torch"].uint8).numpy()
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:
