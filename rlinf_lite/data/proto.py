@@ -274,7 +274,8 @@ class DataProto:
                 batch[key] = tensor
             else:
                 arrays[key] = tensor.numpy()
-        arrays |= {key: _objects(values).astype(rest["dtypes"][key]) for key, values in rest["objects"].items()}
+        dtypes = rest.get("dtypes", {})  # not there in what earlier versions wrote
+        arrays |= {key: _objects(values).astype(dtypes.get(key, "O")) for key, values in rest["objects"].items()}
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:
