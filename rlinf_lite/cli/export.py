@@ -263,11 +263,14 @@ def _result(content: dict[str, Any], task_type: str) -> EvalResult:
 
 
 def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
+    from rlinf_lite.cards import PolicyCard
     from rlinf_lite.registry import policy_card
 
     lines = ["A language model."]
     if policy is not None:
-        lines = [((policy_card(policy.policy_id).__doc__ or "").strip().splitlines() or [f"`{policy.policy_id}`."])[0]]
+        card = policy_card(policy.policy_id)
+        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()  # that says what cards are
+        lines = [(about or f"`{policy.policy_id}`.").splitlines()[0]]
     if source.checkpoint is not None:
         task = " ".join(str(source.said(key)) for key in ("env.id", "env.task") if source.said(key))
         on = f" on `{task}`" if task else ""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 
 from rlinf_lite import load_config, load_policy
 from rlinf_lite.cli import main
@@ -18,7 +19,7 @@ from rlinf_lite.cli.export import export
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import summarize_episodes
-from rlinf_lite.models import MLPGaussianPolicy, build_policy
+from rlinf_lite.models import GaussianPolicy, MLPGaussianPolicy, build_policy
 from rlinf_lite.runners.checkpoints import CheckpointStore
 from rlinf_lite.runners.run_config import write_config
 
@@ -157,6 +158,24 @@ def test_returns_where_there_is_no_success(checkpoint: Checkpoint, tmp_path: Pat
     [metric] = front["model-index"][0]["results"][0]["metrics"]
     assert (metric["type"], metric["value"]) == ("mean_reward", 1.0)
     assert (load_policy(out).act({"state": np.ones(3)}) == policy.act({"state": np.ones(3)})).all()
+
+
+class Cardless(GaussianPolicy):
+    def build(self) -> None:
+        self.layer = nn.Linear(3, self.num_outputs + self.num_values)
+
+    def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        found = self.layer(inputs["state"])
+        return found[:, : self.num_outputs], found[:, self.num_outputs :]
+
+
+def test_a_policy_without_a_card_is_called_by_its_name(tmp_path: Path) -> None:
+    policy = Cardless(EnvSpec(1, 3, {}, [-1.0], [1.0], 10, False), {})
+    policy.policy_id = "tests.cli.test_export:Cardless"
+    policy.save_pretrained(tmp_path / "policy")
+    assert main(["export", str(tmp_path / "policy"), "--to", "hf", str(tmp_path / "out"), "--license", "mit"]) == 0
+    _, page = card(tmp_path / "out")
+    assert page.startswith("\n# out\n\n`tests.cli.test_export:Cardless`. ")
 
 
 def test_adapters_are_merged(tmp_path: Path) -> None:
