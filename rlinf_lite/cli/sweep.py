@@ -188,6 +188,7 @@ def _run_all(
             for place, one in list(running.items()):
                 if (ended := one.process.poll()) is None:
                     continue
+                ended = 130 if ended == -signal.SIGINT else ended  # it had no handler yet
                 rows[place] = _row(one.trial, one.before, ended)
                 code = 130 if ended == 130 or code == 130 else 1 if ended else code
                 free.append(running.pop(place).share)

@@ -130,6 +130,16 @@ def test_ctrl_c_stops_all_that_run(
     assert last == "interrupted: 1 of 3 were not started"
 
 
+def test_a_run_that_has_no_handler_yet_is_stopped_too(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    beginning = "signal.signal(signal.SIGINT, signal.SIG_DFL)\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (stand_in / "stand_in.py").write_text("import os, signal, time\n" + beginning)
+    assert command_line(["sweep", NAME, "runner.seed=0,1"]) == 130
+    *_, first, _ = capsys.readouterr().out.splitlines()
+    assert first.split()[:2] == ["0", "stopped"]
+
+
 def test_a_run_has_gpus_of_its_own_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def shares(number: int, *overrides: str) -> list[tuple[str, ...]]:
         cluster = load_config(NAME, [*overrides, "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]).cluster
