@@ -342,6 +342,8 @@ class Cluster:
         given = os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             return False
+        if not (sys.stdout.isatty() and sys.stderr.isatty()):
+            os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # where what workers print is passed on
         if not given and self.num_nodes == 1:
 
             def warm_up() -> None:  # side by side with the start of Ray, in the environment of its workers

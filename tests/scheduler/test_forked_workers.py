@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.worker import print_worker_logs
 
 from rlinf_lite.scheduler import Cluster, Worker, WorkerDiedError, setup_worker, warm
 from rlinf_lite.scheduler.forked import SETUP_SCRIPT, WarmProcess
@@ -281,6 +282,11 @@ def test_life_and_death_on_own_ray(own: Cluster, caplog: pytest.LogCaptureFixtur
         assert len(caplog.records) == 1
     finally:
         group.shutdown()
+
+
+def test_what_workers_print_has_no_colours_in_a_file(own: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    print_worker_logs({"pid": 7, "ip": "x", "localhost": "x", "lines": ["hello"], "actor_name": "env[0]"}, sys.stdout)
+    assert capsys.readouterr().out == "(env[0] pid=7) hello\n"
 
 
 DRIVER = """
