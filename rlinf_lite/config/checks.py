@@ -627,6 +627,10 @@ def _ranks_form_whole_models(config: ReasoningConfig, plan: ReasoningPlan) -> It
 @rule("algorithm.kl", kinds=("reasoning",))
 def _kl(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     kl = config.algorithm.kl
+    for name in ("kind", "coef"):
+        if kl.place == "none" and (value := getattr(kl, name)) != (usual := type(kl).model_fields[name].default):
+            text = f"is {value}, and algorithm.kl.place: none counts no KL. Set that to loss or reward, or this to"
+            yield Problem(f"algorithm.kl.{name}", f"{text} {usual}")
     if kl.place == "loss" and kl.kind == "k1":
         yield Problem(
             "algorithm.kl.kind",

@@ -30,6 +30,9 @@ BROKEN = {
     "more than 51.2, 2560 for example": ["algorithm.kl={place: reward, controller: adaptive, horizon: 50}"],
     "algorithm.kl.kind: k1 in the loss holds nothing back: its gradient, that of log p(token), is 0 on average over "
     "tokens drawn from p. Use k2": ["algorithm.kl={place: loss, kind: k1}"],
+    "algorithm.kl.coef: is 5.0, and algorithm.kl.place: none counts no KL. Set that to loss or reward, or this to "
+    "0.001": ["algorithm.kl.coef=5"],
+    "algorithm.kl.kind: is k2, and algorithm.kl.place: none counts no KL": ["algorithm.kl.kind=k2"],
     "algorithm.correction.low: is 0.5, and kind: tis has no low. Set it to null, or the kind to icepop or reject": [
         "algorithm.correction={kind: tis, low: 0.5}"
     ],
