@@ -7,7 +7,6 @@ in C end too, whether or not the caller is still there. What hung is then in the
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import sys
 import traceback
@@ -16,6 +15,8 @@ from numbers import Real
 from typing import Any
 
 from rlinf_lite.rewards.registry import RewardFn, import_reward
+
+_LARGEST = (2 - 2**-23) * 2.0**127  # that float32 holds, as which scores go on
 
 
 def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
@@ -45,8 +46,8 @@ def _call(function: RewardFn, arguments: tuple[Any, ...]) -> float | str:
         number = value.item() if hasattr(value, "item") else value
         if not isinstance(number, Real):
             raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
-        if not math.isfinite(number):
-            raise ValueError(f"a reward function returned {number}; a finite number is needed")
+        if not abs(number) <= _LARGEST:
+            raise ValueError(f"a reward function returned {number}; a finite number that float32 holds is needed")
         return float(number)
     except BaseException:  # a function that exits has failed like any other
         return traceback.format_exc()

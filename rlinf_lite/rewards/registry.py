@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -65,14 +66,21 @@ def rule_of(data_source: str) -> Rule:
     if data_source not in _RULES:
         asked = f"data_source {data_source!r}" if data_source else "rows without a data_source"
         raise UnknownSourceError(
-            f"no rule scores {asked}. {did_you_mean(data_source, _RULES)} Known: {', '.join(known_sources())}. Correct "
-            "it, or score all rows by one function: reward.fn: pkg.module:function"
+            f"no rule scores {asked}. {did_you_mean(data_source, _RULES)} Correct it, or score all rows by one "
+            "function: reward.fn: pkg.module:function"
         )
     return _RULES[data_source]
 
 
 def import_reward(path: str) -> RewardFn:
-    """The function at `pkg.module:function`. Raises RewardError where there is none, PartImportError where its module
-    raises."""
+    """The function at `pkg.module:function`. Raises RewardError where there is none, or it takes verl's arguments,
+    PartImportError where its module raises."""
     found: RewardFn = import_function(path, "reward.fn", RewardError)
+    try:
+        first = next(iter(inspect.signature(found).parameters), None)
+    except (TypeError, ValueError):  # of a builtin, which has none
+        return found
+    if first == "data_source":
+        text = f"{path} begins with data_source, and is called as (solution, ground_truth, extra_info)"
+        raise RewardError(f"{text}. Leave that out, and give the others this order", "reward.fn")
     return found

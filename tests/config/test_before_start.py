@@ -153,6 +153,10 @@ def for_evaluations(num_envs, cfg, split):
 
 def score(solution, ground_truth, extra_info):
     return 0.0
+
+
+def as_verl(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
 """
 
 
@@ -242,6 +246,7 @@ def test_an_environment_may_lack_a_package_where_it_does_not_run(module: Path) -
         ("nomodule:none", "nomodule:none cannot be imported: No module named 'nomodule'"),
         ("own_environments:scor", "own_environments has no 'scor'. Did you mean score?"),
         ("own_environments:__doc__", "own_environments:__doc__ is None, no function. Name one"),
+        ("own_environments:as_verl", "own_environments:as_verl begins with data_source, and is called as (solution, "),
         ("__main__:score", "__main__:score cannot be imported by another process. Move it to a file"),
         ("score", "'score' is no import path. Write pkg.module:function"),
     ],

@@ -15,6 +15,10 @@ def length(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> floa
     return len(solution) / extra_info["scale"]
 
 
+def as_verl_calls_it(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str == ground_truth)
+
+
 def misbehaves(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> Any:
     """What the solution says."""
     if solution == "raise":
@@ -38,6 +42,6 @@ def misbehaves(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> 
         with open(ground_truth, "w") as file:
             file.write(str(child.pid))
         time.sleep(1000)
-    answers = {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None, "list": [1.0]}
+    answers = {"nan": float("nan"), "inf": float("inf"), "huge": 1e300, "text": "1.0", "none": None, "list": [1.0]}
     answers |= {"true": True, "int": 2, "numpy": np.float32(0.5), "numpy bool": np.bool_(True)}
     return answers[solution]

@@ -62,8 +62,9 @@ def test_a_function_of_ones_own_scores_all_rows() -> None:
     ("solution", "said"),
     [
         ("raise", "RuntimeError: something is wrong with this one"),
-        ("nan", "returned nan; a finite number is needed"),
+        ("nan", "returned nan; a finite number that"),
         ("inf", "returned inf"),
+        ("huge", "returned 1e+300; a finite number that float32 holds is needed"),
         ("text", "returned str '1.0'; a number is needed"),
         ("none", "returned NoneType None"),
         ("list", "returned list [1.0]"),
@@ -79,7 +80,7 @@ def test_a_sample_that_fails_costs_only_itself(misbehaving: RewardScorer, soluti
     scores, num_failed, first_traceback = score(misbehaving, "int", solution, "int")
     assert (scores, num_failed) == ([2.0, 0.0, 2.0], 1)
     assert said in first_traceback
-    assert "own_rewards.py" in first_traceback or solution in ("nan", "inf", "text", "none", "list", "die")
+    assert "own_rewards.py" in first_traceback or solution in ("nan", "inf", "huge", "text", "none", "list", "die")
 
 
 def test_the_first_traceback_is_kept(misbehaving: RewardScorer) -> None:
@@ -119,6 +120,10 @@ def test_an_exception_in_a_built_in_rule_is_counted_too() -> None:
         ("nowhere:f", "No module named 'nowhere'"),
         (f"{OWN}:nothing", "has no 'nothing'"),
         ("gsm8k", "Write pkg.module:function"),
+        (
+            f"{OWN}:as_verl_calls_it",
+            r"begins with data_source, and is called as \(solution, ground_truth, ext",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_imported_is_refused_at_once(fn: str, said: str) -> None:
@@ -129,8 +134,10 @@ def test_a_function_that_cannot_be_imported_is_refused_at_once(fn: str, said: st
 def test_an_unknown_source_is_answered_with_the_known_ones() -> None:
     scorer = RewardScorer()
     scorer.check_sources(["openai/gsm8k", "arithmetic"])
-    with pytest.raises(UnknownSourceError, match=r"'gsm8k'.*Known: MATH, arithmetic, lighteval/MATH, openai/gsm8k"):
+    with pytest.raises(UnknownSourceError, match=r"'gsm8k'\. Did you mean openai/gsm8k\? Correct it"):
         scorer.check_sources(["arithmetic", "gsm8k"])
+    with pytest.raises(UnknownSourceError, match=r"'x'\. Known: MATH, arithmetic, lighteval/MATH, openai/gsm8k\. Co"):
+        scorer.check_sources(["x"])
     with pytest.raises(UnknownSourceError, match="rows without a data_source"):
         scorer.check_sources([""])
 
