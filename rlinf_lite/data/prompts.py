@@ -47,9 +47,10 @@ class PromptDataset:
 
     Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
     counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows
-    that have a ground truth, "" where a row names none, sorted; `num_without_truth` others there are. `digest` is of
-    what rows say, in their order, before a chat template is applied, which may write today's date. Plain text
-    gets the special tokens that the tokenizer puts around text by itself.
+    that have a ground truth, "" where a row names none, sorted, with the file and row where each is first;
+    `num_without_truth` others there are. `digest` is of what rows say, in their order, before a chat template is
+    applied, which may write today's date. Plain text gets the special tokens that the tokenizer puts around text by
+    itself.
 
     Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
     or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
@@ -65,7 +66,7 @@ class PromptDataset:
     ) -> None:
         self.tokenizer, self.max_prompt_length, self.prompt_key = tokenizer, max_prompt_length, prompt_key
         self.num_overlong = self.num_without_truth = 0
-        self.data_sources: list[str] = []
+        self.data_sources: dict[str, str] = {}
         self._files = open_prompts([paths] if isinstance(paths, str | Path) else paths, prompt_key)
         self._places = self._check(filter_overlong)  # [num_rows, 2]; which file, and which row of it
 
@@ -108,7 +109,7 @@ class PromptDataset:
         """Read everything once: the places of the rows to use, int64 [num_rows, 2]."""
         problems: list[str] = []
         places: list[tuple[int, int]] = []
-        sources: set[str] = set()
+        sources: dict[str, str] = {}
         digest = hashlib.sha256()
         limit = self.max_prompt_length
         for number, file in enumerate(self._files):
@@ -127,7 +128,7 @@ class PromptDataset:
                         if row.ground_truth is None:
                             self.num_without_truth += 1
                         else:
-                            sources.add(row.data_source)
+                            sources.setdefault(row.data_source, f"{file.path}, row {place + 1}")
                     elif not ids:
                         problems.append(f"{file.path}, row {place + 1}: the prompt has no tokens. Give it some text")
                     elif filter_overlong:
@@ -143,7 +144,7 @@ class PromptDataset:
             problems.append(f"{names}: {overlong if self.num_overlong else 'there are no rows'}")
         if problems:
             raise DatasetError(problems)
-        self.data_sources, self.digest = sorted(sources), digest.hexdigest()
+        self.data_sources, self.digest = dict(sorted(sources.items())), digest.hexdigest()
         return np.array(places, dtype=np.int64)
 
     def _row(self, raw: Any) -> PromptRow:

@@ -29,7 +29,7 @@ from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
-from rlinf_lite.rewards import RewardError, RewardScorer
+from rlinf_lite.rewards import RewardError, RewardScorer, UnknownSourceError
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
@@ -447,8 +447,11 @@ def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
         for name, dataset in (("data.train_files", problems.train), ("data.val_files", problems.val)):
             if dataset is None:
                 continue
-            if cfg.reward.weights.rule:
-                scorer.check_sources(dataset.data_sources)
+            for source, row in dataset.data_sources.items() if cfg.reward.weights.rule else ():
+                try:
+                    scorer.check_sources([source])
+                except UnknownSourceError as error:
+                    raise UnknownSourceError(f"{row}: {error.text}", name) from None
             if cfg.reward.model is None and dataset.num_without_truth:
                 what = f"{dataset.num_without_truth} rows have reward_model.style: model, and reward.model is null"
                 raise RewardError(f"{what}. Name a reward model, or give the rows a ground truth", name)

@@ -64,7 +64,7 @@ def problems_of(*arguments: Any, **others: Any) -> list[str]:
 def test_text_is_tokenised_as_it_is(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [row("two plus two", 4, extra_info={"split": "train"})])
     prompts = PromptDataset(path, tokenizer, 100)
-    assert len(prompts) == 1 and prompts.data_sources == ["arithmetic"]
+    assert len(prompts) == 1 and prompts.data_sources == {"arithmetic": f"{path}, row 1"}
     one = prompts[0]
     assert one.prompt_ids == tokenizer("two plus two")["input_ids"]
     assert (one.ground_truth, one.extra_info, one.row) == ("4", {"split": "train"}, 0)
@@ -203,7 +203,7 @@ def test_no_rows_at_all(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, line
 def test_another_prompt_key(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"question": "two", "reward_model": {"ground_truth": "2"}}])
     prompts = PromptDataset(path, tokenizer, 100, prompt_key="question")
-    assert prompts[0].ground_truth == "2" and prompts.data_sources == [""]
+    assert prompts[0].ground_truth == "2" and list(prompts.data_sources) == [""]
 
 
 def test_a_batch_is_padded_on_the_left(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_rows_of_a_reward_model_need_no_answer(chat_tokenizer: PreTrainedTokeniz
     batch = prompts.batch(range(3))
     assert batch.non_tensor_batch["ground_truth"].tolist() == [None, None, "1"]
     assert batch.non_tensor_batch["prompt"].tolist() == [chat("two"), "two", "two"]
-    assert prompts.data_sources == ["arithmetic"] and prompts.num_without_truth == 2
+    assert list(prompts.data_sources) == ["arithmetic"] and prompts.num_without_truth == 2
 
 
 def test_every_pass_has_every_row_once_in_another_order() -> None:

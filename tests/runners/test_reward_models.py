@@ -14,7 +14,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import estimate
-from rlinf_lite.rewards import RewardError
+from rlinf_lite.rewards import RewardError, UnknownSourceError
 from rlinf_lite.runners import ReasoningRunner, check_rewards
 from tests.runners.conftest import APART, SMALL_MATH, read_metrics, write_reward_model
 
@@ -105,4 +105,9 @@ def test_before_anything_starts(likes_sevens, tmp_path):
     check_rewards(cfg, open_problems(cfg))
     cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *files])
     with pytest.raises(RewardError, match=r"data\.train_files: 8 rows have reward_model\.style: model, and reward\.mo"):
+        check_rewards(cfg, open_problems(cfg))
+    own = '{"data_source": "own", "prompt": "hello", "reward_model": {"ground_truth": "1"}}\n'
+    (tmp_path / "rows.jsonl").write_text(own.replace("own", "arithmetic") * 5 + own * 3)
+    cfg = load_config("math/math_arithmetic_grpo", [*SMALL_MATH, *paths, *files, "reward.fn=null"])
+    with pytest.raises(UnknownSourceError, match=r"data\.train_files: \S+rows\.jsonl, row 6: no rule scores data_"):
         check_rewards(cfg, open_problems(cfg))
