@@ -130,8 +130,7 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
     dataset = LeRobotDataset(directory)
     if not dataset.info.num_frames:
         raise DemonstrationError(f"data.demos_dir: {directory} is a dataset without a frame")
-    if seen is not None:
-        _check_sizes(cfg, dataset, seen)
+    _check_features(cfg, dataset, seen)
     if cfg.data.source == "folder":
         strange_tasks(cfg, dataset)
     return dataset
@@ -331,13 +330,19 @@ def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec |
     return meta
 
 
-def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> None:
-    """Raise DemonstrationError where the features that `data.keys` names are not there, or of another size."""
-    keys, problems = keys_of(cfg, seen), list[str]()
-    strange = set(cfg.data.keys.cameras) - set(seen.cameras)
+def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None) -> None:
+    """Raise DemonstrationError where the features that `data.keys` names are not there, or of another size than what
+    the environment shows; None: not known, so that an environment without a state may have no use for the usual one."""
+    own, problems = cfg.data.keys, list[str]()
+    if seen is None:
+        usual = type(own).model_fields["state"].default
+        keys = Keys(own.cameras, None if own.state == usual else own.state, own.action, False)
+    else:
+        keys = keys_of(cfg, seen)
     problems += [
         f"data.keys.cameras.{camera}: the environment has no such camera. {did_you_mean(camera, seen.cameras)}"
-        for camera in sorted(strange)
+        for camera in sorted(own.cameras)
+        if seen is not None and camera not in seen.cameras
     ]
     for camera, key in keys.cameras.items():
         found = dataset.info.features.get(key)
@@ -347,15 +352,15 @@ def _check_sizes(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
                 f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
                 f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"
             )
-    sizes = [("state", keys.state, seen.state_dim), ("action", keys.action, seen.action_dim)]
-    for name, number_key, num_dims in sizes:
+    for name, number_key in (("state", keys.state), ("action", keys.action)):
+        num_dims = None if seen is None else getattr(seen, f"{name}_dim")
         if number_key is None:
             continue
         feature = dataset.info.features.get(number_key)
         numbers = {key: x for key, x in dataset.info.features.items() if _is_vector(x)}
         if feature is None or not _is_vector(feature):
             problems.append(f"data.keys.{name}: no vector {number_key!r}. {did_you_mean(number_key, numbers)}")
-        elif feature.width != num_dims:
+        elif num_dims is not None and feature.width != num_dims:
             unless = ". Write data.keys.state=null if the policy reads none" if name == "state" else ""
             text = f"{number_key} has {feature.width} numbers, and the environment's {name} {num_dims}{unless}"
             problems.append(f"data.keys.{name}: {text}")

@@ -522,6 +522,12 @@ def test_what_a_run_needs_is_compared_with_what_is_there(written):
     assert "action has 3 numbers, and the environment's action 7" in found
     assert "no vector 'actoin'. Did you mean action?" in problems(seen, "data.keys.action=actoin")
 
+    open_dataset(cfg, written[0], None)  # of an environment that only its simulator knows, names are checked
+    assert "no vector 'actoin'. Did you mean action?" in problems(None, "data.keys.action=actoin")
+    assert "no vector 'stat'" in problems(None, "data.keys.state=stat")
+    found = problems(None, "data.keys.cameras={any: observation.images.tob}")
+    assert "no pictures 'observation.images.tob' for the environment's camera any. Did you mean" in found
+
 
 def test_demonstrations_of_other_tasks_are_noted_and_another_one_hot_is_refused(copy):
     """Both have the sizes that the run asks for."""
