@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlinf_lite.cli.parse import config_and_overrides
 from rlinf_lite.config import Config, ConfigError, load_config
+from rlinf_lite.config.loading import config_names
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 
 _DEFAULT = "embodiment/tabletop_sft_vla"
 PRINT_INTERVAL_S = 2.0
 _ANY_ENVIRONMENT = "embodiment/base/run"
+_AS_SFT = ["runner.task_type=sft", "runner.max_steps=1000", "runner.val_check_interval=200", "runner.save_interval=200"]
+_ALONE = ["runner.mode=sync", "cluster.fuse=null"]
+"""What imitation needs where a config has rollouts beside training, or in its processes."""
 
 
 def collect(arguments: Sequence[str]) -> int:
@@ -30,23 +36,46 @@ def collect(arguments: Sequence[str]) -> int:
 
     # only now what takes time to import
     from rlinf_lite.data.lerobot.layout import LeRobotError
-    from rlinf_lite.data.lerobot.writer import begin
+    from rlinf_lite.data.lerobot.writer import PARTS, begin
     from rlinf_lite.envs.errors import EnvError
     from rlinf_lite.registry import PartError
 
+    is_new = not given.out.exists()
     try:
         begin(given.out, "--out")
         _play(cfg, given.out)
     except (LeRobotError, EnvError, PartError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        with suppress(OSError):  # something is in there
+            for empty in (given.out / PARTS, given.out) if is_new else ():
+                empty.rmdir()
         return 1
-    name = given.config_name or ("<an sft config>" if given.env else _DEFAULT)
-    env = {"env.id": given.env, "env.task": given.task}
-    same = [f"\"{key}='{value}'\"" if "," in value else f"{key}={value}" for key, value in env.items() if value]
-    same += [shlex.quote(text) for text in given.overrides if text.startswith("env.options")]
-    where = " ".join(["data.source=folder", shlex.quote(f"data.demos_dir={given.out}"), *same])
-    print(f"  imitate it: rlinf-lite train {name} {where}")
+    print(f"  imitate it: {_imitating(given, cfg.env.task)}")
     return 0
+
+
+def _imitating(given: argparse.Namespace, task: str) -> str:
+    """The command that trains on what has been written: by the same config, as one of imitation where it is not, or by
+    one that comes with us and takes this environment."""
+    from rlinf_lite.data.demonstrations import check_demonstrations
+    from rlinf_lite.data.lerobot.layout import LeRobotError
+
+    task = given.task or (task if given.env else "")
+    values = {"data.demos_dir": str(given.out), "env.id": given.env, "env.task": task}
+    words = ["data.source=folder", *(f"{key}={_quoted_if_odd(value)}" for key, value in values.items() if value)]
+    words += [text for text in given.overrides if text.startswith("env.options")]
+    if name := given.config_name or (None if given.env else _DEFAULT):
+        candidates = [(name, more) for more in ([], _AS_SFT, [*_AS_SFT, *_ALONE])]
+    else:
+        ours = sorted((one for one in config_names() if "_sft_" in one), key=lambda one: ("_vla" not in one, len(one)))
+        candidates = [(one, []) for one in ours if load_config(one, elsewhere=True).env.id == given.env]
+    for name, more in candidates:
+        with suppress(ConfigError, LeRobotError):
+            cfg = load_config(name, [*more, *words])
+            check_demonstrations(cfg)
+            if cfg.runner.task_type == "sft":
+                return " ".join(["rlinf-lite train", shlex.quote(name), *more, *map(_for_a_shell, words)])
+    return f"an sft config with {' '.join(words)}"
 
 
 def requested(arguments: Sequence[str]) -> Config:
@@ -65,7 +94,15 @@ def requested(arguments: Sequence[str]) -> Config:
 def _given(arguments: Sequence[str]) -> argparse.Namespace:
     given = _parser().parse_intermixed_args(arguments)
     given.config_name, given.overrides = config_and_overrides(given.words, given.config_name)
+    if given.policy is not None and not given.config_name and not given.env:
+        given.config_name = _config_of(given.policy)
     return given
+
+
+def _config_of(policy: str) -> str | None:
+    """The config of the run that a policy is of, where it is a run's or a checkpoint's."""
+    files = [folder / "config.yaml" for folder in (Path(policy), policy_directory(policy).parent / "training_state")]
+    return next((str(file) for file in files if file.is_file()), None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--config-name",
         "-cn",
         metavar="NAME",
-        help=f"a config (default: {_DEFAULT}, or with --env none); or NAME alone",
+        help=f"a config (default: that of the run in --policy, else {_DEFAULT}; with --env none); or NAME alone",
     )
     parser.add_argument("--env", metavar="ID", help="environment (env.id)")
     parser.add_argument("--task", help="its task (env.task)")
@@ -115,13 +152,22 @@ def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | Non
     }
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
     own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
-    own += ["cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
+    own += [*_ALONE, "cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
     return [*own, *(f"{key}={_quoted(value)}" for key, value in short.items() if value is not None), *given.overrides]
 
 
 def _quoted(value: object) -> object:
     """A text in Hydra's quotes: a list of tasks has commas, a path may have anything."""
     return "'" + value.replace("'", "\\'") + "'" if isinstance(value, str) else value
+
+
+def _quoted_if_odd(value: str) -> object:
+    return value if re.fullmatch(r"[\w./:@+-]+", value) else _quoted(value)
+
+
+def _for_a_shell(word: str) -> str:
+    """In double quotes where those do: `shlex.quote` would break Hydra's single ones up."""
+    return f'"{word}"' if "'" in word and re.fullmatch(r"[\w./:@+=', -]+", word) else shlex.quote(word)
 
 
 def _said_of(policy: str) -> dict[str, Any]:

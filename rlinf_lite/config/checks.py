@@ -35,7 +35,7 @@ from rlinf_lite.config.rules import (
     touches,
     violations,
 )
-from rlinf_lite.config.schema import BaseConfig, Config
+from rlinf_lite.config.schema import BaseConfig, Config, DataConfig
 from rlinf_lite.hub import hub_problem, on_hub
 from rlinf_lite.scheduler.errors import PlacementError
 
@@ -529,6 +529,14 @@ def _the_folder_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
     elif data.source == "folder" and not (Path(data.demos_dir or "") / "meta" / "info.json").is_file():
         text = f"{data.demos_dir!r} is no LeRobotDataset: it has no meta/info.json"
         yield Problem("data.demos_dir", f"{text}. Name a dataset's own folder")
+
+
+@rule("data.source", "data.demos_dir", "runner.task_type", kinds=("embodied",))
+def _a_dataset_is_imitated(config: Config, plan: Plan) -> Iterator[Problem]:
+    for name, value in (("source", config.data.source), ("demos_dir", config.data.demos_dir)):
+        if value != DataConfig.model_fields[name].default:
+            text = f"is {value}, and runner.task_type: embodied reads no dataset. Set that to sft, or leave this out"
+            yield Problem(f"data.{name}", text)
 
 
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=("sft",))

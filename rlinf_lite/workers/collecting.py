@@ -51,7 +51,9 @@ class Collector:
             try:
                 self._teacher.check_env_spec(spec)
             except ValueError as error:
-                raise DemonstrationError(f"data.teacher_dir: {cfg.data.teacher_dir}: {error}") from error
+                text = f"{cfg.data.teacher_dir} does not act in {cfg.env.id} {cfg.env.task}: {error}"
+                advice = "Name the environment of its training (env.id, env.task, env.options), or another policy"
+                raise DemonstrationError(f"data.teacher_dir: {text}. {advice}") from error
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Of every episode played so far; `env_id` is its number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rlinf_lite.cli.collect import requested
 from rlinf_lite.cli.parse import SCRIPTS
 from rlinf_lite.config import ConfigError, ReasoningConfig
 from rlinf_lite.config.loading import config_names, load_config
-from rlinf_lite.models import CheckpointFormatError
+from rlinf_lite.models import CheckpointFormatError, MLPGaussianPolicy
 from rlinf_lite.runners.checkpoints import CheckpointStore
 from rlinf_lite.runners.run_config import write_config
 from tests.runners.conftest import SMALL_MATH
@@ -361,6 +362,32 @@ def test_what_an_expert_collects_is_not_asked_of_a_policy(tmp_path: Path) -> Non
         requested([*words, "--policy", str(tmp_path)])
 
 
+def test_a_run_collects_in_its_own_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    """A run of reinforcement learning beside generation; its config, changed, imitates what it has played."""
+    run, out = tmp_path / "run", tmp_path / "played there"
+    own = ["runner.mode=async", "algorithm.correction.kind=decoupled", "env.train.max_episode_steps=8"]
+    cfg = load_config("gym_pendulum_ppo_mlp", [*own, "rollout.num_chunks=8", "actor.global_batch_size=128"])
+    policy, state = (run / "checkpoints" / "last" / name for name in ("policy", "training_state"))
+    state.mkdir(parents=True)
+    for directory in (run, state):
+        write_config(cfg, directory)
+    MLPGaussianPolicy(3, [-2.0], [2.0]).save_pretrained(policy)
+    words = ["collect", "--episodes", "2", "--num-envs", "2", "--keep-failures", "--policy"]
+    assert command_line([*words, str(run), "--out", str(out)]) == 0
+    command = capsys.readouterr().out.partition("imitate it: rlinf-lite train ")[2]
+    assert command_line(["train", *shlex.split(command), "--dry-run"]) == 0
+    assert f"demonstrations the LeRobotDataset in {out}" in capsys.readouterr().out
+    assert command_line([*words, str(policy), "--out", str(tmp_path / "again")]) == 0
+
+    other = tmp_path / "other"
+    assert command_line([*words, str(run), "--out", str(other), "--env", "tabletop", "env.options.obs_mode=state"]) == 1
+    said = capsys.readouterr().err
+    assert f"data.teacher_dir: {run} does not act in tabletop pick: " in said and "Name the environment of its" in said
+    assert not other.exists()
+
+
 def test_collecting_where_nothing_can_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine
 ) -> None:
@@ -382,7 +409,8 @@ def test_collected_episodes_are_a_dataset(
     written = capsys.readouterr().out
     assert "6 of 6 episodes (successes)" in written
     imitated = "env.id=tabletop env.task=push env.options.obs_mode=rgb+state"  # else another task's environment
-    assert written.endswith(f"data.source=folder data.demos_dir={out} {imitated}\n")
+    expected = f"rlinf-lite train embodiment/tabletop_sft_vla data.source=folder data.demos_dir={out} {imitated}"
+    assert written.endswith(f"  imitate it: {expected}\n")
     info = json.loads((out / "meta" / "info.json").read_text())
     assert (info["total_episodes"], info["fps"], info["robot_type"]) == (6, 5, "tabletop")
     assert info["features"]["observation.images.top"]["dtype"] == "video"

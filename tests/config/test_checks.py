@@ -527,6 +527,14 @@ def test_a_policy_that_reads_states_is_not_to_learn_without(name: str, overrides
     assert problem.startswith("data.keys.state: is null, and the policy reads the state")
 
 
+def test_a_dataset_is_for_imitation(tmp_path: Path) -> None:
+    said = "runner.task_type: embodied reads no dataset. Set that to sft, or leave this out"
+    assert problems_of(PPO, "data.source=folder", f"data.demos_dir={tmp_path}") == [
+        f"data.source: is folder, and {said}",
+        f"data.demos_dir: is {tmp_path}, and {said}",
+    ]
+
+
 def test_a_run_stands_for_the_policy_of_its_last_checkpoint(tmp_path: Path) -> None:
     for name in ("step_000001", "last"):
         policy = tmp_path / "run" / "checkpoints" / name / "policy"
