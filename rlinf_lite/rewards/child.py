@@ -46,7 +46,7 @@ def _call(function: RewardFn, arguments: tuple[Any, ...]) -> float | str:
         number = value.item() if hasattr(value, "item") else value
         if not isinstance(number, Real):
             raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
-        if not abs(number) <= _LARGEST:
+        if not abs(float(number)) <= _LARGEST:
             raise ValueError(f"a reward function returned {number}; a finite number that float32 holds is needed")
         return float(number)
     except BaseException:  # a function that exits has failed like any other

@@ -285,7 +285,8 @@ def test_life_and_death_on_own_ray(own: Cluster, caplog: pytest.LogCaptureFixtur
 
 
 def test_what_workers_print_has_no_colours_in_a_file(own: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    print_worker_logs({"pid": 7, "ip": "x", "localhost": "x", "lines": ["hello"], "actor_name": "env[0]"}, sys.stdout)
+    printed: Any = {"pid": 7, "ip": "x", "localhost": "x", "lines": ["hello"], "actor_name": "env[0]"}
+    print_worker_logs(printed, sys.stdout)
     assert capsys.readouterr().out == "(env[0] pid=7) hello\n"
 
 
