@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -148,14 +150,20 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
     return part
 
 
-def import_function(path: str, where: str, error: type[PartError] = PartError) -> Any:
-    """The function at `pkg.module:function`, for processes that are started anew. `where` and what it raises: as
-    `import_part`, and `error` for what is no function, or defined in a script or a notebook."""
+def import_reward_function(path: str, error: type[PartError] = PartError) -> Any:
+    """The function at `pkg.module:function`, for `reward.fn` in processes that are started anew. Raises as
+    `import_part`, and `error` for what is no function, defined in a script or a notebook, or takes verl's arguments."""
+    where, first = "reward.fn", None
     if path.startswith(f"{MAIN}:"):
         raise error(f"{path} cannot be imported by another process. Move it to a file of its own", where)
     function = import_part(path, where, error)
     if not callable(function):
         raise error(f"{path} is {function!r}, no function. Name one", where)
+    with suppress(TypeError, ValueError):  # of a builtin, which has no signature
+        first = next(iter(inspect.signature(function).parameters), None)
+    if first == "data_source":
+        text = f"{path} begins with data_source, and is called as (solution, ground_truth, extra_info)"
+        raise error(f"{text}. Leave that out, and give the others this order", where)
     return function
 
 

@@ -702,10 +702,8 @@ def _sharing(config: BaseConfig, plan: Any) -> Iterator[Problem]:
 @rule("reward.fn", kinds=("reasoning",))
 def _reward_function(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     if config.reward.fn is not None:
-        from rlinf_lite.rewards.registry import import_reward
-
         try:
-            import_reward(config.reward.fn)
+            registry.import_reward_function(config.reward.fn)
         except registry.PartError as error:
             yield Problem("reward.fn", error.text)
 

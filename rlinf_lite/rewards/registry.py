@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_function
+from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_reward_function
 
 RewardFn = Callable[[str, str, dict[str, Any]], float]
 """`score(solution, ground_truth, extra_info)`."""
@@ -75,12 +74,5 @@ def rule_of(data_source: str) -> Rule:
 def import_reward(path: str) -> RewardFn:
     """The function at `pkg.module:function`. Raises RewardError where there is none, or it takes verl's arguments,
     PartImportError where its module raises."""
-    found: RewardFn = import_function(path, "reward.fn", RewardError)
-    try:
-        first = next(iter(inspect.signature(found).parameters), None)
-    except (TypeError, ValueError):  # of a builtin, which has none
-        return found
-    if first == "data_source":
-        text = f"{path} begins with data_source, and is called as (solution, ground_truth, extra_info)"
-        raise RewardError(f"{text}. Leave that out, and give the others this order", "reward.fn")
+    found: RewardFn = import_reward_function(path, RewardError)
     return found
