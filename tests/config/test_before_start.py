@@ -123,8 +123,8 @@ def lacks_a_package(num_envs, cfg):
 def good(num_envs, cfg):
     return gymnasium.make("Pendulum-v1")
 
-
-class Pendulum(gymnasium.envs.classic_control.PendulumEnv):
+from gymnasium.envs.classic_control import PendulumEnv
+class Pendulum(PendulumEnv):
     pass
 
 
