@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlinf_lite.scheduler.segments import as_bytes
 from rlinf_lite.twins import CopyError, Parts
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Lanes:
                 yield result
                 for future, (twin, _) in zip(futures, of_twins, strict=True):
                     result = future.result()
-                    add_gradients(parameters, list(twin.parameters()))
+                    add_gradients(parameters, _take_gradients(list(twin.parameters())))
                     yield result
             before, state = state, _State(model)
             if self._at_once.get(kind, 1) > 1 and state != before:
@@ -111,21 +112,15 @@ class Lanes:
         self._at_once[kind] = self.number
         twins = self._twins(kind, len(parts) - 1)
         results, gradients = list[R](), list[list[Tensor | None]]()
-        total = _take_gradients(parameters)
+        earlier = _take_gradients(parameters)
         for i, part in enumerate(parts):
             results.append(compute(model, part))
             gradients.append(_take_gradients(parameters))
             if i in (0, len(parts) - 1):
                 kept.append(_Kept(model))
-        for found in gradients:
-            for j, grad in enumerate(found):
-                before = total[j]
-                total[j] = before if grad is None else grad.clone() if before is None else before.add_(grad)
-        for parameter, grad in zip(parameters, total, strict=True):
-            parameter.grad = grad
         if state != _State(model) or kept[0] != kept[1]:
             twins = self._one_by_one(kind, _LEAVES)
-        for twin, part, result, found in zip(twins, parts[1:], results[1:], gradients[1:], strict=bool(twins)):
+        for twin, part, result, found in zip(twins, parts[1:], results[1:], gradients[1:], strict=False):
             try:
                 copied = self._pool.submit(compute, twin, part).result()
                 is_same = _same([copied, _take_gradients(list(twin.parameters()))], [result, found])
@@ -135,6 +130,8 @@ class Lanes:
             if not is_same:
                 self._one_by_one(kind, "a copy of the model, which is made as pickle does it, computes something else")
                 break
+        for found in (earlier, *gradients):
+            add_gradients(parameters, found)
         yield from results
 
     def _twins(self, kind: str, number: int) -> list[Any]:
@@ -197,8 +194,8 @@ def _content(part: Any) -> tuple[int, bytes] | None:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-    return plain.view(-1).view(torch.uint8).numpy().tobytes()
+    content: bytes = as_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous()).tobytes()
+    return content
 
 
 def _take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
@@ -226,9 +223,8 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def add_gradients(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> None:
-    """Move the gradients of `others` to `parameters`, which are as many."""
-    for own, other in zip(parameters, others, strict=True):
-        if other.grad is not None:
-            own.grad = other.grad if own.grad is None else own.grad.add_(other.grad)
-            other.grad = None
+def add_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
+    """To those that the parameters have."""
+    for own, grad in zip(parameters, gradients, strict=True):
+        if grad is not None:
+            own.grad = grad if own.grad is None else own.grad.add_(grad)

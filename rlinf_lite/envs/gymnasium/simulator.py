@@ -270,7 +270,7 @@ class VectorEnvSimulator:
         self._reader = ObsReader(env.single_observation_space, task_id)
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
-        self._has_warned = False
+        self._has_looked = False
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
@@ -287,7 +287,8 @@ class VectorEnvSimulator:
             self._obs = fresh
         else:
             others = np.flatnonzero(~mask)
-            self._warn_of_changes(take_rows(self._obs, others), take_rows(fresh, others))
+            if others.size and not self._has_looked:
+                self._warn_of_changes(take_rows(self._obs, others), take_rows(fresh, others))
             put_rows(self._obs, rows, take_rows(fresh, rows))
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
@@ -309,15 +310,13 @@ class VectorEnvSimulator:
 
     def _warn_of_changes(self, before: Obs, after: Obs) -> None:
         """In rows that play on."""
-        now = _leaves(after)
-        if self._has_warned or all(np.array_equal(part, now[name]) for name, part in _leaves(before).items()):
-            return
-        self._has_warned = True
-        log.warning(
-            "%s: a reset of some rows returned other observations of the rest, which play on. Where it has reset them "
-            "too, their episodes are cut: reset the rows of options['reset_mask'] alone. check_env tells",
-            self.task_id,
-        )
+        self._has_looked, now = True, _leaves(after)
+        if not all(np.array_equal(part, now[name]) for name, part in _leaves(before).items()):
+            log.warning(
+                "%s: a reset of some rows returned other observations of the rest, which play on. Where it has reset "
+                "them too, their episodes are cut: reset the rows of options['reset_mask'] alone. check_env tells",
+                self.task_id,
+            )
 
     def _read(self, raw: Any) -> Obs:
         leaves = _leaves(raw)
