@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.scheduler.segments import as_bytes, writable
+from rlinf_lite.scheduler.segments import writable
+from rlinf_lite.scheduler.shared_memory import as_bytes
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"

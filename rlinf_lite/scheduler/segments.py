@@ -138,16 +138,9 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and kind is torch.Tensor and _is_dense(obj, torch):
             host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            raw = pickle.PickleBuffer(as_bytes(host))
+            raw = pickle.PickleBuffer(shared_memory.as_bytes(host))
             return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
         return super().reducer_override(obj)
-
-
-def as_bytes(tensor: Any) -> Any:
-    """The memory of a contiguous tensor on the host, without a gradient, as an array. Its strides may be any where it
-    has one element or none, such as a column of a batch of one."""
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return flat.view(sys.modules["torch"].uint8).numpy()
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:

@@ -17,12 +17,13 @@ import itertools
 import mmap
 import os
 import shutil
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -264,3 +265,10 @@ def _most_kept(directory: str) -> int:
     if not os.path.isdir("/proc/self/fd"):  # there would be no way to pass one on
         return 0
     return min(KEPT_BYTES, shutil.disk_usage(directory).total // 16)
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The memory of a contiguous tensor on the host, without a gradient, as an array. Its strides may be any where it
+    has one element or none, such as a column of a batch of one."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return flat.view(sys.modules["torch"].uint8).numpy()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlinf_lite.scheduler.segments import as_bytes
+from rlinf_lite.scheduler.shared_memory import as_bytes
 from rlinf_lite.twins import CopyError, Parts
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
-from rlinf_lite.scheduler.segments import as_bytes, no_room
+from rlinf_lite.scheduler.segments import no_room
+from rlinf_lite.scheduler.shared_memory import as_bytes
 from rlinf_lite.twins import CopyError, Parts
 
 if TYPE_CHECKING:
