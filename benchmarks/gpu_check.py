@@ -278,8 +278,6 @@ def _predicted(
     settings += [f"actor.{key}={batch}" for key in ("global_batch_size", "micro_batch_size")]
     settings += [*_ONE_CARD[1:], f"cluster.accelerator={'cpu' if rehearse else 'cuda'}"]
     found = estimate(plan_of(load_config("embodiment/tabletop_ppo_vla", settings, elsewhere=True)))
-    if found.unknown:
-        raise RuntimeError(f"the preview does not know: {'; '.join(found.unknown)}")
     actor, rollout = found.ranks["actor"], found.ranks["rollout"]
     peak = max(sum(actor.working.values()), sum(rollout.working.values()))
     return (sum(actor.held.values()) + peak) / GIB

@@ -145,6 +145,9 @@ class RunnerConfig(Section):
     """Write a Chrome trace of one step (the third, or the last where there are fewer)."""
     report: bool = True
     """Write report.html, one page about the run, at its end."""
+    deterministic: bool = False
+    """On GPUs, compute only with operations that give the same bits every time, so that a run repeats and recovers bit
+    for bit, as on CPUs. One that has no such way is an error."""
     phase_timeout_s: PositiveFloat = 1800.0
     """Longest wait for any phase of a step or any message between workers."""
     logger: LoggerConfig = LoggerConfig()
@@ -441,8 +444,8 @@ class ActorConfig(TrainConfig):
 class WeightSyncConfig(Section):
     bucket_bytes: PositiveInt = 256 * 1024 * 1024
     """Largest extra memory of one weight transfer."""
-    cuda_ipc: bool = False
-    """From process to process on one GPU directly, in place of through host memory. Not run on a GPU yet."""
+    cuda_ipc: bool = True
+    """From process to process on one GPU directly; false: through host memory, as between GPUs."""
 
 
 class ControlConfig(Section):

@@ -82,6 +82,7 @@ def add_adapters(
     that are among those `without`.
     """
     import peft
+    from peft.tuners.lora import LoraLayer
 
     parts = [name for name, _ in (*policy.named_modules(), *policy.named_parameters())]
     missing = [name for name in trained if name not in parts]
@@ -105,6 +106,9 @@ def add_adapters(
         init_lora_weights="gaussian",
     )
     peft.inject_adapter_in_model(config, policy)
+    for module in policy.modules():
+        if isinstance(module, LoraLayer):  # autocast would cast back what peft casts to the adapters' type
+            module.cast_input_dtype_enabled = False
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
         parameter.requires_grad_("lora_" in name or whole)

@@ -1,7 +1,8 @@
-"""One statement of compute precision for acting and training."""
+"""One statement of compute precision for acting and training, and of whether the same numbers come out each time."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,6 +17,17 @@ def autocast(device: torch.device | str, precision: str, cached: bool | None = N
         return nullcontext()
     kind = torch.device(device).type
     return torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=kind != "cpu" if cached is None else cached)
+
+
+def be_deterministic(device: torch.device | str, wanted: bool) -> None:
+    """Have torch use only operations that give the same bits every time, in this process (`runner.deterministic`). Of
+    those that models are made of, those on CPUs do anyway."""
+    if wanted and torch.device(device).type == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
+            ":4096:8"  # cuBLAS reads it when it is first used, and torch asks for it
+        )
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype, frozen_only: bool = False) -> None:

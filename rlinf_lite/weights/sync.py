@@ -2,8 +2,9 @@
 
 Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
 types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
-meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it. With
-`weight_sync.cuda_ipc` a receiver on the sender's own GPU copies from the sender's tensors instead, bucket by bucket.
+meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it. GPUs
+read and write it directly: it is page-locked. With `weight_sync.cuda_ipc` a receiver on the sender's own GPU copies
+from the sender's tensors instead, bucket by bucket.
 Receivers on other nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to
 a node without an actor each crosses the network once, and lies in its shared memory once for every receiver there.
 
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import math
 import mmap
 import os
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +45,8 @@ from rlinf_lite.twins import CopyError, Parts
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
     from rlinf_lite.weights.routes import WeightRoutes
+
+log = logging.getLogger(__name__)
 
 _ALIGNMENT = 64
 _segment_numbers = itertools.count()  # of this process, in which one sender may follow another
@@ -101,9 +106,10 @@ class _Lent:
 
 
 class _Segment:
-    """Shared memory that holds one full set of tensors; unlinked as soon as every receiver has mapped it."""
+    """Shared memory that holds one full set of tensors; unlinked as soon as every receiver has mapped it. `lock`: keep
+    its pages where they are, for a GPU of this process."""
 
-    def __init__(self, path: str, entries: list[_Entry], create: bool) -> None:
+    def __init__(self, path: str, entries: list[_Entry], create: bool, lock: bool) -> None:
         self.path, self.entries = path, entries
         num_bytes = max(entries[-1].offset + entries[-1].num_bytes, 1)
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -121,13 +127,28 @@ class _Segment:
             raise no_room(path, "weights for the rollout workers of this node", num_bytes) from error
         finally:
             os.close(descriptor)
+        whole = np.frombuffer(memory, np.uint8)
+        if lock:
+            _lock_pages(whole)
         self.tensors: dict[str, Tensor] = {}
         for entry in entries:
             tensor = torch.empty(0, dtype=entry.dtype)
             if entry.num_bytes:
-                raw = np.frombuffer(memory, np.uint8, entry.num_bytes, entry.offset)
+                raw = whole[entry.offset : entry.offset + entry.num_bytes]
                 tensor = torch.from_numpy(raw).view(entry.dtype)
             self.tensors[entry.name] = tensor.view(entry.shape)
+
+
+def _lock_pages(memory: np.ndarray) -> None:
+    """Until nothing has `memory` any more. A GPU otherwise copies by way of memory of its driver's, piece by piece."""
+    runtime, address = torch.cuda.cudart(), memory.ctypes.data
+    code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
+    if code:
+        log.warning("Weights in shared memory cannot be page-locked (CUDA error %d): GPUs copy them slowly", code)
+        with suppress(RuntimeError):  # the next operation on the GPU would raise that error as its own
+            torch.zeros(1, device="cuda")
+    else:
+        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _pieces(tensor: Tensor) -> list[np.ndarray]:
@@ -232,11 +253,11 @@ class WeightSender:
                     self._worker.report_progress()
                     for rank in lent_to:
                         self._worker.send((_lend(bucket), False), self._group, rank, tag)
-                    if sharing or others:
-                        bucket = {name: tensor.cpu() for name, tensor in bucket.items()}
                     if sharing and self._segment is not None:
                         self._write(self._segment, bucket)
-                    self._worker.send((bucket, False), self._group, others, tag)
+                    if others:
+                        on_host = {name: tensor.cpu() for name, tensor in bucket.items()}
+                        self._worker.send((on_host, False), self._group, others, tag)
                     for rank in (*lent_to, *others):
                         self._worker.recv(self._group, rank, self._timeout_s, tag)
             except SchedulerError as error:
@@ -260,11 +281,17 @@ class WeightSender:
             if (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
                 was, now = (f"{list(x.shape)} {x.dtype}" for x in (room, tensor))
                 raise SchedulerError(f"{name} was {was} when the weights were first sent, and is {now} now")
-        targets = [piece for name in bucket for piece in _pieces(segment.tensors[name])]
-        sources = [piece for tensor in bucket.values() for piece in _pieces(tensor)]
+        on_gpu = [name for name, tensor in bucket.items() if not _in_host_memory(tensor)]
+        for name in on_gpu:
+            segment.tensors[name].copy_(bucket[name], non_blocking=True)
+        here = [name for name in bucket if name not in on_gpu]
+        targets = [piece for name in here for piece in _pieces(segment.tensors[name])]
+        sources = [piece for name in here for piece in _pieces(bucket[name])]
         is_small = sum(source.nbytes for source in sources) <= _PIECE_BYTES
         for _ in map(np.copyto, targets, sources) if is_small else self._threads.map(np.copyto, targets, sources):
             pass
+        if on_gpu:
+            torch.cuda.synchronize()
 
     def _new_segment(self, tensors: list[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> _Segment:
         entries, offset = [], 0
@@ -273,14 +300,14 @@ class WeightSender:
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
         name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{next(_segment_numbers)}"
-        return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True)
+        return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True, lock=_has_gpu(self._worker))
 
     def _buckets(
         self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype], lends: bool
     ) -> Iterator[dict[str, Tensor]]:
         """Whole tensors in the types that receivers have, at most `bucket_bytes` at a time (a larger tensor travels
-        alone): in host memory, or copies where they are that can be lent. What is lent itself stays lent in torch's
-        books until it is freed, which parameters never are."""
+        alone), where they are. `lends`: copies, since what is lent itself stays lent in torch's books until it is
+        freed, which parameters never are."""
         bucket: dict[str, Tensor] = {}
         num_bytes = 0
         for name, tensor in tensors:
@@ -290,8 +317,7 @@ class WeightSender:
                 bucket, num_bytes = {}, 0
             full = _whole(tensor.detach())
             if self._receivers:
-                wanted = full.to(_wanted(name, full, dtypes), copy=lends).contiguous()
-                bucket[name] = wanted if lends else wanted.cpu()
+                bucket[name] = full.to(_wanted(name, full, dtypes), copy=lends).contiguous()
                 num_bytes += size
         if bucket:
             yield bucket
@@ -300,6 +326,10 @@ class WeightSender:
 def _wanted(name: str, tensor: Tensor, dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
     """The type that receivers have, who say those of theirs that are not float32."""
     return dtypes.get(name, torch.float32) if tensor.is_floating_point() else tensor.dtype
+
+
+def _has_gpu(worker: Worker) -> bool:
+    return worker.device != "cpu"
 
 
 def _in_host_memory(tensor: Tensor) -> bool:
@@ -390,7 +420,7 @@ class WeightReceiver:
     def _map(self, path: str, entries: list[_Entry]) -> None:
         """Make parameters in host memory views of the segment, but for those that the module has views of. Buffers are
         copied: what a pass changes is the module's own."""
-        self._segment, self._written = path, _Segment(path, entries, create=False).tensors
+        self._segment, self._written = path, _Segment(path, entries, False, _has_gpu(self._worker)).tensors
         own = {name: x for name, x in self._module.named_parameters() if name in self._written and _in_host_memory(x)}
         viewed = _viewed(self._module, own) if own else set()
         for name in own.keys() - viewed:
@@ -403,8 +433,6 @@ class WeightReceiver:
     def _copy_lent(self, lent: _Lent) -> None:
         try:
             self._copy({name: rebuild(*args) for name, (rebuild, args) in lent.tensors.items()})
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # the sender changes them once it knows that they have been read
         except RuntimeError as error:
             raise SchedulerError(
                 f"{self._worker.name} cannot open the memory of {self._group}[{self._sender}] on their GPU ({error}). "
@@ -412,12 +440,15 @@ class WeightReceiver:
             ) from error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Into the module's own, but for those that are the same memory."""
+        """Into the module's own, but for those that are the same memory. The sender changes them once it knows that
+        they have been read."""
         own = self._own() if tensors else {}
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if own[name].data_ptr() != tensor.data_ptr():
                     _overwrite(name, own[name], tensor)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
 
 def _viewed(module: nn.Module, parameters: Mapping[str, Tensor]) -> set[str]:
@@ -441,7 +472,7 @@ def _overwrite(name: str, own: Tensor, sent: Tensor) -> None:
     """`copy_`, which would repeat what is smaller."""
     if own.shape != sent.shape:
         raise SchedulerError(f"{name} was {list(own.shape)} when the model was built, and is {list(sent.shape)} now")
-    own.copy_(sent)
+    own.copy_(sent, non_blocking=own.is_cuda)
 
 
 def is_whole(model: nn.Module) -> bool:

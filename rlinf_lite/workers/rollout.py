@@ -27,7 +27,7 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights
-from rlinf_lite.training.precision import autocast, cast_parameters
+from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters
 from rlinf_lite.weights import WeightReceiver, WeightVersionError, is_whole
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
@@ -58,6 +58,7 @@ class MultiStepRolloutWorker(Worker):
         in this process, where it is whole there."""
         torch.manual_seed(self.cfg.runner.seed)
         self.layout, self.version = layout, -1
+        be_deterministic(self.device, self.cfg.runner.deterministic)
         self.actor = actor = cast(Any, self.fused.get("actor"))
         self.shares = actor is not None and is_whole(actor.policy)
         self.precision = self.cfg.actor.precision

@@ -20,7 +20,7 @@ from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights, free_cache
-from rlinf_lite.training.precision import autocast, cast_parameters
+from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters
 from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError, is_whole
 from rlinf_lite.workers.reasoning.base import build_model, max_length
 
@@ -42,6 +42,7 @@ class LanguageRollout(Worker):
     def init(self, directory: str | None, routes: WeightRoutes) -> None:
         """Build the engine. Weights arrive with the first sync, or are those of the actor in this process."""
         cfg = self.cfg
+        be_deterministic(self.device, cfg.runner.deterministic)
         actor: Any = self.fused.get("actor")
         shares = actor is not None and is_whole(actor.learner.model)
         if shares:
