@@ -134,6 +134,9 @@ class GenerationConfig(Section):
     offload: bool = False
     """Have parameters in the GPU's memory only while generating, so that an actor beside them has it while it
     trains."""
+    cuda_graphs: bool = True
+    """On GPUs, record the passes of one token for each sequence, and launch each as a whole (transformers engine).
+    false: operation by operation, with less of the GPU's memory."""
 
 
 class TokenizerConfig(Section):

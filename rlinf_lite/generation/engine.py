@@ -1,12 +1,14 @@
 """An engine on transformers models: continuous batching over a static cache, one forward pass per token of the batch.
 
-A small model's pass costs what Python and torch take to launch it, so a step adds little: one mask and one index for
-all layers, one draw for all rows, two copies of B numbers to the host. For bf16, give it a model in bf16 or, slower,
-call it under autocast.
+A small model's pass costs what Python and torch take to launch it. So a step adds little: one mask and one index for
+all layers, one draw for all rows, one copy of 2 B numbers to the host; and on a GPU it is recorded (`models.graphs`)
+once for so many rows and columns, both rounded up, and launched as a whole then. For bf16, give it a model in bf16 or,
+slower, call it under autocast.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from torch import Tensor
 from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import Generation, PromptError, SamplingError, SamplingParams, WeightSource
 from rlinf_lite.generation.sampling import sample
+from rlinf_lite.models import graphs
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM, UnsupportedModelError
 from rlinf_lite.models.text.supported import check_equal, own_logits, probe_tokens, refusing
@@ -26,6 +29,8 @@ from rlinf_lite.scheduler.heartbeat import report_progress
 
 _REFILL = 8
 """Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""
+_SIZES, _ROWS, _COLUMNS = 8, 8, 128
+"""Steps are recorded for so many numbers of rows and of columns at the most, which are so far apart at the least."""
 
 
 @dataclass
@@ -221,6 +226,9 @@ class _Batch:
         self._uniform = torch.zeros(num_rows, params.max_tokens, device=device)
         self._greedy = torch.zeros(num_rows, dtype=torch.bool, device=device)
         self._num_columns = 0  # of the longest row, the next token included
+        self._recordings: graphs.Recordings | None = None
+        if graphs.can_record(device):
+            self._recordings = graphs.Recordings(itertools.chain(model.parameters(), model.buffers()))
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
@@ -236,6 +244,7 @@ class _Batch:
         keys = np.array([request.key or 0 for request in requests], np.uint64)
         uniform = uniform_noise(keys, self.params.max_tokens)
 
+        report_progress()
         self._cache.start_prefill(first_row, sources)
         causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
         states = self._states(ids, causal[None, None], self._columns[None, :width])  # padding is behind: unseen
@@ -243,17 +252,19 @@ class _Batch:
         self._greedy[rows] = torch.tensor([request.key is None for request in requests], device=device)
         self._position[rows], self._count[rows] = lengths - 1, 0
         self.requests += requests
-        return self._draw(states[sources, lengths - 1], first_row)
+        return self._append(self._draw(states[sources, lengths - 1], rows), first_row)
 
     @torch.no_grad()
     def step(self) -> list[Generation]:
         """One more token for every row. Returns the sequences that end with it."""
-        num_rows = len(self.requests)
-        positions = self._position[:num_rows, None]
-        self._cache.start_decode(self._position[:num_rows], self._num_columns)
-        seen = self._columns[: self._num_columns] <= positions
-        states = self._states(self._last[:num_rows, None], seen[:, None, None], positions)
-        return self._draw(states[:, 0], 0)
+        report_progress()
+        num_rows, num_columns = len(self.requests), self._num_columns
+        if self._recordings is None:
+            return self._append(self._next(num_rows, num_columns), 0)
+        num_rows = _rounded(num_rows, len(self._greedy), _ROWS)
+        num_columns = _rounded(num_columns, len(self._columns), _COLUMNS)
+        key = num_rows, num_columns
+        return self._append(self._recordings.run(key, lambda: self._next(num_rows, num_columns)), 0)
 
     @torch.no_grad()
     def forget(self, max_tokens: int) -> None:
@@ -266,32 +277,46 @@ class _Batch:
             known = [[*request.prompt, *request.token_ids[:-1]] for _, request in taken]  # the last is the next input
             width = max(map(len, known))
             ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in known], device=device)
+            report_progress()
             self._cache.start_prefill(taken[0][0], torch.arange(len(taken), device=device))
             causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
             self._states(ids, causal[None, None], self._columns[None, :width])
 
+    def _next(self, num_rows: int, num_columns: int) -> Tensor:
+        """As `_draw`, for the first rows from the first columns. Nothing is written but the keys and values of each
+        row's last token, so that it may be done again. Rows behind those in use have token 0 in column 0."""
+        positions = self._position[:num_rows, None]
+        self._cache.start_decode(self._position[:num_rows], num_columns)
+        seen = self._columns[:num_columns] <= positions
+        states = self._states(self._last[:num_rows, None], seen[:, None, None], positions)
+        return self._draw(states[:, 0], slice(num_rows))
+
     def _states(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        report_progress()
         output = self.model.language_model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self._cache, use_cache=True
         )
         states: Tensor = output.last_hidden_state
         return states
 
-    def _draw(self, states: Tensor, first_row: int) -> list[Generation]:
-        """Append a token to each row from `first_row` on, drawn from the hidden `states` [rows, D] of the one before.
-        Returns the sequences that end with it, whose rows are free then."""
-        rows = slice(first_row, len(self.requests))
+    def _draw(self, states: Tensor, rows: slice) -> Tensor:
+        """Tokens and their log-probabilities [2, rows], float64, which holds both: drawn for `rows` from the hidden
+        `states` [rows, D] of the tokens before."""
         uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
         greedy = self._greedy[rows] if self.params.add_greedy else None
-        logits = self.model.logits(states)
-        tokens, logprobs = sample(logits, self.params, uniform, greedy)
-        self._last[rows] = tokens
+        return torch.stack([x.double() for x in sample(self.model.logits(states), self.params, uniform, greedy)])
+
+    def _append(self, drawn: Tensor, first_row: int) -> list[Generation]:
+        """Append what was `drawn` to each row from `first_row` on. Returns the sequences that end with it, whose rows
+        are free then."""
+        rows = slice(first_row, len(self.requests))
+        drawn = drawn[:, : len(self.requests) - first_row]
+        self._last[rows] = drawn[0].long()
         self._numbers[1:, rows] += 1
         finished: list[int] = []
         done: list[Generation] = []
-        drawn = zip(self.requests[rows], tokens.tolist(), logprobs.tolist(), strict=True)
-        for row, (request, token, logprob) in enumerate(drawn, first_row):
+        numbers = zip(self.requests[rows], *drawn.tolist(), strict=True)
+        for row, (request, number, logprob) in enumerate(numbers, first_row):
+            token = int(number)
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if self.version is not None:
@@ -320,3 +345,10 @@ class _Batch:
             for source, target in zip(movers, holes, strict=True):
                 self.requests[target] = self.requests[source]
         del self.requests[left:]
+        self._numbers[:, left:] = 0  # within the cache and the noise, where recorded steps go over free rows
+
+
+def _rounded(number: int, most: int, step: int) -> int:
+    """Up to a multiple of `step`, or of a multiple of it where there would be too many sizes; at most `most`."""
+    step *= -(-most // (_SIZES * step))
+    return min(-(-number // step) * step, most)

@@ -395,7 +395,8 @@ def _language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pe
 
 
 def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int, int]:
-    """Bytes of keys and values, and besides them the peak of the prompts' pass and of one for a token each."""
+    """Bytes of keys and values, and besides them the peak of the prompts' pass and of one for a token each, which
+    recordings have once more, in memory that they share."""
     config, workers = plan.config, plan.size("rollout") or 1
     prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
     prompts = -(-config.data.num_prompts // workers)
@@ -425,7 +426,8 @@ def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int
     one = torch.zeros(rows, 1, dtype=torch.int64)
     seen = torch.ones(rows, 1, 1, prompt + response, dtype=torch.bool)
     _, later = meter.peak_of(lambda: step(one, seen, one))
-    return held, max(peak - held, later)
+    recorded = config.rollout.cuda_graphs and slots(config.cluster)[0] == "cuda"
+    return held, max(peak - held, later) + recorded * later
 
 
 def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) -> RankMemory:

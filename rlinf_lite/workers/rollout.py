@@ -22,7 +22,7 @@ from rlinf_lite.config.names import rollout_dtype
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
-from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy
+from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy, graphs
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
@@ -57,6 +57,7 @@ class MultiStepRolloutWorker(Worker):
         """Build the policy, whose weights arrive with the first `sync_model_from_actor`; or act with that of the actor
         in this process, where it is whole there."""
         torch.manual_seed(self.cfg.runner.seed)
+        graphs.enabled = self.cfg.rollout.cuda_graphs
         self.layout, self.version = layout, -1
         be_deterministic(self.device, self.cfg.runner.deterministic)
         self.actor = actor = cast(Any, self.fused.get("actor"))

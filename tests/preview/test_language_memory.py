@@ -70,6 +70,9 @@ def test_keys_and_values_are_of_the_type_that_acts(precision: str, tmp_path: Pat
     found = estimate_of(TINY, *given)
     rollout, cached = found.ranks["rollout"], 2 * 320 * 88 * 24 * 2 * 64 * 2
     assert rollout.working["keys and values"] == pytest.approx(cached, rel=0.001)
+    launched = estimate_of(TINY, *given, "rollout.cuda_graphs=false").ranks["rollout"].working["generating"]
+    logits = 320 * 151_936 * 4
+    assert rollout.working["generating"] > launched + 2 * logits, "recorded steps have their own"
 
 
 def test_a_model_is_whole_before_it_is_spread(tmp_path: Path) -> None:

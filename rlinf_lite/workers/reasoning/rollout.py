@@ -15,6 +15,7 @@ from rlinf_lite.data.proto import split_rows
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
 from rlinf_lite.generation import Generation, GenerationEngine, SamplingParams, sequence_keys
+from rlinf_lite.models import graphs
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
@@ -50,6 +51,7 @@ class LanguageRollout(Worker):
         else:
             self.model = build_model(cfg, directory, "sdpa").to(self.device).eval().requires_grad_(False)
         batch_size, prefill_tokens = cfg.rollout.max_batch_size, cfg.rollout.max_prefill_tokens
+        graphs.enabled = cfg.rollout.cuda_graphs
         with torch_threads(cfg.rollout.num_threads):
             self.engine: GenerationEngine = ENGINES.get(cfg.rollout.engine)(
                 self.model, batch_size, max_length(cfg), prefill_tokens, lambda: self.check_abort("generating")
