@@ -145,6 +145,9 @@ class Policy(nn.Module, ABC):
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         """Values alone, [B, 1] or [B, C], without choosing actions."""
 
+    def release(self) -> None:
+        """Give back the memory that acting keeps from call to call, if any: others are to have it now."""
+
     @abstractmethod
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         """Score the actions in `forward_inputs`, with gradients."""

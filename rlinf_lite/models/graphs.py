@@ -1,24 +1,32 @@
-"""Passes recorded as CUDA graphs. A pass of one token is hundreds of small operations, which a GPU does faster than
-Python launches them; a recorded one is launched as a whole."""
+"""Passes recorded as CUDA graphs. A pass is hundreds of small operations, which a GPU does faster than Python launches
+them; a recorded one is launched as a whole."""
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from contextvars import ContextVar
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 log = logging.getLogger(__name__)
 
 enabled = True
 """Of this process; workers set it to `rollout.cuda_graphs`."""
 
-Pass = Callable[[], Tensor]
+Pass = Callable[[], Any]
+"""What it returns is tensors, in tuples and dicts of whatever depth."""
+
+_under_way = ContextVar("under_way", default=False)
+_KEPT = 8
+"""Recorded calls of a model: a shape of training's, of an evaluation's, and some to spare."""
 
 _aten = torch.ops.aten
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
@@ -27,7 +35,8 @@ _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def can_record(device: torch.device) -> bool:
-    return enabled and device.type == "cuda"
+    """Not where something watches each operation, such as a count of FLOPs."""
+    return enabled and device.type == "cuda" and _get_current_dispatch_mode() is None
 
 
 def record(work: Pass, pool: Any = None) -> Pass:
@@ -40,6 +49,7 @@ def record(work: Pass, pool: Any = None) -> Pass:
     `pool`, a `torch.cuda.graph_pool_handle()`: recordings of one pool share the memory of what they compute, and any of
     them overwrites what another has returned.
     """
+    under_way = _under_way.set(True)
     try:
         with _Unrecordable():  # what libraries set up when first called is not to be recorded either
             work()
@@ -47,6 +57,13 @@ def record(work: Pass, pool: Any = None) -> Pass:
     except RuntimeError as error:
         _warn(str(error))
         return work
+    finally:
+        _under_way.reset(under_way)
+
+
+def is_recording() -> bool:
+    """Whether what is computed now is being recorded, so that nothing may be looked up in the GPU's memory."""
+    return _under_way.get()
 
 
 class Recordings:
@@ -61,7 +78,7 @@ class Recordings:
         self._tensors = tuple(tensors)
         self._start_over(addresses(self._tensors))
 
-    def run(self, key: Hashable, work: Pass) -> Tensor:
+    def run(self, key: Hashable, work: Pass) -> Any:
         """What `work` returns, by a recording of it if there can be one; see `record`."""
         where = addresses(self._tensors)
         if where != self._where:
@@ -73,9 +90,66 @@ class Recordings:
                 self._passes[key] = recorded
         return self._passes.get(key, work)()
 
+    def forget(self, key: Hashable) -> None:
+        self._passes.pop(key, None)
+
     def _start_over(self, where: tuple[int, ...]) -> None:
         self._where, self._passes, self._can_record = where, {}, True
         self._pool = torch.cuda.graph_pool_handle()  # one that no recording has any more cannot be used again
+
+
+class Calls:
+    """Calls of a model's functions, each recorded by its name and what Python knows of its arguments. What is copied or
+    saved with the model is none of them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # threads that act with one model would write to the same memory
+        self.clear()
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
+        return Calls, ()
+
+    def clear(self) -> None:
+        """Give back the memory of all."""
+        self._where: tuple[int, ...] = ()
+        self._recordings: Recordings | None = None
+        self._kept: OrderedDict[Hashable, tuple[list[Tensor], Pass]] = OrderedDict()
+
+    def __call__(self, model: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)`, without gradients, by a recording if there can be one. Tensors that the function reads
+        besides `args` must be the model's, and what it does follow from nothing else that changes."""
+        flat, structure = tree_flatten(args)
+        given = [x for x in flat if isinstance(x, Tensor)]
+        device = next(model.parameters()).device
+        # hooks are to be called each time
+        if torch.is_grad_enabled() or not can_record(device) or any(map(_has_hooks, model.modules())):
+            return function(*args)
+        kinds = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
+        autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        key = function.__name__, kinds, str(structure), autocast
+        tensors = [*model.parameters(), *model.buffers()]
+        # memory that stays is written to by later calls, in inference mode or not
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if self._recordings is None or self._where != addresses(tensors):
+                self.clear()
+                self._where, self._recordings = addresses(tensors), Recordings(tensors)
+            own, work = self._kept.pop(key, None) or self._new(function, flat, structure)
+            for kept, new in zip(own, given, strict=True):
+                kept.copy_(new)
+            self._kept[key] = own, work  # behind the others
+            if len(self._kept) > _KEPT:
+                self._recordings.forget(self._kept.popitem(last=False)[0])
+            return tree_map_only(Tensor, torch.clone, self._recordings.run(key, work))
+
+    def _new(self, function: Callable[..., Any], flat: list[Any], structure: TreeSpec) -> tuple[list[Tensor], Pass]:
+        """The memory of a recording's own that stands for the tensors in `flat`, and the call with it."""
+        own = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in flat]
+        return [x for x in own if isinstance(x, Tensor)], lambda: function(*tree_unflatten(own, structure))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Or compiled code, which may be recorded itself."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
 
 
 def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
@@ -84,18 +158,17 @@ def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 def _captured(work: Pass, pool: Any) -> Pass:
-    graph, caches = torch.cuda.CUDAGraph(), torch.is_autocast_cache_enabled()
-    before = torch.cuda.current_stream()
-    torch.set_autocast_cache_enabled(False)  # weights cast before would be read, and those cast now be kept
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    torch.clear_autocast_cache()  # weights cast before would be read, and those cast now be kept
     try:
         # other threads of this process may use the GPU meanwhile
         with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
     finally:
-        torch.set_autocast_cache_enabled(caches)
+        torch.clear_autocast_cache()
         torch.cuda.set_stream(before)  # which a recording that broke off has not left
 
-    def replay() -> Tensor:
+    def replay() -> Any:
         graph.replay()
         return result
 

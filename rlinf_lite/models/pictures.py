@@ -28,10 +28,11 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     return x.to(torch.uint8).permute(0, 2, 3, 1).reshape(*shape[:-3], height, width, 3).contiguous()
 
 
-def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The last 8 tensors that a function has made, instead of making them again: of a picture's largest side one has 15
-    MB. Not what it makes of fake tensors (`preview.fake`), which have no numbers for those who ask afterwards."""
-    keeping = lru_cache(maxsize=8)(make)
+def kept(make: Callable[..., Tensor], most: int | None = 8) -> Callable[..., Tensor]:
+    """The last tensors that a function has made, instead of making them again: of a picture's largest side one has 15
+    MB. `most` of them; None: all, so that what is recorded (`graphs`) may read them. Not what it makes of fake tensors
+    (`preview.fake`), which have no numbers for those who ask afterwards."""
+    keeping = lru_cache(maxsize=most)(make)
 
     @wraps(make)
     def kept_or_made(*args: Hashable) -> Tensor:

@@ -111,7 +111,13 @@ class MultiStepRolloutWorker(Worker):
                     self._serve(rank, builders[key], message)
                 if message.last:
                     unfinished.remove(key)
+            self._release()
         return {"spans": self.pop_spans()}
+
+    def _release(self) -> None:
+        """What acting keeps, where this GPU's memory is the actor's now."""
+        if self.shares or self.cfg.rollout.offload:
+            self.policy.release()
 
     def evaluate(self) -> dict[str, Any]:
         """Act for the evaluation's episodes, without keeping anything. Returns what the policy has for the options that
@@ -125,6 +131,7 @@ class MultiStepRolloutWorker(Worker):
                     unfinished.remove((env_rank, message.stage, message.start))
                 else:
                     self._answer(env_rank, message, cfg.seed, cfg.mode)
+            self._release()
         self.pop_spans()
         left_open = [name for name, value in dict(self.cfg.model.options).items() if value is None]
         has = self.policy.config_dict()

@@ -57,6 +57,7 @@ from rlinf_lite.models.flow.layers import ExactLinear
 from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.published import read_config
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
+from rlinf_lite.models.graphs import Calls
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.shipped import shipped
 
@@ -126,7 +127,7 @@ class FlowPolicy(Policy):
         self.cfg, self.prompts, self.origin = cfg, prompts, Origin()
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
         self.relative_actions = cfg.delta_dims
-        self.sampler = Sampler.of(cfg)
+        self.sampler, self.calls = Sampler.of(cfg), Calls()
         self.states = Normalizer(cfg, "state", cfg.state_dim)
         self.actions = Normalizer(cfg, "actions", cfg.action_dim)
         self.network = build_network(cfg)
@@ -149,14 +150,23 @@ class FlowPolicy(Policy):
         inputs = self._inputs(obs)
         num_rows, device = len(inputs["state"]), inputs["state"].device
         keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
-        prefix = self._prefix(inputs)
-        velocity = self._velocity(prefix, inputs["state"])
-        chain = self.sampler.act(velocity, keys, shape, mode, device)
-        actions, logprobs = self._to_env(self._executed(chain.actions), obs), self._executed(chain.logprobs)
+        drawn = self.sampler.draw(keys, shape, device)
+        found = self.calls(self, self._act, inputs, *drawn, mode)
+        actions, logprobs = self._to_env(self._executed(found["actions"]), obs), self._executed(found["logprobs"])
         if mode != "train":
             return ActionOutput(actions, logprobs, logprobs[:, :1, 0], {})
-        kept = {**inputs, "visited": chain.visited, "step": chain.step}
-        return ActionOutput(actions, logprobs, self._values(prefix), kept)
+        return ActionOutput(
+            actions, logprobs, found["values"], {**inputs, "visited": found["visited"], "step": found["step"]}
+        )
+
+    def _act(self, inputs: dict[str, Tensor], noise: Tensor, chosen: Tensor, mode: Mode) -> dict[str, Tensor]:
+        """A `Chain`, and in training the `values`."""
+        prefix = self._prefix(inputs)
+        chain = self.sampler.follow(self._velocity(prefix, inputs["state"]), noise, chosen, mode)
+        return vars(chain) | ({"values": self._values(prefix)} if mode == "train" else {})
+
+    def release(self) -> None:
+        self.calls.clear()
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         return self._values(self._prefix(self._inputs(obs)))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.models.flow.config import FlowConfig
+from rlinf_lite.models.pictures import kept
 from rlinf_lite.models.sampling import normal_noise, uniform_noise
 
 if TYPE_CHECKING:
@@ -34,14 +36,15 @@ Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """x [B, H, D] and t [B] to the velocity, and the standard deviations that the noise head says (None without one)."""
 
 
-def times(num_steps: int, clock: Literal["openpi", "lerobot"]) -> Tensor:
+@partial(kept, most=None)
+def times(num_steps: int, clock: Literal["openpi", "lerobot"], device: torch.device | str = "cpu") -> Tensor:
     """Float32 [K + 1] from 1 to 0. openpi adds -1/K again and again; its rounding is felt through periods of 0.004."""
     if clock == "lerobot":
-        return torch.tensor([1.0 - k / num_steps for k in range(num_steps + 1)], dtype=torch.float32)
+        return torch.tensor([1.0 - k / num_steps for k in range(num_steps + 1)], dtype=torch.float32, device=device)
     step, found = np.float32(-1.0 / num_steps), [np.float32(1.0)]
     for _ in range(num_steps - 1):
         found.append(np.float32(found[-1] + step))
-    return torch.tensor(np.array([*found, 0.0], dtype=np.float32))
+    return torch.tensor(np.array([*found, 0.0], dtype=np.float32), device=device)
 
 
 def step_moments(
@@ -126,7 +129,7 @@ class Sampler:
     @torch.no_grad()
     def ode(self, velocity: Velocity, x: Tensor) -> Tensor:
         """Actions [B, H, D] of noise `x` [B, H, D]."""
-        t = times(self.num_steps, self.clock).to(x.device)
+        t = times(self.num_steps, self.clock, x.device)
         step = 1.0 / self.num_steps
         for k in range(self.num_steps):
             x = x - step * velocity(x, t[k].expand(len(x)))[0]
@@ -135,13 +138,20 @@ class Sampler:
     def act(
         self, velocity: Velocity, keys: np.ndarray, shape: tuple[int, int], mode: Mode, device: torch.device
     ) -> Chain:
-        """Of each row's own key, [B, *shape]: train explores; sampled follows the ODE from random noise, greedy from
-        its mean, 0, and both leave nothing to train on."""
-        noise = self.draw_noise(keys, shape).to(device)
+        """Of each row's own key, [B, *shape]: `draw`, then `follow`."""
+        return self.follow(velocity, *self.draw(keys, shape, device), mode)
+
+    def draw(self, keys: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """`draw_noise` and `draw_steps`."""
+        return self.draw_noise(keys, shape).to(device), self.draw_steps(keys).to(device)
+
+    def follow(self, velocity: Velocity, noise: Tensor, chosen: Tensor, mode: Mode) -> Chain:
+        """train explores what was drawn; sampled follows the ODE from random noise, greedy from its mean, 0, and both
+        leave nothing to train on."""
         if mode == "train":
-            return self.explore(velocity, noise, self.draw_steps(keys).to(device))
+            return self.explore(velocity, noise, chosen)
         first = torch.zeros_like(noise[:, 0]) if mode == "greedy" else noise[:, 0]
-        return Chain(self.ode(velocity, first), noise[:, :0], noise.new_zeros(len(keys)), torch.zeros_like(first))
+        return Chain(self.ode(velocity, first), noise[:, :0], torch.zeros_like(chosen), torch.zeros_like(first))
 
     def draw_imitation(self, keys: np.ndarray, shape: tuple[int, int]) -> dict[str, Tensor]:
         """`noise` [B, *shape] and `time` [B] of `velocity_error`: 0.999 Beta(1.5, 1) + 0.001."""
@@ -205,7 +215,7 @@ class Sampler:
 
     def _moments(self, velocity: Velocity, x: Tensor, k: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
         """Of step `k` [B] of each row; of the ODE's in rows that are not `sampled` [B]."""
-        at = times(self.num_steps, self.clock).to(x.device)
+        at = times(self.num_steps, self.clock, x.device)
         t, s = at[k], at[k + 1]
         v, std = velocity(x, t)
         level = torch.where(sampled, self.level, 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,12 +45,18 @@ def normalize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
     Per camera come three channels normalised for DINOv2, then three for SigLIP, or those of the one tower there is.
     """
     towers = [moments for moments, tower in ((_IMAGENET, cfg.dino), (_HALF, cfg.siglip)) if tower is not None]
-    mean, std = (torch.tensor(values, device=images.device).flatten() for values in zip(*towers, strict=True))
+    mean, std = _moments(tuple(towers), images.device)
     batch, cameras, size, _, _ = images.shape
     channels_first = images.permute(0, 1, 4, 2, 3)
     pixels = torch.cat([channels_first] * len(towers), dim=2).float()  # [B, cameras, towers * 3, S, S]
     pixels.mul_((1 / (255 * std))[:, None, None]).sub_((mean / std)[:, None, None])
     return pixels.view(batch, cameras * len(towers) * 3, size, size)
+
+
+@partial(kept, most=None)
+def _moments(towers: tuple[tuple[tuple[float, ...], ...], ...], device: torch.device) -> Tensor:
+    """Means and standard deviations, [2, channels], of the channels of all towers."""
+    return torch.tensor(towers, device=device).transpose(0, 1).flatten(1)
 
 
 @kept

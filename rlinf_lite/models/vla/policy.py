@@ -26,6 +26,7 @@ from rlinf_lite.models.base import (
     row_noise_keys,
     tokenizer_files,
 )
+from rlinf_lite.models.graphs import Calls, is_recording
 from rlinf_lite.models.heads import CategoricalTokens
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
@@ -60,6 +61,7 @@ class OpenVLAPolicy(Policy):
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
         self.sft_label_sigma = 0.0
         self.head = CategoricalTokens(cfg.temperature)
+        self.calls = Calls()
         self._read_statistics()
 
         text = dict(cfg.text)
@@ -111,7 +113,7 @@ class OpenVLAPolicy(Policy):
             keys = row_noise_keys(obs, num_rows)
             uniform = self.head.noise(keys, self.cfg.num_action_tokens, inputs["input_ids"].device)
         decode = self._decode_at_once if self.cfg.parallel_decoding else self._decode_one_by_one
-        first, logits, bins = decode(inputs, uniform)
+        first, logits, bins = self.calls(self, decode, inputs, uniform)
         bins = bins.view(num_rows, self.num_action_chunks, self.action_dim)
         logprobs = self.head.logprobs(logits.view(*bins.shape, -1), bins)
         training = mode == "train"
@@ -119,6 +121,9 @@ class OpenVLAPolicy(Policy):
         return ActionOutput(
             self.codec.decode(bins), logprobs, values, {**inputs, "action_bins": bins} if training else {}
         )
+
+    def release(self) -> None:
+        self.calls.clear()
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         inputs = self._inputs(obs)
@@ -267,6 +272,10 @@ class OpenVLAPolicy(Policy):
     ) -> Tensor:
         """Final states of the positions of `x`, the last of those that `mask` covers."""
         positions = (mask.cumsum(1) - 1)[:, -x.shape[1] :]
+        if is_recording():  # transformers would look whether there is any padding
+            columns = torch.arange(mask.shape[1], device=mask.device)
+            seen = columns <= columns[-x.shape[1] :, None] if causal else columns >= columns[:1]
+            mask = (mask[:, None].bool() & seen)[:, None].expand(-1, -1, x.shape[1], -1)
         return self.language_model.model(
             inputs_embeds=x,
             attention_mask=mask,
