@@ -34,6 +34,7 @@ from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.scheduler import Cluster, wait_all
+from rlinf_lite.training.precision import autocast
 
 TOTAL_S = 480
 GIB = 2**30
@@ -111,17 +112,23 @@ def weight_sync(rehearse: bool) -> dict[str, Any]:
 
 @row(40)
 def precision(rehearse: bool) -> dict[str, Any]:
-    """How far bf16 moves log-probabilities of the same actions: between acting and training, and from fp32."""
+    """How far bf16 moves log-probabilities of the same actions: acting and training from fp32, and from each other."""
     found: dict[str, Any] = {}
-    for name, size in (("openvla", "small"), ("pi0", "tiny")):
-        contestant = Contestant(name, "tiny" if rehearse else size, 32, _args(rehearse))
+    tried: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("openvla", "openvla", "small", {}),
+        ("openvla_one_by_one", "openvla", "small", {"parallel_decoding": False}),
+        ("pi0", "pi0", "tiny", {}),
+    ]
+    for key, name, size, options in tried:
+        contestant = Contestant(name, "tiny" if rehearse else size, 32, _args(rehearse), **options)
         policy, inputs, acted = contestant.policy, contestant.acted.forward_inputs, contestant.acted.logprobs.float()
-        with torch.no_grad(), torch.autocast(contestant.device.type, torch.bfloat16):
+        with torch.no_grad(), autocast(contestant.device, contestant.precision):
             trained = policy(inputs).logprobs.float()
         with torch.no_grad():
             exact = policy(inputs).logprobs.float()
-        found[f"{name}_acting_to_training"] = float((trained - acted).abs().mean())
-        found[f"{name}_bf16_to_fp32"] = float((trained - exact).abs().mean())
+        found[f"{key}_acting_to_fp32"] = float((acted - exact).abs().mean())
+        found[f"{key}_training_to_fp32"] = float((trained - exact).abs().mean())
+        found[f"{key}_acting_to_training"] = float((trained - acted).abs().mean())
     return found
 
 

@@ -82,11 +82,11 @@ class Contestant:
             self.obs["state"] = rng.uniform(-1, 1, (batch, state_dim)).astype(np.float32)
         self.acted = self._act()
         with FlopCounterMode(display=False) as counter:
-            self._act()
-        self.act_flops = counter.get_total_flops()
-        with FlopCounterMode(display=False) as counter:
             self._update(rows=1)
         self.update_flops = batch * counter.get_total_flops()
+        with FlopCounterMode(display=False) as counter:
+            self.acted = self._act()  # by the weights that the update has left
+        self.act_flops = counter.get_total_flops()
         if args.checkpointing:
             recompute_in_backward(self.policy.fsdp_units())
 

@@ -16,8 +16,9 @@ import torch
 from rlinf_lite import registry
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SLOW = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync")
-"""A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already."""
+APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision")
+"""A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already; what bf16
+moves has a test of its own."""
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_row(check: Any) -> None:
     for name, (_, measure) in check.ROWS.items():
-        if name in SLOW:
+        if name in APART:
             continue
         found = measure(True)
         figures = [value for value in found.values() if isinstance(value, float)]
@@ -39,8 +40,16 @@ def test_every_row(check: Any) -> None:
     trained = check.ROWS["tabletop"][1](True)
     assert 0 < trained["success"] <= 1 and 0 <= trained["rollout/logprob_drift"] < 1e-5
     assert 0.5 < trained["predicted_gib"]["actor"] / trained["actor_peak_gib"] < 2
+
+
+def test_acting_and_training_are_as_far_from_fp32_as_each_other(check: Any) -> None:
+    """They are measured with the same weights: after an update, acting would be several times as far."""
     drift = check.ROWS["precision"][1](True)
-    assert drift["openvla_bf16_to_fp32"] < 0.1
+    assert len(drift) == 9
+    for name in ("openvla", "openvla_one_by_one", "pi0"):
+        acting, training = drift[f"{name}_acting_to_fp32"], drift[f"{name}_training_to_fp32"]
+        assert 0 < acting < 0.1 and acting == pytest.approx(training, rel=0.25), name
+        assert 0 <= drift[f"{name}_acting_to_training"] < acting + training, name
 
 
 def test_the_sizes_of_log_probabilities_on_a_card_are_those_that_policies_have(
@@ -49,14 +58,14 @@ def test_the_sizes_of_log_probabilities_on_a_card_are_those_that_policies_have(
     """A rehearsal has other ones."""
     sizes: list[str] = []
 
-    def checked(name: str, size: str, *_: Any) -> Any:
+    def checked(name: str, size: str, *_: Any, **__: Any) -> Any:
         options: Any = registry.policy_card(name).options({"size": size})
         sizes.append(options.size)
-        return MagicMock(device=torch.device("cpu"))
+        return MagicMock(device=torch.device("cpu"), precision="fp32")
 
     monkeypatch.setattr(check, "Contestant", checked)
     check.ROWS["precision"][1](False)
-    assert sizes == ["small", "tiny"]
+    assert sizes == ["small", "small", "tiny"]
 
 
 def test_weights_are_sent() -> None:
