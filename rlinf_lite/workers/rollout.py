@@ -56,7 +56,6 @@ class MultiStepRolloutWorker(Worker):
     def init(self, layout: Layout, spec: EnvSpec) -> None:
         """Build the policy, whose weights arrive with the first `sync_model_from_actor`; or act with that of the actor
         in this process, where it is whole there."""
-        torch.manual_seed(self.cfg.runner.seed)
         graphs.enabled = self.cfg.rollout.cuda_graphs
         self.layout, self.version = layout, -1
         be_deterministic(self.device, self.cfg.runner.deterministic)
@@ -65,7 +64,8 @@ class MultiStepRolloutWorker(Worker):
         self.precision = self.cfg.actor.precision
         if self.shares:
             self.policy = actor.policy
-        else:
+        else:  # random numbers of an actor in this process go on as they would without this: it has built the same one
+            torch.manual_seed(self.cfg.runner.seed)
             self.policy = build_policy(self.cfg, spec).eval().requires_grad_(False)
             if rollout_dtype(self.cfg, self.device) == "bf16":
                 cast_parameters(self.policy, torch.bfloat16)
