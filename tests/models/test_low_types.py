@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,8 +15,12 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from rlinf_lite.config.schema import ModelConfig
+from rlinf_lite.generation import SamplingParams
+from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models import Policy, policy_class
 from rlinf_lite.models.check import random_obs
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
 from rlinf_lite.runners.base import DRIFT_LIMITS
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.training.strategies import FSDP, init_process_group
@@ -27,6 +33,9 @@ ACTING: dict[str, dict[str, Any]] = {
     "pi05": {},
     "smolvla": {},
 }
+EXACT: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ACTING}
+EXACT["openvla, one token by one"] = "openvla", {"parallel_decoding": False}
+EXACT |= {f"pi0, {method}": ("pi0", {"method": method}) for method in ("flow_noise", "flow_cps")}
 FROZEN: dict[str, dict[str, Any]] = {
     "openvla": {"lora": {"rank": 4}},
     "pi0": {"trainable": "expert"},
@@ -56,6 +65,51 @@ def test_acting_in_bf16_is_close_and_buffers_keep_their_type(name: str) -> None:
     assert low.actions.isfinite().all() and low.logprobs.isfinite().all()
     assert 0 < float((again.logprobs.float() - acted.logprobs).abs().mean()) < DRIFT_LIMITS["bf16"]
     assert float((low.values.float() - acted.values).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "options"), EXACT.values(), ids=EXACT)
+def test_acting_is_as_exact_as_training(name: str, options: dict[str, Any], weights: str) -> None:
+    """Both compute in bf16; actions and the states of chains reach training as they were scored."""
+    policy, acting = make_policy(name, options).train(), make_policy(name, options).eval()
+    if weights == "bf16":
+        cast_parameters(acting, torch.bfloat16)
+    with torch.no_grad():
+        with autocast("cpu", "bf16"):
+            acted = acting.predict_action_batch(random_obs(SPEC, rows=64))
+            trained = policy(dict(acted.forward_inputs))
+        exact = policy(dict(acted.forward_inputs))
+    check_as_exact(acted.logprobs, trained.logprobs, exact.logprobs)
+    check_as_exact(acted.values, trained.values, exact.values)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_generating_is_as_exact_as_training(weights: str) -> None:
+    torch.manual_seed(0)
+    model = CausalLM.from_config(preset("tiny") | {"tie_word_embeddings": False})
+    with torch.no_grad():
+        model.language_model.get_output_embeddings().weight.mul_(10)  # likelihoods that are not all alike
+    acting = copy.deepcopy(model).eval()
+    engine = TransformersEngine(acting, max_batch_size=16, max_length=48)
+    if weights == "bf16":
+        cast_parameters(acting, torch.bfloat16)
+    keys = np.arange(32, dtype=np.uint64)
+    prompts = [[5 + number, 7, 9] for number in range(len(keys))]
+    with autocast("cpu", "bf16"):
+        found = engine.generate(prompts, SamplingParams(16), keys[:, None])
+    ids = torch.tensor([[*prompt, *done.token_ids] for prompt, done in zip(prompts, found, strict=True)])
+    with torch.no_grad():
+        with autocast("cpu", "bf16"):
+            trained = model(ids, torch.ones_like(ids), 16).logprobs
+        exact = model(ids, torch.ones_like(ids), 16).logprobs
+    check_as_exact(torch.tensor([done.logprobs for done in found]), trained, exact)
+
+
+def check_as_exact(acted: Tensor, trained: Tensor, exact: Tensor) -> None:
+    assert {acted.dtype, trained.dtype, exact.dtype} == {torch.float32}
+    acting, training = (float((x - exact).abs().mean()) for x in (acted, trained))
+    assert 0 < acting < 1.6 * training, (acting, training)
+    assert float((acted - trained).abs().mean()) < acting + training
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
