@@ -79,8 +79,8 @@ def test_acting_is_as_exact_as_training(name: str, options: dict[str, Any], weig
             acted = acting.predict_action_batch(random_obs(SPEC, rows=64))
             trained = policy(dict(acted.forward_inputs))
         exact = policy(dict(acted.forward_inputs))
-    check_as_exact(acted.logprobs, trained.logprobs, exact.logprobs)
-    check_as_exact(acted.values, trained.values, exact.values)
+    check_as_exact(acted.logprobs, trained.logprobs, exact.logprobs, weights)
+    check_as_exact(acted.values, trained.values, exact.values, weights)
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
@@ -102,13 +102,14 @@ def test_generating_is_as_exact_as_training(weights: str) -> None:
         with autocast("cpu", "bf16"):
             trained = model(ids, torch.ones_like(ids), 16).logprobs
         exact = model(ids, torch.ones_like(ids), 16).logprobs
-    check_as_exact(torch.tensor([done.logprobs for done in found]), trained, exact)
+    check_as_exact(torch.tensor([done.logprobs for done in found]), trained, exact, weights)
 
 
-def check_as_exact(acted: Tensor, trained: Tensor, exact: Tensor) -> None:
+def check_as_exact(acted: Tensor, trained: Tensor, exact: Tensor, weights: str) -> None:
+    """Weights that are rounded themselves, where autocast would not, may cost some more."""
     assert {acted.dtype, trained.dtype, exact.dtype} == {torch.float32}
     acting, training = (float((x - exact).abs().mean()) for x in (acted, trained))
-    assert 0 < acting < 1.6 * training, (acting, training)
+    assert 0 < acting < (1.2 if weights == "fp32" else 1.6) * training, (acting, training)
     assert float((acted - trained).abs().mean()) < acting + training
 
 
