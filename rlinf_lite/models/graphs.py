@@ -133,7 +133,7 @@ class Calls:
             if self._recordings is None or self._where != addresses(tensors):
                 self.clear()
                 self._where, self._recordings = addresses(tensors), Recordings(tensors)
-            own, work = self._kept.pop(key, None) or self._new(function, flat, structure)
+            own, work = self._kept.pop(key) if key in self._kept else self._new(function, flat, structure)
             for kept, new in zip(own, given, strict=True):
                 kept.copy_(new)
             self._kept[key] = own, work  # behind the others

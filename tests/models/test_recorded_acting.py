@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,7 +90,8 @@ def test_acting_is_what_it_is_without(emulation: Emulation, mode, settings):  # 
     policy = make_policy(**settings)
     for seed in (1, 2):
         check_same(policy, make_obs(seed=seed), mode)
-    assert (emulation.recorded, emulation.replayed) == (1, 2)
+    # SmolVLM's vision looks whether there is any padding
+    assert (emulation.recorded, emulation.replayed) == ((0, 0) if settings.get("name") == "smolvla" else (1, 2))
 
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
