@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
 from threading import Lock
@@ -158,15 +159,22 @@ def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 def _captured(work: Pass, pool: Any) -> Pass:
+    pool = pool or torch.cuda.graph_pool_handle()
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     torch.clear_autocast_cache()  # weights cast before would be read, and those cast now be kept
     try:
         # other threads of this process may use the GPU meanwhile
         with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
+    except RuntimeError:
+        # of what broke off, torch goes on to allocate for it, and on its stream; where it ended, neither is so
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(before.device_index, pool)
+            torch._C._cuda_releasePool(before.device_index, pool)
+        torch.cuda.set_stream(before)
+        raise
     finally:
         torch.clear_autocast_cache()
-        torch.cuda.set_stream(before)  # which a recording that broke off has not left
 
     def replay() -> Any:
         graph.replay()

@@ -1,6 +1,8 @@
 """What can be recorded, and what is done with recordings; graphs are emulated."""
 
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +82,44 @@ def test_passes_that_were_recorded_before_one_that_cannot_be_stay(emulation):
     emulation.breaks = False
     recordings.run("another", lambda: X)
     assert emulation.recorded == 1, "one that failed is enough"
+
+
+@pytest.mark.parametrize("underway", [True, False])
+def test_a_recording_that_breaks_off_leaves_nothing_behind(monkeypatch, caplog, underway):
+    """torch leaves its stream current and its memory's pool open then, which breaks `empty_cache` later."""
+    graphs._warn.cache_clear()
+    before, cuda, said = SimpleNamespace(device_index=3), SimpleNamespace(stream=None), []
+
+    @contextmanager
+    def graph(graph, pool, capture_error_mode):
+        cuda.stream = "a side stream"
+        yield
+
+    def end(device, pool):
+        said.append(("end", device, pool))
+        if not underway:
+            raise RuntimeError("not currently recording to it")
+
+    for name, value in {
+        "CUDAGraph": object,
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 7),
+        "current_stream": lambda: before,
+        "set_stream": lambda stream: setattr(cuda, "stream", stream),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *args: said.append(("release", *args)))
+
+    def work():
+        if cuda.stream:
+            assert not torch.is_autocast_cache_enabled()
+            raise RuntimeError("an operation is not permitted")
+        return X
+
+    assert record(work) is work and "an operation is not permitted" in caplog.text
+    assert cuda.stream is before and torch.is_autocast_cache_enabled()
+    assert said == [("end", 3, (0, 7)), ("release", 3, (0, 7))][: 1 + underway]
 
 
 def test_the_key_is_of_the_process(monkeypatch):
