@@ -27,7 +27,7 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights
-from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters
+from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters, shapes_vary
 from rlinf_lite.weights import WeightReceiver, WeightVersionError, is_whole
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
@@ -196,12 +196,12 @@ class MultiStepRolloutWorker(Worker):
     def _acting(self) -> Iterator[None]:
         threads = torch_threads(self.cfg.rollout.num_threads)
         if not self.shares:
-            with threads, torch.inference_mode(), autocast(self.device, self.precision):
+            with threads, shapes_vary(), torch.inference_mode(), autocast(self.device, self.precision):
                 yield
             return
         self.policy.eval()  # what it keeps from here on may be of use to training: no inference mode
         try:
-            with threads, torch.no_grad(), autocast(self.device, self.precision):
+            with threads, shapes_vary(), torch.no_grad(), autocast(self.device, self.precision):
                 yield
         finally:
             self.policy.train()

@@ -5,12 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import load_policy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.shipped import shipped
+from rlinf_lite.training.precision import autocast
 from rlinf_lite.weights.sync import synced_tensors
 from tests.models.settings import openvla
 
@@ -49,6 +52,33 @@ def test_adapters_start_as_no_change_and_the_rest_stays_frozen():
     optimizer.step()
     changed = {name for name, p in adapted.named_parameters() if not torch.equal(p, before[name])}
     assert changed <= names and any("lora_B" in name for name in changed)
+
+
+def test_adapters_take_inputs_as_they_come():
+    """Under autocast peft would cast each input to the adapters' type, and autocast cast it back: the same numbers."""
+    policy = make_policy(lora={"rank": 4}).eval()
+    layers = [layer for layer in policy.modules() if isinstance(layer, LoraLayer)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.lora_B["default"].weight.normal_()
+    inputs = policy.predict_action_batch(make_obs()).forward_inputs
+    found = []
+    for casts in (False, True):
+        for layer in layers:
+            assert casts or not layer.cast_input_dtype_enabled
+            layer.cast_input_dtype_enabled = casts
+        with _Casts() as count, torch.no_grad(), autocast("cpu", "bf16"):
+            logprobs = policy(inputs).logprobs
+        found.append((count.number, logprobs))
+    assert torch.equal(found[0][1], found[1][1]) and found[0][0] < found[1][0]
+
+
+class _Casts(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_only_what_trains_is_sent_after_the_first_sync():

@@ -1,5 +1,6 @@
 """Weights arrive whole, in the right version, by shared memory and by buckets."""
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -243,6 +244,70 @@ def test_receivers_of_two_types_are_refused(groups):
     actor, rollout = groups
     with pytest.raises(WorkerError, match="workers of rollout have parameters of different types"):
         wait_all(rollout.receive(0), actor.change_and_send(0), timeout_s=60)
+
+
+class FakeRuntime:
+    """Of CUDA's runtime, what locks pages."""
+
+    def __init__(self, code):
+        self.code, self.locked, self.mapped_when_unlocked = code, {}, []
+
+    def cudaHostRegister(self, address, num_bytes, flags):
+        self.locked[address] = num_bytes
+        return self.code
+
+    def cudaHostUnregister(self, address):
+        del self.locked[address]
+        self.mapped_when_unlocked.append(f"{address:x}-" in Path("/proc/self/maps").read_text())
+
+
+ENTRIES = [_Entry("one", (3, 5), torch.float32, 0), _Entry("two", (2**18,), torch.bfloat16, 64)]
+
+
+@pytest.fixture
+def runtime(request, monkeypatch):
+    found = FakeRuntime(getattr(request, "param", 0))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
+    return found
+
+
+def test_pages_are_locked_until_nothing_views_them(runtime, tmp_path):
+    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
+    view = segment.tensors["two"][5:]
+    assert list(runtime.locked.values()) == [64 + 2 * 2**18]
+    del segment
+    gc.collect()
+    assert runtime.locked and view.sum() == 0
+    del view
+    gc.collect()
+    assert not runtime.locked and runtime.mapped_when_unlocked == [True]
+
+
+@pytest.mark.parametrize("runtime", [2], indirect=True)
+def test_pages_that_cannot_be_locked_are_copied_all_the_same(runtime, monkeypatch, tmp_path, caplog):
+    def raises_what_failed_before(*_, **__):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "zeros", raises_what_failed_before)
+    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
+    assert "cannot be page-locked (CUDA error 2)" in caplog.text
+    assert set(segment.tensors) == {"one", "two"}
+    del segment
+    gc.collect()
+    assert runtime.locked, "what was not locked is not unlocked"
+
+
+def test_gpus_write_into_the_segment_and_are_waited_for(monkeypatch, tmp_path):
+    """Of two tensors, the second stands for one on a GPU."""
+    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=False)
+    bucket = {"one": torch.rand(3, 5), "two": torch.rand(2**18).bfloat16()}
+    waited = []
+    monkeypatch.setattr(sync, "_in_host_memory", lambda tensor: tensor is not bucket["two"])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(segment.tensors["two"].clone()))
+    sender = object.__new__(WeightSender)
+    sender._write(segment, bucket)
+    assert all(torch.equal(segment.tensors[name], tensor) for name, tensor in bucket.items())
+    assert len(waited) == 1 and torch.equal(waited[0], bucket["two"])
 
 
 def test_shared_memory_that_is_full_is_named(tmp_path, monkeypatch):

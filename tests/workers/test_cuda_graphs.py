@@ -1,12 +1,18 @@
-"""`rollout.cuda_graphs` reaches the process that acts or generates, before it does."""
+"""What of torch's settings belongs to GPUs reaches the process that acts, generates or trains, before it does."""
+
+import os
 
 import pytest
+import torch
 
 from rlinf_lite.config import load_config
+from rlinf_lite.data import DataProto
 from rlinf_lite.models import graphs
+from rlinf_lite.training import learner, precision
 from rlinf_lite.weights import WeightRoutes
-from rlinf_lite.workers import EnvWorker, MultiStepRolloutWorker
+from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker, rollout
 from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.reasoning import rollout as language
 from rlinf_lite.workers.reasoning.rollout import LanguageRollout
 
 
@@ -29,3 +35,48 @@ def test_of_language_runs(monkeypatch, wanted):
         None, WeightRoutes((0,), (0,))
     )
     assert asked == [wanted]
+
+
+def test_acting_and_generating_make_no_plans_for_shapes(monkeypatch):
+    """cuDNN's attention would, for every number of rows and columns."""
+    enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, []
+    cfg = load_config("embodiment/gym_pendulum_ppo_mlp")
+    layout = Layout(cfg.env.train.num_envs, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
+    acting = MultiStepRolloutWorker(cfg)
+    acting.init(layout, EnvWorker(cfg).init(layout))
+    with acting._acting():
+        seen.append(enabled())
+    generating = LanguageRollout(load_config("math/math_arithmetic_grpo"))
+    generating.init(None, WeightRoutes((0,), (0,)))
+    before = generating.model.logits
+    monkeypatch.setattr(generating.model, "logits", lambda *args: seen.append(enabled()) or before(*args))
+    tokens = {"prompt_ids": torch.ones(1, 2, dtype=torch.long), "prompt_mask": torch.ones(1, 2, dtype=torch.bool)}
+    prompts = DataProto(tokens | {"group": torch.zeros(1, dtype=torch.long)}, meta_info={"seed": 0})
+    assert next(generating._stream(prompts)).token_ids
+    assert seen and not any(seen) and enabled()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_deterministic(monkeypatch, wanted):
+    asked = []
+    for module in (learner, rollout, language):
+        monkeypatch.setattr(module, "be_deterministic", lambda *given: asked.append(given))
+    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [f"runner.deterministic={wanted}"])
+    layout = Layout(cfg.env.train.num_envs, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
+    spec = EnvWorker(cfg).init(layout)
+    MultiStepRolloutWorker(cfg).init(layout, spec)
+    EmbodiedFSDPActor(cfg).init(layout, spec, 1)
+    LanguageRollout(load_config("math/math_arithmetic_grpo", [f"runner.deterministic={wanted}"])).init(
+        None, WeightRoutes((0,), (0,))
+    )
+    assert asked == [("cpu", wanted)] * 3
+
+    said = []
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", said.append)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    for device in ("cpu", "cuda:0"):
+        precision.be_deterministic(device, wanted)
+        assert said == [True] * (wanted and device == "cuda:0")
+        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if said else None)
+        assert torch.utils.deterministic.fill_uninitialized_memory is not bool(said)

@@ -21,7 +21,7 @@ from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights, free_cache
-from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters
+from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters, shapes_vary
 from rlinf_lite.weights import Offer, WeightReceiver, WeightRoutes, WeightVersionError, is_whole
 from rlinf_lite.workers.reasoning.base import build_model, max_length
 
@@ -154,7 +154,8 @@ class LanguageRollout(Worker):
         with self.weights.loaded():
             while True:
                 # not while a caller has the response
-                with torch_threads(self.cfg.rollout.num_threads), autocast(self.device, self.precision):
+                threads = torch_threads(self.cfg.rollout.num_threads)
+                with threads, shapes_vary(), autocast(self.device, self.precision):
                     done = next(stream, None)
                 if done is None:
                     return
