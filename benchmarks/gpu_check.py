@@ -20,6 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +231,57 @@ def openvla_full(rehearse: bool) -> dict[str, Any]:
     return _policy("openvla", rehearse, size="7b", checkpointing=True)
 
 
+@row(60)
+def recorded(rehearse: bool) -> dict[str, Any]:
+    """Acting as one recorded CUDA graph, and launched operation by operation, ms, of 32 rows and chunks of 8 actions;
+    `agree`: whether both chose the same."""
+    from rlinf_lite.models import graphs
+
+    found: dict[str, Any] = {}
+    one_by_one = {"parallel_decoding": False}
+    for name, size, options in (("openvla", "small", {}), ("openvla", "small", one_by_one), ("pi0", "tiny", {})):
+        contestant = Contestant(name, "tiny" if rehearse else size, 4 if rehearse else 32, _args(rehearse), **options)
+        contestant.policy.requires_grad_(False)
+        label, acted = f"{name}_one_by_one" if options else name, []
+        for graphs.enabled, way in ((True, "recorded"), (False, "launched")):  # of this row's own process
+            acted.append(contestant._act().actions)
+            found[f"{label}_{way}_ms"] = 1e3 * contestant.act_seconds(5)
+        found[f"{label}_agree"] = float(torch.equal(*acted))
+    return found
+
+
+@row(150)
+def same_bits(rehearse: bool) -> dict[str, Any]:
+    """Three steps of the tiny VLA's PPO with `runner.deterministic`, all ways at once: 1 for each whose weights and
+    optimizer are, to the bit, those of roles in processes of their own. `by_chance`: without `runner.deterministic`."""
+    ways: dict[str, list[str]] = {
+        "apart": [],
+        "fused": ["cluster.fuse='actor,rollout'"],
+        "offload": ["actor.offload=true", "rollout.offload=true"],
+        "through_host": ["weight_sync.cuda_ipc=false"],
+        "launched": ["rollout.cuda_graphs=false"],
+        "by_chance": ["runner.deterministic=false"],
+        "resumed": [],
+    }
+    ways = dict(list(ways.items())[: 2 if rehearse else None])
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1 if rehearse else len(ways)) as threads:
+        hashes = list(threads.map(partial(_hash_of, Path(scratch), rehearse), ways, ways.values()))
+    return {way: float(found == hashes[0]) for way, found in zip(ways, hashes, strict=True)}
+
+
+def _hash_of(scratch: Path, rehearse: bool, way: str, overrides: list[str]) -> str:
+    """Of what three steps of `same_bits` leave."""
+    settings = [*_ONE_CARD, *(["cluster.accelerator=cpu"] if rehearse else []), "runner.deterministic=true", *overrides]
+    settings += [f"runner.logger.log_path={scratch / way}", "runner.val_check_interval=-1", "runner.save_interval=1"]
+    for steps in (2, 3) if way == "resumed" else (3,):
+        resume = "auto" if way == "resumed" and steps == 3 else "never"
+        _run("embodiment/tabletop_ppo_vla", *settings, f"runner.max_steps={steps}", f"runner.resume={resume}")
+    found = sha256()
+    for path in sorted((scratch / way).glob("*/checkpoints/step_000003/**/*.safetensors")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def _device(rehearse: bool) -> str:
     torch.backends.cudnn.allow_tf32 = False  # as in workers: fp32 is what others are compared with
     return "cpu" if rehearse else "cuda"
@@ -331,10 +385,7 @@ def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str
         settings += ["runner.save_interval=-1", "runner.report=false"]
         settings += ["env.eval.num_envs=8", "env.eval.num_episodes=8"] if rehearse else _ONE_CARD
         predicted = estimate(plan_of(load_config(config, settings)))
-        words = [sys.executable, "-m", "rlinf_lite.cli", "train", "--config-name", config, *settings]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(words)}\n{(done.stdout + done.stderr)[-3000:]}")
+        _run(config, *settings)
         (metrics,) = Path(scratch).glob("*/metrics.jsonl")
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     trained = [line for line in lines if "time/step" in line][1:]
@@ -347,6 +398,13 @@ def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str
         name: (device + host if rehearse else device) / GIB for name, (device, host) in predicted.processes.items()
     }
     return found
+
+
+def _run(config: str, *settings: str) -> None:
+    words = [sys.executable, "-m", "rlinf_lite.cli", "train", "--config-name", config, *settings]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}\n{(done.stdout + done.stderr)[-3000:]}")
 
 
 def main() -> None:

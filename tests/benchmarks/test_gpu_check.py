@@ -16,9 +16,9 @@ import torch
 from rlinf_lite import registry
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision")
+APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits")
 """A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already; what bf16
-moves has a test of its own."""
+moves, and what placements do not change, have tests of their own."""
 
 
 @pytest.fixture
