@@ -12,8 +12,8 @@ scaling: every node brings its environments), and around them come, one after th
   where env and rollout are apart; two stages hide that behind each other, as far as they compute for long enough.
 
 Left out: stragglers (episodes of different length, slow nodes), the switch (every node has its rate at the same time),
-collectives that overlap with computing, evaluations, checkpoints, failures. Costs of computing are arguments, not
-measured: no GPU was at hand.
+collectives that overlap with computing, evaluations, checkpoints, failures. Costs of computing are arguments,
+whose defaults are assumed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ where the other side is the meta device, which has no memory.
 from __future__ import annotations
 
 import socket
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,6 +196,29 @@ def test_acting_weights_come_and_go(monkeypatch, fails):
     with weights.loaded():
         pass
     assert (module.second.weight == 0).all()
+
+
+@pytest.mark.parametrize("phase", ["generate", "evaluate"])
+@pytest.mark.parametrize(("fused", "offloads"), [(False, True), (True, False), (False, False)])
+def test_what_acting_keeps_is_given_back_before_its_weights_are(phase, fused, offloads):
+    """Where the actor is to have the memory."""
+    config, overrides, _ = CONFIGS["ppo"]
+    events = []
+
+    @contextmanager
+    def loaded():
+        yield
+        events.append("weights are unloaded")
+
+    rollout = MultiStepRolloutWorker(
+        load_config(f"embodiment/{config}", [*overrides, f"rollout.offload={offloads}".lower()])
+    )
+    rollout.rank = 1  # serves nobody
+    rollout.layout = Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
+    rollout.weights, rollout.num_chunks, rollout.shares = SimpleNamespace(loaded=loaded), 1, fused
+    rollout.policy = SimpleNamespace(release=lambda: events.append("released"), config_dict=dict)
+    getattr(rollout, phase)()
+    assert events == ["released"] * (fused or offloads) + ["weights are unloaded"]
 
 
 def test_what_is_not_asked_for_does_not_move(monkeypatch):
