@@ -4,7 +4,7 @@ them; a recorded one is launched as a whole."""
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -28,6 +28,9 @@ Pass = Callable[[], Any]
 _under_way = ContextVar("under_way", default=False)
 _KEPT = 8
 """Recorded calls of a model: a shape of training's, of an evaluation's, and some to spare."""
+_LAUNCHED = 2
+"""Times that the same pass is not recorded yet: it may never come again."""
+_capturing = Lock()  # torch has one stream for all recordings of a process
 
 _aten = torch.ops.aten
 _INDEXING = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
@@ -68,10 +71,12 @@ def is_recording() -> bool:
 
 
 class Recordings:
-    """Recorded passes by `key`, whatever Python knows of them, of which one runs at a time. They read `tensors`
-    (weights) where these are; once they lie elsewhere, passes are recorded again."""
+    """Recorded passes by `key`, whatever Python knows of them, of which one runs at a time. The first few are launched:
+    recording costs about as much. They read `tensors` (weights) where these are; once they lie elsewhere, passes are
+    recorded again."""
 
     _passes: dict[Hashable, Pass]
+    _uses: Counter[Hashable]
     _can_record: bool
     _pool: Any
 
@@ -84,7 +89,8 @@ class Recordings:
         where = addresses(self._tensors)
         if where != self._where:
             self._start_over(where)
-        if key not in self._passes and self._can_record:
+        self._uses[key] += 1
+        if key not in self._passes and self._can_record and self._uses[key] > _LAUNCHED:
             recorded = record(work, self._pool)
             self._can_record = recorded is not work
             if self._can_record:
@@ -93,9 +99,10 @@ class Recordings:
 
     def forget(self, key: Hashable) -> None:
         self._passes.pop(key, None)
+        self._uses.pop(key, None)
 
     def _start_over(self, where: tuple[int, ...]) -> None:
-        self._where, self._passes, self._can_record = where, {}, True
+        self._where, self._passes, self._can_record, self._uses = where, {}, True, Counter()
         self._pool = torch.cuda.graph_pool_handle()  # one that no recording has any more cannot be used again
 
 
@@ -134,12 +141,14 @@ class Calls:
             if self._recordings is None or self._where != addresses(tensors):
                 self.clear()
                 self._where, self._recordings = addresses(tensors), Recordings(tensors)
-            own, work = self._kept.pop(key) if key in self._kept else self._new(function, flat, structure)
-            for kept, new in zip(own, given, strict=True):
-                kept.copy_(new)
-            self._kept[key] = own, work  # behind the others
+            if key not in self._kept:
+                self._kept[key] = self._new(function, flat, structure)
+            self._kept.move_to_end(key)
             if len(self._kept) > _KEPT:
                 self._recordings.forget(self._kept.popitem(last=False)[0])
+            own, work = self._kept[key]
+            for kept, new in zip(own, given, strict=True):
+                kept.copy_(new)
             return tree_map_only(Tensor, torch.clone, self._recordings.run(key, work))
 
     def _new(self, function: Callable[..., Any], flat: list[Any], structure: TreeSpec) -> tuple[list[Tensor], Pass]:
@@ -164,7 +173,7 @@ def _captured(work: Pass, pool: Any) -> Pass:
     torch.clear_autocast_cache()  # weights cast before would be read, and those cast now be kept
     try:
         # other threads of this process may use the GPU meanwhile
-        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+        with _capturing, torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
     except RuntimeError:
         # of what broke off, torch goes on to allocate for it, and on its stream; where it ended, neither is so

@@ -31,6 +31,7 @@ from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import SamplingParams
 from rlinf_lite.generation.sampling import sample
 from rlinf_lite.lazy import imports_without_gc
+from rlinf_lite.models.graphs import Calls
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Counts, Meter, count, fake_tensors
 from rlinf_lite.registry import env_card
@@ -253,6 +254,8 @@ def _passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tuple[in
     acts_in = "bf16" if rollout_dtype(config, slots(config.cluster)[0]) == "bf16" else precision
     with torch.no_grad(), autocast("cpu", acts_in, on_gpu):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
+        if on_gpu and config.rollout.cuda_graphs and isinstance(getattr(policy, "calls", None), Calls):
+            acting *= 2  # what is recorded has memory that nothing else gets
         passes = config.algorithm.update_epochs + recomputed_logprobs(config)[0]
         kept = policy.fixed_inputs(acted.forward_inputs) if passes > 1 else {}
     scores = _FP32 * (acted.logprobs.numel() + acted.values.numel())

@@ -36,7 +36,7 @@ from rlinf_lite.training import sharding
 from rlinf_lite.training.lanes import Lanes, lanes_for
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, free_cache, move_module, move_state
-from rlinf_lite.training.precision import autocast, be_deterministic
+from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
 from rlinf_lite.twins import CopyError, check_copies
 
@@ -85,7 +85,6 @@ class Learner:
         """`name`: in metrics and files, such as actor or critic. Ranks bring models with the same weights.
         `ranks_per_model`: for strategies that need it."""
         self.worker, self.cfg, self.name = worker, cfg, name
-        be_deterministic(worker.device, cfg.runner.deterministic)
         self.model = model.to(worker.device)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = training_threads(cfg.actor.num_threads, worker.local_world_size)

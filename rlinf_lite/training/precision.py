@@ -34,7 +34,7 @@ def shapes_vary() -> Iterator[None]:
 
 def be_deterministic(device: torch.device | str, wanted: bool) -> None:
     """Have torch use only operations that give the same bits every time, in this process (`runner.deterministic`). Of
-    those that models are made of, those on CPUs do anyway."""
+    those that models are made of, those on CPUs do anyway. To be called before anything is computed on a GPU."""
     if wanted and torch.device(device).type == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
             ":4096:8"  # cuBLAS reads it when it is first used, and torch asks for it

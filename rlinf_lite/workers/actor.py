@@ -47,7 +47,7 @@ from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
-from rlinf_lite.training.precision import cast_parameters
+from rlinf_lite.training.precision import be_deterministic, cast_parameters
 from rlinf_lite.weights import WeightSender, copy_weights
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
@@ -98,6 +98,7 @@ class EmbodiedFSDPActor(Worker):
         """Build the policy and get ready to train; returns the number of parameters."""
         cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
         self.trajectories, self.batch = None, None
+        be_deterministic(self.device, cfg.runner.deterministic)
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
         if cfg.actor.frozen_dtype == "bf16":

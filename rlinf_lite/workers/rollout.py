@@ -98,7 +98,7 @@ class MultiStepRolloutWorker(Worker):
             key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
         }
         unfinished = set(builders)
-        with self.weights.loaded():
+        with self.weights.loaded(), self._gives_back():
             while unfinished:
                 sender, rank, message = self.recv_first({"actor": None, "env": tag}, self.cfg.runner.phase_timeout_s)
                 if sender == "actor":
@@ -111,27 +111,29 @@ class MultiStepRolloutWorker(Worker):
                     self._serve(rank, builders[key], message)
                 if message.last:
                     unfinished.remove(key)
-            self._release()
         return {"spans": self.pop_spans()}
 
-    def _release(self) -> None:
-        """What acting keeps, where this GPU's memory is the actor's now."""
-        if self.shares or self.cfg.rollout.offload:
-            self.policy.release()
+    @contextmanager
+    def _gives_back(self) -> Iterator[None]:
+        """Around a phase, behind which the actor has the memory of what acting keeps, where it shares or takes it."""
+        try:
+            yield
+        finally:
+            if self.actor is not None or self.cfg.rollout.offload:
+                self.policy.release()
 
     def evaluate(self) -> dict[str, Any]:
         """Act for the evaluation's episodes, without keeping anything. Returns what the policy has for the options that
         the config leaves to it (null), such as a checkpoint's number of denoising steps."""
         cfg = self.cfg.env.eval
         unfinished = set(self._pieces(self.layout.of_evaluation(cfg.num_envs)))
-        with self.weights.loaded():
+        with self.weights.loaded(), self._gives_back():
             while unfinished:
                 env_rank, message = self.recv_any("env", self.cfg.runner.phase_timeout_s)
                 if message.last:
                     unfinished.remove((env_rank, message.stage, message.start))
                 else:
                     self._answer(env_rank, message, cfg.seed, cfg.mode)
-            self._release()
         self.pop_spans()
         left_open = [name for name, value in dict(self.cfg.model.options).items() if value is None]
         has = self.policy.config_dict()

@@ -67,6 +67,7 @@ def emulation(monkeypatch: pytest.MonkeyPatch) -> Emulation:
     found = Emulation()
     monkeypatch.setattr(graphs, "can_record", lambda device: graphs.enabled)
     monkeypatch.setattr(graphs, "_captured", found.capture)
+    monkeypatch.setattr(graphs, "_LAUNCHED", 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     graphs._warn.cache_clear()
     return found

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from tests.models.settings import openvla
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64), "wrist": (64, 64)}, [-2.0, 0.0, -1.0], [2.0, 1.0, 1.0], 24, True)
 TASKS = ["pick up the red block", "push the green cube to the blue bowl", "lift it"]
+LOOKS_AT_MASKS = ({"parallel_decoding": True, "attn_implementation": "eager"}, {"name": "smolvla"})
+"""Whether there is any padding, so that they are launched."""
 FLOWS = {policy.policy_id: policy for policy in (Pi0Policy, Pi05Policy, SmolVLAPolicy)}
 
 
@@ -79,10 +82,12 @@ def check_same(policy, obs, mode="train", tolerance=1e-5, precision="fp32"):
         {"lora": {"rank": 4}},
         {"gradient_checkpointing": True},
         {"max_prompt_length": 30},
+        {"attn_implementation": "eager"},
+        LOOKS_AT_MASKS[0],
         {"name": "pi0"},
         {"name": "pi0", "method": "flow_noise"},
         {"name": "pi05"},
-        {"name": "smolvla"},
+        LOOKS_AT_MASKS[1],
     ],
     ids=lambda settings: "-".join(map(str, settings.values())) or "plain",
 )
@@ -90,8 +95,7 @@ def test_acting_is_what_it_is_without(emulation: Emulation, mode, settings):  # 
     policy = make_policy(**settings)
     for seed in (1, 2):
         check_same(policy, make_obs(seed=seed), mode)
-    # SmolVLM's vision looks whether there is any padding
-    assert (emulation.recorded, emulation.replayed) == ((0, 0) if settings.get("name") == "smolvla" else (1, 2))
+    assert (emulation.recorded, emulation.replayed) == ((0, 0) if settings in LOOKS_AT_MASKS else (1, 2))
 
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
@@ -170,6 +174,44 @@ def test_copies_and_files_have_none(emulation: Emulation):  # noqa: F811
         assert not other.calls._kept
         check_same(other.eval(), make_obs(seed=2))
     assert emulation.recorded == 4
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_windows_of_attention_are_kept(emulation: Emulation, parallel):  # noqa: F811
+    """Where a language model has some, transformers makes the masks."""
+    fresh = make_policy(parallel_decoding=parallel)
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    policy = OpenVLAPolicy(replace(fresh.cfg, text={**fresh.cfg.text, "model_type": "qwen2", **windows}), fresh.prompts)
+    for seed in (1, 2):
+        check_same(policy.eval(), make_obs(seed=seed))
+
+
+def test_what_comes_once_is_launched(emulation: Emulation, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(graphs, "_LAUNCHED", 2)
+    policy = make_policy()
+    recorded = []
+    for seed in range(4):
+        check_same(policy, make_obs(seed=seed))
+        recorded.append(emulation.recorded)
+    assert recorded == [0, 0, 1, 1]
+    for _ in range(3):
+        for num_rows in range(1, graphs._KEPT + 2):  # each is forgotten before it comes again
+            check_same(policy, make_obs(num_rows + 3))
+    assert emulation.recorded == 1
+
+
+def test_a_call_that_is_interrupted_leaves_nothing(emulation: Emulation, monkeypatch):  # noqa: F811
+    policy = make_policy()
+    check_same(policy, make_obs())
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch.Tensor, "copy_", interrupted)
+        act(policy, make_obs(seed=2))
+    check_same(policy, make_obs(seed=3))
+    assert emulation.recorded == 1
 
 
 def test_gradients_and_hooks_are_not_recorded(emulation: Emulation):  # noqa: F811

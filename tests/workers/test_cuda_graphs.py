@@ -8,11 +8,13 @@ import torch
 from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
 from rlinf_lite.models import graphs
-from rlinf_lite.training import learner, precision
+from rlinf_lite.training import precision
 from rlinf_lite.weights import WeightRoutes
-from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker, rollout
+from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker, actor, rollout
 from rlinf_lite.workers.layout import Layout
+from rlinf_lite.workers.reasoning import base
 from rlinf_lite.workers.reasoning import rollout as language
+from rlinf_lite.workers.reasoning.actor import LanguageActor
 from rlinf_lite.workers.reasoning.rollout import LanguageRollout
 
 
@@ -59,17 +61,18 @@ def test_acting_and_generating_make_no_plans_for_shapes(monkeypatch):
 @pytest.mark.parametrize("wanted", [False, True])
 def test_deterministic(monkeypatch, wanted):
     asked = []
-    for module in (learner, rollout, language):
+    for module in (actor, rollout, base, language):
         monkeypatch.setattr(module, "be_deterministic", lambda *given: asked.append(given))
+    monkeypatch.setattr(base, "check_supported", lambda *_: asked.append("computes"))
     cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [f"runner.deterministic={wanted}"])
     layout = Layout(cfg.env.train.num_envs, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
     spec = EnvWorker(cfg).init(layout)
     MultiStepRolloutWorker(cfg).init(layout, spec)
     EmbodiedFSDPActor(cfg).init(layout, spec, 1)
-    LanguageRollout(load_config("math/math_arithmetic_grpo", [f"runner.deterministic={wanted}"])).init(
-        None, WeightRoutes((0,), (0,))
-    )
-    assert asked == [("cpu", wanted)] * 3
+    of_language = load_config("math/math_arithmetic_grpo", [f"runner.deterministic={wanted}"])
+    LanguageRollout(of_language).init(None, WeightRoutes((0,), (0,)))
+    LanguageActor(of_language).init(None, WeightRoutes((0,), (0,)), 1)
+    assert asked == [*[("cpu", wanted)] * 4, "computes"]
 
     said = []
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)

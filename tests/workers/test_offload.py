@@ -215,7 +215,8 @@ def test_what_acting_keeps_is_given_back_before_its_weights_are(phase, fused, of
     )
     rollout.rank = 1  # serves nobody
     rollout.layout = Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,))
-    rollout.weights, rollout.num_chunks, rollout.shares = SimpleNamespace(loaded=loaded), 1, fused
+    rollout.weights, rollout.num_chunks = SimpleNamespace(loaded=loaded), 1
+    rollout.actor = SimpleNamespace() if fused else None
     rollout.policy = SimpleNamespace(release=lambda: events.append("released"), config_dict=dict)
     getattr(rollout, phase)()
     assert events == ["released"] * (fused or offloads) + ["weights are unloaded"]

@@ -272,7 +272,10 @@ class OpenVLAPolicy(Policy):
     ) -> Tensor:
         """Final states of the positions of `x`, the last of those that `mask` covers."""
         positions = (mask.cumsum(1) - 1)[:, -x.shape[1] :]
-        if is_recording():  # transformers would look whether there is any padding
+        config = self.language_model.config
+        sees_all = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        if is_recording() and config._attn_implementation == "sdpa" and sees_all:
+            # transformers would look whether there is any padding
             columns = torch.arange(mask.shape[1], device=mask.device)
             seen = columns <= columns[-x.shape[1] :, None] if causal else columns >= columns[:1]
             mask = (mask[:, None].bool() & seen)[:, None].expand(-1, -1, x.shape[1], -1)

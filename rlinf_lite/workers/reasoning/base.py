@@ -26,6 +26,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
+from rlinf_lite.training.precision import be_deterministic
 
 MESH = "dp x tp"
 """Of the ranks of a role: those that have the same rows form a model together."""
@@ -52,6 +53,7 @@ class LanguageModelWorker(Worker):
         """Spread `model` over the ranks, and get ready to train it with `optim`, and `steps` as `start_training` takes
         them. Raises UnsupportedModelError."""
         cfg = self.cfg
+        be_deterministic(self.device, cfg.runner.deterministic)  # before the first product of matrices
         if optim is not None and cfg.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):

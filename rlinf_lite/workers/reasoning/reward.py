@@ -17,6 +17,7 @@ from rlinf_lite.data.tokenizers import load_tokenizer
 from rlinf_lite.rewards import RewardResult, RewardScorer
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads, training_threads
+from rlinf_lite.training.precision import be_deterministic
 
 if TYPE_CHECKING:
     from rlinf_lite.workers.reasoning.reward_model import RewardModel
@@ -39,6 +40,7 @@ class RewardWorker(Worker):
         self.tokenizer = load_tokenizer(cfg)
         self.scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
         if cfg.reward.model is not None:
+            be_deterministic(self.device, cfg.runner.deterministic)
             from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
             with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
