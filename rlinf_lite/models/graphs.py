@@ -175,7 +175,7 @@ def _captured(work: Pass, pool: Any) -> Pass:
         # other threads of this process may use the GPU meanwhile
         with _capturing, torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
-    except RuntimeError:
+    except BaseException:
         # of what broke off, torch goes on to allocate for it, and on its stream; where it ended, neither is so
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(before.device_index, pool)
