@@ -36,7 +36,10 @@ def kept(make: Callable[..., Tensor], most: int | None = 8) -> Callable[..., Ten
 
     @wraps(make)
     def kept_or_made(*args: Hashable) -> Tensor:
-        return keeping(*args) if detect_fake_mode() is None else make(*args)
+        if detect_fake_mode() is not None:
+            return make(*args)
+        with torch.inference_mode(False):  # what first comes while acting is kept for training, too
+            return keeping(*args)
 
     return kept_or_made
 

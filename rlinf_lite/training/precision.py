@@ -36,9 +36,7 @@ def be_deterministic(device: torch.device | str, wanted: bool) -> None:
     """Have torch use only operations that give the same bits every time, in this process (`runner.deterministic`). Of
     those that models are made of, those on CPUs do anyway. To be called before anything is computed on a GPU."""
     if wanted and torch.device(device).type == "cuda":
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
-            ":4096:8"  # cuBLAS reads it when it is first used, and torch asks for it
-        )
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -201,7 +201,9 @@ def test_steps_are_drawn_uniformly_by_each_rows_key() -> None:
 
 def test_clocks() -> None:
     """openpi's is off by rounding, which the shortest period feels."""
-    one, other = times(10, "openpi"), times(10, "lerobot")
+    with torch.inference_mode():  # what is kept from acting is of use to training
+        one, other = times(10, "openpi"), times(10, "lerobot")
+    assert not one.is_inference() and times(10, "openpi") is one
     assert one[0] == other[0] == 1
     assert one[-1] == other[-1] == 0
     assert 0 < float((one - other).abs().max()) < 3e-7
