@@ -375,8 +375,8 @@ class RolloutConfig(Section):
     offload: bool = False
     """Have parameters in the GPU's memory only while acting, so that an actor beside them has it while it trains."""
     cuda_graphs: bool = True
-    """On GPUs, record what OpenVLA, pi0 and pi0.5 compute when they act, once for each number of environments at a
-    time, and launch it as a whole. false: operation by operation, with less of the GPU's memory."""
+    """On GPUs, record what a VLA policy computes when it acts, once for each number of rows, and launch it as a whole.
+    false: operation by operation, with less of the GPU's memory."""
 
 
 class OptimConfig(Section):

@@ -67,7 +67,7 @@ def record(work: Pass, pool: Any = None) -> Pass:
 
 def is_recording() -> bool:
     """Whether what is computed now is being recorded, so that nothing may be looked up in the GPU's memory."""
-    return _under_way.get()
+    return not torch.compiler.is_compiling() and _under_way.get()
 
 
 class Recordings:

@@ -36,7 +36,7 @@ def kept(make: Callable[..., Tensor], most: int | None = 8) -> Callable[..., Ten
 
     @wraps(make)
     def kept_or_made(*args: Hashable) -> Tensor:
-        if detect_fake_mode() is not None:
+        if torch.compiler.is_compiling() or detect_fake_mode() is not None:
             return make(*args)
         with torch.inference_mode(False):  # what first comes while acting is kept for training, too
             return keeping(*args)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlinf_lite import registry
+from rlinf_lite.models import graphs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits")
@@ -23,6 +24,7 @@ moves, and what placements do not change, have tests of their own."""
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(graphs, "enabled", graphs.enabled)  # rows that change it have a process of their own
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("gpu_check")
 

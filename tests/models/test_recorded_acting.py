@@ -223,7 +223,8 @@ def test_gradients_and_hooks_are_not_recorded(emulation: Emulation):  # noqa: F8
     assert len(calls) == 2 and not emulation.recorded
 
 
-def test_operations_are_counted_one_by_one():
+def test_operations_are_counted_one_by_one(monkeypatch):
+    monkeypatch.setattr(graphs, "enabled", True)
     assert graphs.can_record(torch.device("cuda")) and not graphs.can_record(torch.device("cpu"))
     with FlopCounterMode(display=False):
         assert not graphs.can_record(torch.device("cuda"))

@@ -148,7 +148,7 @@ class Crew:
         self.specs = [worker.init(self.layout) for worker in self.envs]
         for worker in self.rollouts:
             worker.layout, worker.policy, worker.num_chunks = self.layout, StubPolicy(sizes.chunk), sizes.num_chunks
-            worker.version, worker.shares, worker.precision = 0, False, "fp32"
+            worker.version, worker.actor, worker.shares, worker.precision = 0, None, False, "fp32"
             worker.weights = ActingWeights(torch.nn.Module(), "cpu", enabled=False)
         for worker in self.actors:
             worker.layout = self.layout
