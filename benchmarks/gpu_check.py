@@ -40,6 +40,7 @@ from rlinf_lite.scheduler import Cluster, wait_all
 from rlinf_lite.training.precision import autocast
 
 TOTAL_S = 480
+WARM_UP = 3  # calls, in the last of which acting is recorded
 GIB = 2**30
 Row = Callable[[bool], dict[str, Any]]
 _ONE_CARD = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1"]
@@ -244,6 +245,7 @@ def recorded(rehearse: bool) -> dict[str, Any]:
         contestant.policy.requires_grad_(False)
         label, acted = f"{name}_one_by_one" if options else name, []
         for graphs.enabled, way in ((True, "recorded"), (False, "launched")):  # of this row's own process
+            contestant.act_seconds(WARM_UP)
             acted.append(contestant._act().actions)
             found[f"{label}_{way}_ms"] = 1e3 * contestant.act_seconds(5)
         found[f"{label}_agree"] = float(torch.equal(*acted))
@@ -318,6 +320,7 @@ def _policy(
     if not rehearse:
         torch.cuda.reset_peak_memory_stats()
     calls = 1 if rehearse else 5
+    contestant.act_seconds(WARM_UP)
     act_s, update_s = contestant.act_seconds(calls), contestant.update_seconds(calls)
     found = {
         "num_parameters": contestant.num_parameters,

@@ -8,7 +8,6 @@ slower, call it under autocast.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +227,7 @@ class _Batch:
         self._num_columns = 0  # of the longest row, the next token included
         self._recordings: graphs.Recordings | None = None
         if graphs.can_record(device):
-            self._recordings = graphs.Recordings(itertools.chain(model.parameters(), model.buffers()))
+            self._recordings, self._weights = graphs.Recordings(), [*model.parameters(), *model.buffers()]
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
@@ -264,7 +263,8 @@ class _Batch:
         num_rows = _rounded(num_rows, len(self._greedy), _ROWS)
         num_columns = _rounded(num_columns, len(self._columns), _COLUMNS)
         key = num_rows, num_columns
-        return self._append(self._recordings.run(key, lambda: self._next(num_rows, num_columns)), 0)
+        drawn = self._recordings.run(key, lambda: self._next(num_rows, num_columns), self._weights)
+        return self._append(drawn, 0)
 
     @torch.no_grad()
     def forget(self, max_tokens: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -72,21 +73,17 @@ def is_recording() -> bool:
 
 class Recordings:
     """Recorded passes by `key`, whatever Python knows of them, of which one runs at a time. The first few are launched:
-    recording costs about as much. They read `tensors` (weights) where these are; once they lie elsewhere, passes are
-    recorded again."""
+    recording costs about as much. Once the weights lie elsewhere, passes are recorded again."""
 
     _passes: dict[Hashable, Pass]
     _uses: Counter[Hashable]
     _can_record: bool
     _pool: Any
+    _where: tuple[int, ...] | None = None
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = tuple(tensors)
-        self._start_over(addresses(self._tensors))
-
-    def run(self, key: Hashable, work: Pass) -> Any:
-        """What `work` returns, by a recording of it if there can be one; see `record`."""
-        where = addresses(self._tensors)
+    def run(self, key: Hashable, work: Pass, weights: Iterable[Tensor]) -> Any:
+        """What `work`, which reads `weights`, returns, by a recording of it if there can be one; see `record`."""
+        where = addresses(weights)
         if where != self._where:
             self._start_over(where)
         self._uses[key] += 1
@@ -119,8 +116,7 @@ class Calls:
 
     def clear(self) -> None:
         """Give back the memory of all."""
-        self._where: tuple[int, ...] = ()
-        self._recordings: Recordings | None = None
+        self._recordings = Recordings()
         self._kept: OrderedDict[Hashable, tuple[list[Tensor], Pass]] = OrderedDict()
 
     def __call__(self, model: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
@@ -135,12 +131,8 @@ class Calls:
         kinds = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
         autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         key = function.__name__, kinds, str(structure), autocast
-        tensors = [*model.parameters(), *model.buffers()]
         # memory that stays is written to by later calls, in inference mode or not
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if self._recordings is None or self._where != addresses(tensors):
-                self.clear()
-                self._where, self._recordings = addresses(tensors), Recordings(tensors)
             if key not in self._kept:
                 self._kept[key] = self._new(function, flat, structure)
             self._kept.move_to_end(key)
@@ -149,7 +141,8 @@ class Calls:
             own, work = self._kept[key]
             for kept, new in zip(own, given, strict=True):
                 kept.copy_(new)
-            return tree_map_only(Tensor, torch.clone, self._recordings.run(key, work))
+            weights = chain(model.parameters(), model.buffers())
+            return tree_map_only(Tensor, torch.clone, self._recordings.run(key, work, weights))
 
     def _new(self, function: Callable[..., Any], flat: list[Any], structure: TreeSpec) -> tuple[list[Tensor], Pass]:
         """The memory of a recording's own that stands for the tensors in `flat`, and the call with it."""

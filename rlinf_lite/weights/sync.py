@@ -300,7 +300,9 @@ class WeightSender:
             entries.append(entry)
             offset += -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT
         name = f"weights-{self._worker.name}-{self._worker.rank}-{os.getpid()}-{next(_segment_numbers)}"
-        return _Segment(os.path.join(get_context().shm_dir, name), entries, create=True, lock=_has_gpu(self._worker))
+        return _Segment(
+            os.path.join(get_context().shm_dir, name), entries, create=True, lock=self._worker.device != "cpu"
+        )
 
     def _buckets(
         self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype], lends: bool
@@ -326,10 +328,6 @@ class WeightSender:
 def _wanted(name: str, tensor: Tensor, dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
     """The type that receivers have, who say those of theirs that are not float32."""
     return dtypes.get(name, torch.float32) if tensor.is_floating_point() else tensor.dtype
-
-
-def _has_gpu(worker: Worker) -> bool:
-    return worker.device != "cpu"
 
 
 def _in_host_memory(tensor: Tensor) -> bool:
@@ -420,7 +418,8 @@ class WeightReceiver:
     def _map(self, path: str, entries: list[_Entry]) -> None:
         """Make parameters in host memory views of the segment, but for those that the module has views of. Buffers are
         copied: what a pass changes is the module's own."""
-        self._segment, self._written = path, _Segment(path, entries, False, _has_gpu(self._worker)).tensors
+        segment = _Segment(path, entries, create=False, lock=self._worker.device != "cpu")
+        self._segment, self._written = path, segment.tensors
         own = {name: x for name, x in self._module.named_parameters() if name in self._written and _in_host_memory(x)}
         viewed = _viewed(self._module, own) if own else set()
         for name in own.keys() - viewed:

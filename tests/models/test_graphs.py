@@ -60,10 +60,10 @@ def test_a_recording_reads_what_is_there_and_does_as_it_did(emulation):
 
 def test_passes_are_recorded_once_and_again_where_weights_moved(emulation):
     weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    recordings = Recordings([weight])
+    recordings = Recordings()
 
     def run():
-        return [recordings.run(times, partial(weight.mul, times)).tolist() for times in (2, 3, 2)]
+        return [recordings.run(times, partial(weight.mul, times), [weight]).tolist() for times in (2, 3, 2)]
 
     assert run() == run() == [[2] * 3, [3] * 3, [2] * 3] and emulation.recorded == 2
     weight.fill_(2)
@@ -73,14 +73,14 @@ def test_passes_are_recorded_once_and_again_where_weights_moved(emulation):
 
 
 def test_passes_that_were_recorded_before_one_that_cannot_be_stay(emulation):
-    recordings = Recordings([])
-    recordings.run("good", lambda: X + 1)
+    recordings = Recordings()
+    recordings.run("good", lambda: X + 1, [])
     emulation.breaks = True
     for _ in range(2):
-        assert torch.equal(recordings.run("bad", lambda: X + 2), X + 2)
-    assert torch.equal(recordings.run("good", lambda: X), X + 1)
+        assert torch.equal(recordings.run("bad", lambda: X + 2, []), X + 2)
+    assert torch.equal(recordings.run("good", lambda: X, []), X + 1)
     emulation.breaks = False
-    recordings.run("another", lambda: X)
+    recordings.run("another", lambda: X, [])
     assert emulation.recorded == 1, "one that failed is enough"
 
 

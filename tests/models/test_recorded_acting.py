@@ -18,7 +18,8 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.twins import Parts, check_copies
-from tests.models.emulated_graphs import Emulation, emulation  # noqa: F401
+from tests.models.emulated_graphs import Emulation
+from tests.models.emulated_graphs import emulation as emulation
 from tests.models.settings import openvla
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64), "wrist": (64, 64)}, [-2.0, 0.0, -1.0], [2.0, 1.0, 1.0], 24, True)
@@ -91,7 +92,7 @@ def check_same(policy, obs, mode="train", tolerance=1e-5, precision="fp32"):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())) or "plain",
 )
-def test_acting_is_what_it_is_without(emulation: Emulation, mode, settings):  # noqa: F811
+def test_acting_is_what_it_is_without(emulation: Emulation, mode, settings):
     policy = make_policy(**settings)
     for seed in (1, 2):
         check_same(policy, make_obs(seed=seed), mode)
@@ -99,7 +100,7 @@ def test_acting_is_what_it_is_without(emulation: Emulation, mode, settings):  # 
 
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
-def test_a_call_leaves_nothing_for_the_next_and_keeps_what_it_gave(emulation: Emulation, name):  # noqa: F811
+def test_a_call_leaves_nothing_for_the_next_and_keeps_what_it_gave(emulation: Emulation, name):
     policy = make_policy(name)
     first = check_same(policy, make_obs())
     kept = {name: tensor.clone() for name, tensor in first.items()}
@@ -111,7 +112,7 @@ def test_a_call_leaves_nothing_for_the_next_and_keeps_what_it_gave(emulation: Em
     assert emulation.recorded == 3, "three rows, five, and greedy ones"
 
 
-def test_inference_mode_and_its_absence_take_turns(emulation: Emulation):  # noqa: F811
+def test_inference_mode_and_its_absence_take_turns(emulation: Emulation):
     policy = make_policy()
     with torch.inference_mode():
         check_same(policy, make_obs())
@@ -122,7 +123,7 @@ def test_inference_mode_and_its_absence_take_turns(emulation: Emulation):  # noq
 
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
-def test_weights_may_change_and_move(emulation: Emulation, name):  # noqa: F811
+def test_weights_may_change_and_move(emulation: Emulation, name):
     policy = make_policy(name)
     before = check_same(policy, make_obs())
     with torch.no_grad():
@@ -136,7 +137,7 @@ def test_weights_may_change_and_move(emulation: Emulation, name):  # noqa: F811
     assert emulation.recorded == 2, "they lie elsewhere"
 
 
-def test_other_modules_are_read(emulation: Emulation):  # noqa: F811
+def test_other_modules_are_read(emulation: Emulation):
     policy = make_policy(lora={"rank": 4})
     check_same(policy, make_obs())
     policy.merge_adapters()
@@ -146,25 +147,25 @@ def test_other_modules_are_read(emulation: Emulation):  # noqa: F811
     assert emulation.recorded == 3
 
 
-def test_autocast_is_part_of_what_is_recorded(emulation: Emulation):  # noqa: F811
+def test_autocast_is_part_of_what_is_recorded(emulation: Emulation):
     policy = make_policy()
     exact = check_same(policy, make_obs())
     rounded = check_same(policy, make_obs(), precision="bf16", tolerance=0.1)
     assert emulation.recorded == 2 and not torch.equal(exact["logprobs"], rounded["logprobs"])
 
 
-def test_calls_are_given_back_and_bounded(emulation: Emulation):  # noqa: F811
+def test_calls_are_given_back_and_bounded(emulation: Emulation):
     policy = make_policy()
     for num_rows in range(1, graphs._KEPT + 3):
         check_same(policy, make_obs(num_rows))
     assert len(policy.calls._kept) == len(policy.calls._recordings._passes) == graphs._KEPT
     policy.release()
-    assert not policy.calls._kept and policy.calls._recordings is None
+    assert not policy.calls._kept and policy.calls._recordings._where is None
     check_same(policy, make_obs(1))
     assert emulation.recorded == graphs._KEPT + 3
 
 
-def test_copies_and_files_have_none(emulation: Emulation):  # noqa: F811
+def test_copies_and_files_have_none(emulation: Emulation):
     policy = make_policy()
     names = policy.state_dict().keys()
     check_same(policy, make_obs())
@@ -177,7 +178,7 @@ def test_copies_and_files_have_none(emulation: Emulation):  # noqa: F811
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_windows_of_attention_are_kept(emulation: Emulation, parallel):  # noqa: F811
+def test_windows_of_attention_are_kept(emulation: Emulation, parallel):
     """Where a language model has some, transformers makes the masks."""
     fresh = make_policy(parallel_decoding=parallel)
     windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
@@ -186,7 +187,7 @@ def test_windows_of_attention_are_kept(emulation: Emulation, parallel):  # noqa:
         check_same(policy.eval(), make_obs(seed=seed))
 
 
-def test_what_comes_once_is_launched(emulation: Emulation, monkeypatch):  # noqa: F811
+def test_what_comes_once_is_launched(emulation: Emulation, monkeypatch):
     monkeypatch.setattr(graphs, "_LAUNCHED", 2)
     policy = make_policy()
     recorded = []
@@ -200,7 +201,7 @@ def test_what_comes_once_is_launched(emulation: Emulation, monkeypatch):  # noqa
     assert emulation.recorded == 1
 
 
-def test_a_call_that_is_interrupted_leaves_nothing(emulation: Emulation, monkeypatch):  # noqa: F811
+def test_a_call_that_is_interrupted_leaves_nothing(emulation: Emulation, monkeypatch):
     policy = make_policy()
     check_same(policy, make_obs())
 
@@ -214,7 +215,7 @@ def test_a_call_that_is_interrupted_leaves_nothing(emulation: Emulation, monkeyp
     assert emulation.recorded == 1
 
 
-def test_gradients_and_hooks_are_not_recorded(emulation: Emulation):  # noqa: F811
+def test_gradients_and_hooks_are_not_recorded(emulation: Emulation):
     policy = make_policy()
     policy.predict_action_batch(make_obs())
     calls = []
@@ -230,7 +231,7 @@ def test_operations_are_counted_one_by_one(monkeypatch):
         assert not graphs.can_record(torch.device("cuda"))
 
 
-def test_what_cannot_be_recorded_is_launched(emulation: Emulation, caplog):  # noqa: F811
+def test_what_cannot_be_recorded_is_launched(emulation: Emulation, caplog):
     policy = make_policy()
     emulation.breaks = True
     for seed in (1, 2):
