@@ -89,12 +89,23 @@ def _gl_context(width: int, height: int) -> Any:
     if not _CONTEXTS:
         if _backend() == "egl":
             from mujoco.egl import GLContext
+
+            _draw_on_own_gpu()
         else:
             from mujoco.gl_context import GLContext
         GLContext._context = None  # of one that could not be made, whose `__del__` else complains that it has none
         _CONTEXTS.append(GLContext(width, height))
         atexit.register(_CONTEXTS[0].free)  # before mujoco ends EGL, after which freeing it fails
     return _CONTEXTS[0]
+
+
+def _draw_on_own_gpu() -> None:
+    """Where a worker's slot is not the first GPU: EGL lists all of a machine's, and mujoco draws on the first."""
+    from mujoco.egl import egl_ext
+
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if number.isdecimal() and 0 < int(number) < len(egl_ext.eglQueryDevicesEXT()):
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", number)
 
 
 def _backend() -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlinf_lite.config import EnvConfig
 from rlinf_lite.envs import (
     ChunkedEnv,
     EnvContractError,
+    MissingAssetsError,
     RenderUnavailableError,
     UnknownEnvError,
     check_env,
@@ -215,6 +217,55 @@ def test_pictures_of_a_card_that_simulates_are_drawn_there(
             setup.plan_backends(cfg)
     else:
         assert setup.plan_backends(cfg) == setup.Backends(*found)
+
+
+@pytest.fixture
+def gpu_physics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where SAPIEN looks for its library, in an empty home."""
+    import sapien.physx
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".sapien" / "physx" / sapien.physx.version() / "libPhysXGpu_64.so"
+
+
+def test_physics_for_gpus_is_fetched_once(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_lite.envs.maniskill import setup
+
+    code = f"import pathlib, time; p = pathlib.Path({str(gpu_physics)!r}); open(p.parent / 'times', 'a').write('x'); "
+    monkeypatch.setattr(setup, "_FETCH", code + "time.sleep(0.5); p.write_text('whole')")
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: setup.fetch_gpu_physics(), range(3)))
+    assert gpu_physics.read_text() == "whole" and (gpu_physics.parent / "times").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [("raise ConnectionError('no route')", "ConnectionError: no route"), ("time.sleep(60)", "it was not there after")],
+)
+def test_physics_for_gpus_that_cannot_be_fetched(
+    then: str, why: str, gpu_physics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_lite.envs.maniskill import setup
+
+    code = f"import pathlib, time; pathlib.Path({str(gpu_physics)!r}).write_text('a part'); {then}"
+    monkeypatch.setattr(setup, "_FETCH", code)
+    with pytest.raises(MissingAssetsError, match=r"^env\.options\.sim_backend: physx_cuda needs ") as raised:
+        setup.fetch_gpu_physics(limit_s=1.0)
+    assert why in str(raised.value) and str(gpu_physics.parent) in str(raised.value)
+    assert not gpu_physics.exists()
+
+
+def test_sapien_looks_for_its_physics_there(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sapien.physx
+
+    from rlinf_lite.envs.maniskill import setup
+
+    monkeypatch.setattr("requests.get", lambda url: pytest.fail(f"{url} was asked for"))
+    gpu_physics.parent.mkdir(parents=True)
+    gpu_physics.write_text("no library")
+    setup.fetch_gpu_physics()
+    with pytest.raises(OSError, match=r"libcuda|libPhysXGpu"):
+        sapien.physx.enable_gpu()
 
 
 class OnCard(torch.Tensor):

@@ -284,6 +284,29 @@ else:
     assert "Exception ignored" not in done.stderr, "what is wrong is buried under a half-built context's complaint"
 
 
+@pytest.mark.parametrize(
+    ("own", "set_by_user", "drawn_on"), [("2", "", "2"), ("0", "", ""), ("7", "", ""), ("2", "1", "1")]
+)
+def test_a_worker_draws_on_its_own_gpu(repo: Any, egl: None, own: str, set_by_user: str, drawn_on: str) -> None:
+    import os
+    import subprocess
+    import sys
+
+    code = f"""
+import os
+from mujoco.egl import egl_ext
+(device, *_) = egl_ext.eglQueryDevicesEXT()
+egl_ext.eglQueryDevicesEXT = lambda: [device] * 3  # as on a machine of three
+from rlinf_lite.envs.metaworld.painter import painted
+painted("metaworld")
+assert os.environ.get("MUJOCO_EGL_DEVICE_ID", "") == "{drawn_on}"
+"""
+    environment = os.environ | {"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": own}
+    environment |= {"MUJOCO_EGL_DEVICE_ID": set_by_user} if set_by_user else {}
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("task", ["push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3"])
 def test_the_scripted_expert_succeeds(task: str) -> None:
     env = make(2, config(task))

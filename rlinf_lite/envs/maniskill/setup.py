@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import logging
 import os
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.envs.errors import EnvContractError, MissingExtraError, RenderUnavailableError
+from rlinf_lite.envs.errors import EnvContractError, MissingAssetsError, MissingExtraError, RenderUnavailableError
 
 if TYPE_CHECKING:
     from rlinf_lite.envs.maniskill.card import ManiSkillOptions
 
+log = logging.getLogger(__name__)
+
+_FETCH_S = 240.0  # less than `control.hang_timeout_s`
+_FETCH = "import sapien.physx; sapien.physx.enable_gpu()"
 _INSTALL = (
     "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: "
     "add the suite bookworm-backports to your apt sources, then apt-get update && "
@@ -99,10 +107,61 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     return Backends(sim, render)
 
 
+def fetch_gpu_physics(limit_s: float = _FETCH_S) -> None:
+    """See that SAPIEN's physics for GPUs is on this machine, which is no part of its package: SAPIEN fetches it when it
+    is first used, for as long as that takes, and all processes at once. Here one of them does, within `limit_s`, and
+    the others wait for it. Raises MissingAssetsError."""
+    import sapien.physx
+
+    directory = Path.home() / ".sapien" / "physx" / sapien.physx.version()
+    library, deadline = directory / "libPhysXGpu_64.so", time.monotonic() + limit_s
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory, deadline) as lock:
+            if library.exists():
+                return
+            log.warning("fetching SAPIEN's physics for GPUs to %s, once, for at most %.0f s", directory, limit_s)
+            words, left_s = [sys.executable, "-c", _FETCH], max(deadline - time.monotonic(), 1.0)
+            try:  # it keeps the lock, too, should this process die
+                subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=True, pass_fds=(lock,))
+            except BaseException:
+                library.unlink(missing_ok=True)  # a part of it would be taken for the whole
+                raise
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+        if isinstance(error, subprocess.TimeoutExpired):
+            why = f"it was not there after {limit_s:.0f} s"
+        elif isinstance(error, subprocess.CalledProcessError) and error.stderr.strip():
+            why = error.stderr.strip().splitlines()[-1]
+        source = f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{sapien.physx.version()}"
+        text = (
+            "physx_cuda needs SAPIEN's physics for GPUs, which is fetched from github.com when it is first used, and "
+            f"could not be: {why}. Without a network, bring it to {directory} on each node that simulates: "
+            f"linux-so.zip of {source}, unpacked there. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+        )
+        raise MissingAssetsError(text, "env.options.sim_backend") from error
+
+
+@contextmanager
+def _locked(directory: Path, deadline: float) -> Iterator[int]:
+    """A descriptor of it, while no other process has one. Raises TimeoutError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("another process was fetching it all the time") from None
+                time.sleep(0.2)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def rendered_frame(env_id: str) -> str:
     """For doctor: render one frame of the first task. Raises where nothing can, or the frame is blank."""
-    import time
-
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs.registry import make_env
 
