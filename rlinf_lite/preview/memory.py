@@ -69,6 +69,8 @@ class RankMemory:
     `rollout.offload`). Else a process keeps what it had at its peak."""
     start: int = 0
     """On its slot before it works: the whole model, of which a rank keeps its part where it is spread over them all."""
+    built: int = 0
+    """In host memory while it is built: the whole model, also one that goes to a GPU then."""
 
     @property
     def device_bytes(self) -> int:
@@ -96,6 +98,8 @@ class Estimate:
     """Device memory of all processes that share a slot."""
     node_host_bytes: int = 0
     """Host memory of all processes, on the fullest node."""
+    node_start_bytes: int = 0
+    """Where models go to GPUs: host memory on the fullest node while every process builds its own."""
     segment_bytes: int = 0
     """Of it the weights that rollout workers on GPUs take theirs from, once per node."""
     shared_bytes: int = 0
@@ -118,8 +122,11 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
     on_slots: Counter[int] = Counter()
     lent: dict[str, Counter[int]] = {}  # what roles have on slots in turn
     on_nodes: Counter[int] = Counter()
+    at_start: Counter[int] = Counter()
     starts = _starts(plan, found)
     for names, (device, host) in found.processes.items():
+        roles = [found.ranks[name] for name in names.split("+")]  # which build theirs in turn, where it is one process
+        built = max(role.host["interpreter"] for role in roles) + max(role.built for role in roles)
         rank = found.ranks.get(names)  # of roles that share a process none, which has the memory in turn as it is
         in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
         for process in plan.placements[names.partition("+")[0]]:
@@ -128,10 +135,12 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             lent.setdefault(names, Counter())[slot] += in_turn
             begun = max(device, 0 if rank is None else rank.start)
             on_nodes[slot // per_node] += host + begun * (accelerator == "cpu")
+            at_start[slot // per_node] += built * (accelerator == "cuda")
     for slot in on_slots:
         on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))
-    found.node_host_bytes = max(on_nodes.values(), default=0) + found.segment_bytes
+    found.node_start_bytes = max(at_start.values(), default=0)
+    found.node_host_bytes = max(max(on_nodes.values(), default=0) + found.segment_bytes, found.node_start_bytes)
     return found
 
 
@@ -448,13 +457,13 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         held, working = {"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}
         if _shards(plan, role) > 1:
             working["gathered layers"] = _gathered(config.actor.precision, counts)
-        return RankMemory(held, working, host, start=_start(plan, role, counts))
+        return RankMemory(held, working, host, start=_start(plan, role, counts), built=_built(counts))
     if role == "rollout":
         return _acting(plan, counts, {name: peaks[name] for name in ("keys and values", "generating")}, host)
     if "reward model" not in found.models:
         return RankMemory({}, {}, host)
     counts = found.models["reward model"]
-    return RankMemory({"weights": counts.num_bytes + counts.buffer_bytes}, {"scoring": peaks["reward"]}, host)
+    return RankMemory({"weights": _built(counts)}, {"scoring": peaks["reward"]}, host, built=_built(counts))
 
 
 # both
@@ -482,8 +491,12 @@ def _gathered(precision: str, counts: Counts) -> int:
     return (_BF16 if precision == "bf16" else _FP32) * (counts.root + 2 * counts.largest_unit)
 
 
+def _built(counts: Counts) -> int:
+    return counts.num_bytes + counts.buffer_bytes
+
+
 def _start(plan: Plan | ReasoningPlan, role: str, counts: Counts) -> int:
-    return 0 if _is_whole(plan, role) else counts.num_bytes + counts.buffer_bytes
+    return 0 if _is_whole(plan, role) else _built(counts)
 
 
 def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int], host: dict[str, int]) -> RankMemory:
@@ -493,10 +506,10 @@ def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int],
         return RankMemory({}, working, host)
     parameters = _acting_bytes(config, counts)
     if device == "cpu" or not config.rollout.offload:
-        return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host)
+        return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host, built=_built(counts))
     # in host memory they are in the segment, which is counted for the node
     held = {"buffers": counts.buffer_bytes}
-    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True)
+    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True, built=_built(counts))
 
 
 def _acting_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
@@ -539,15 +552,14 @@ def _training(
         host = {**host, "earlier weights": _part(plan, role, counts, _FP32 * counts.trained)}
     start = _start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
-        return RankMemory(held, working, host, start=start)
+        return RankMemory(held, working, host, start=start, built=_built(counts))
     # rollout workers act with the actor's own, or it scores some responses while they make the next ones
     stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
     if isinstance(config, ReasoningConfig):
         stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
     away = {name: held.pop(name) for name in list(held) if name == "AdamW" or not stays}
-    return RankMemory(
-        held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True, start=start
-    )
+    host = {**host, "offloaded": sum(away.values())}
+    return RankMemory(held, {**away, **working}, host, gives_back=True, start=start, built=_built(counts))
 
 
 def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:

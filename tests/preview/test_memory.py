@@ -245,6 +245,25 @@ def test_gradients_that_are_averaged_are_there_twice_where_activations_are_small
     assert of_few["averaged gradients"] + of_few["activations"] == of_few["gradients"]
 
 
+def test_host_memory_while_models_for_gpus_are_built() -> None:
+    large = [*VLA, "rollout.model_dir=null", "model.options.size=7b", "model.options.max_prompt_length=null"]
+    large += ["model.num_action_chunks=8", "actor.precision=bf16", "model.options.gradient_checkpointing=true"]
+    gpus = [*large, "cluster.accelerator=cuda", "cluster.num_gpus_per_node=2"]
+    found = estimate_of(*gpus, "cluster.component_placement={env: 0, rollout: 0-1, actor: 0-1}")
+    model = found.models["policy"].num_bytes + found.models["policy"].buffer_bytes
+    interpreters = [found.ranks[role].host["interpreter"] for role in ("actor", "rollout")]
+    assert found.node_start_bytes == 4 * model + 2 * sum(interpreters) + found.ranks["env"].host["interpreter"]
+    assert found.node_host_bytes == found.node_start_bytes
+    on_two_nodes = "cluster.component_placement={env: 0, rollout: 0, actor: 1}"
+    apart = estimate_of(
+        *large, "cluster.accelerator=cuda", "cluster.num_gpus_per_node=1", "cluster.num_nodes=2", on_two_nodes
+    )
+    assert apart.node_start_bytes < found.node_start_bytes - 2.9 * model
+    together = "cluster.component_placement={env: 0, rollout: 0, actor: 0}"
+    fused = estimate_of(*gpus, together, "cluster.fuse='actor,rollout'")
+    assert fused.node_start_bytes == model + max(interpreters) + found.ranks["env"].host["interpreter"]
+
+
 def test_memory_that_is_given_back_counts_in_turn() -> None:
     gpu = [*VLA, "cluster.num_gpus_per_node=2", "cluster.accelerator=cuda", "actor.precision=bf16"]
     apart = [*gpu, "cluster.component_placement={env: 0, rollout: 0-1, actor: 0-1}"]
