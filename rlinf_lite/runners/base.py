@@ -32,6 +32,8 @@ STOP_TIMEOUT_S = 5.0
 """Longest wait, after Ctrl-C, for an update that is under way, and for workers to give up what they do. Batch systems
 give 30 s before they kill, and what comes after this takes some of them too."""
 
+_SAY_AFTER_S = 30.0
+
 DRIFT_LIMITS = {"fp32": 1e-3, "bf16": 5e-2}
 """What the log-probabilities of acting and training may differ by on average, per token or action dimension."""
 
@@ -263,11 +265,25 @@ class Runner(ABC):
     def _complete_step(self) -> None:
         self.completed_steps += 1
 
-    def _wait(self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False) -> list[Any]:
+    def _wait(
+        self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False, says_so: bool = False
+    ) -> list[Any]:
         """Results of calls. A run that is asked to stop meanwhile waits `grace_s` longer, then raises Stopped. `alone`:
-        the failure of another call is for the next wait."""
-        limit_s = self.cfg.runner.phase_timeout_s
-        return wait_all(*handles, timeout_s=limit_s, what=what, check=lambda: self._stop.check(grace_s), alone=alone)
+        the failure of another call is for the next wait. `says_so`: a line says who is waited for after a while, and
+        when that time has doubled, which is for what comes before the supervisor looks after the workers."""
+        limit_s, started, say_at = self.cfg.runner.phase_timeout_s, time.monotonic(), _SAY_AFTER_S
+
+        def check() -> None:
+            nonlocal say_at
+            self._stop.check(grace_s)
+            if says_so and (waited_s := time.monotonic() - started) >= say_at:
+                say_at = 2 * waited_s
+                who = ", ".join(dict.fromkeys(handle.group.name for handle in handles if not handle.done()))
+                log.warning(
+                    "%s: %.0f s so far (runner.phase_timeout_s: %g); not done: %s", what, waited_s, limit_s, who
+                )
+
+        return wait_all(*handles, timeout_s=limit_s, what=what, check=check, alone=alone)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -402,7 +418,8 @@ class Runner(ABC):
 
     def _load(self, checkpoint: Path) -> None:
         self._load_state(read_state(checkpoint))
-        self._wait(self.actor.load_checkpoint(str(checkpoint), self.completed_steps), what=f"{checkpoint} to load")
+        loading = self.actor.load_checkpoint(str(checkpoint), self.completed_steps)
+        self._wait(loading, what=f"{checkpoint} to load", says_so=True)
         log.info("resumed from %s: %d steps are done", checkpoint, self.completed_steps)
 
     # snapshots, and what is done when workers fail

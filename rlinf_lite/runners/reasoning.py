@@ -100,7 +100,9 @@ class ReasoningRunner(Runner):
         routes, start = WeightRoutes(*nodes), start_dir(self.cfg)
         directory = None if start is None else str(start)
         actor = self.actor.init(directory, routes, self.total_steps)
-        built = self._wait(actor, self.rollout.init(directory, routes), self.reward.init(), what="models to be built")
+        built = self._wait(
+            actor, self.rollout.init(directory, routes), self.reward.init(), what="models to be built", says_so=True
+        )
         if self._resume_from is not None:
             if self._resumes_supervised(self._resume_from):
                 self._wait(self.actor.start_supervised(), what="the actor")
@@ -364,7 +366,7 @@ class ReasoningRunner(Runner):
         building = [] if self.reference is None else [self.reference.init(str(start))]
         if self.critic is not None:
             building.append(self.critic.init(self.cfg.critic.model_dir or str(start), self.total_steps))
-        self._wait(*building, what="reference and critic to be built")
+        self._wait(*building, what="reference and critic to be built", says_so=True)
         self._others_exist = True
         if self.critic is not None and self._resume_from is not None and self.completed_steps > 0:
             self._load_critic(self._resume_from)

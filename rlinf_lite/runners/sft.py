@@ -70,7 +70,7 @@ class SFTRunner(SimulationRunner):
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
         opening = self.actor.open_demonstrations(str(frames), self._statistics)
-        self._statistics, foreign = self._wait(opening, what="demonstrations to be opened")[0][0]
+        self._statistics, foreign = self._wait(opening, what="demonstrations to be opened", says_so=True)[0][0]
         if self._statistics:
             self._wait(self.rollout.take_statistics(self._statistics), what="statistics to be taken")
             self.progress.message(f"states and actions are normalised by the statistics of {directory}")

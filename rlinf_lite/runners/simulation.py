@@ -64,10 +64,10 @@ class SimulationRunner(Runner):
             rollout_nodes=tuple(member.node.rank for member in self.rollout.members),
             actor_nodes=tuple(member.node.rank for member in self.actor.members),
         )
-        self.spec = self._wait(self.env.init(self.layout), what="environments to be built")[0][0]
+        self.spec = self._wait(self.env.init(self.layout), what="environments to be built", says_so=True)[0][0]
         actor = self.actor.init(self.layout, self.spec, self.total_steps)  # before those that act with its policy
         rollout = self.rollout.init(self.layout, self.spec)
-        self._num_parameters = self._wait(actor, rollout, what="policies to be built")[0][0]
+        self._num_parameters = self._wait(actor, rollout, what="policies to be built", says_so=True)[0][0]
         if self._resume_from is not None:
             self._load(self._resume_from)
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)

@@ -23,6 +23,8 @@ class Broken(gymnasium.Env):
     def __init__(self, kwargs):
         self._how, self._after, self._steps = kwargs["how"], kwargs.get("after", 40), 0
         self._marker = kwargs.get("marker")
+        if self._how == "slow_to_build":
+            time.sleep(0.5)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

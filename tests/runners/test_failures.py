@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
 from rlinf_lite.config import ConfigError
 from rlinf_lite.envs import SimulatorError
+from rlinf_lite.runners import base
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.runners.processes import processes_below, wait_until_gone
@@ -59,6 +61,15 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(start):
 def test_an_environment_that_breaks_the_protocol_gets_sentences_before_anything_starts(start, how, said):
     with pytest.raises(ConfigError, match=rf"env\.id: tests\.runners\.broken_envs:make_env: .*{said}"):
         start(*broken(how))
+
+
+def test_what_takes_long_to_build_is_said(start, monkeypatch, caplog):
+    monkeypatch.setattr(base, "_SAY_AFTER_S", 1.0)
+    start(*broken("slow_to_build"))
+    said = [message for message in caplog.messages if "so far" in message]
+    assert re.fullmatch(r"environments to be built: 1 s so far \(runner\.phase_timeout_s: 60\); not done: env", said[0])
+    seconds = [int(re.search(r": (\d+) s", message)[1]) for message in said if message.startswith("environments")]
+    assert all(later >= 2 * earlier - 1 for earlier, later in pairwise(seconds))  # both are rounded
 
 
 def run_example(*overrides, root):
