@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 
@@ -209,6 +209,9 @@ class Runner(ABC):
             recomputed, why = recomputed_logprobs(self.cfg)
             which = "the actor's, computed before updates" if recomputed else "those of acting"
             self.progress.message(f"log-probabilities that ratios begin with: {which} ({why})")
+            if self.total_steps <= (warm := cast(Any, self.cfg).algorithm.critic_warmup_steps):
+                text = f"of {self.total_steps} steps in all; only the critic trains, and the policy stays as it is"
+                self.progress.message(f"note: algorithm.critic_warmup_steps is {warm}, {text}")
         self.prepare()
         self._take_snapshot(anyway=True)
         if self.supervisor is not None and self._snapshots.newest() is None and self._saved != self._plain_state():

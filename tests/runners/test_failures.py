@@ -72,6 +72,13 @@ def test_what_takes_long_to_build_is_said(start, monkeypatch, caplog):
     assert all(later >= 2 * earlier - 1 for earlier, later in pairwise(seconds))  # both are rounded
 
 
+@pytest.mark.parametrize(("num_steps", "says"), [(2, True), (3, False)])
+def test_a_run_in_which_the_policy_never_trains_says_so(start, capsys, num_steps, says):
+    start("algorithm.critic_warmup_steps=2", f"runner.max_steps={num_steps}").run()
+    said = f"note: algorithm.critic_warmup_steps is 2, of {num_steps} steps in all; only the critic trains"
+    assert (said in capsys.readouterr().out) is says
+
+
 def run_example(*overrides, root):
     paths = [f"runner.logger.log_path={root}"]
     command = [sys.executable, "examples/embodiment/train_embodied_agent.py", "--config-name", "gym_pendulum_ppo_mlp"]
