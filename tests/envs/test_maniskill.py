@@ -253,6 +253,14 @@ def test_physics_for_gpus_that_cannot_be_fetched(
         setup.fetch_gpu_physics(limit_s=1.0)
     assert why in str(raised.value) and str(gpu_physics.parent) in str(raised.value)
     assert not gpu_physics.exists()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert setup.gpu_physics("maniskill") == "no GPU: ManiSkill simulates on CPUs"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(setup, "_FETCH", "raise SystemExit('refused')")
+    with pytest.raises(MissingAssetsError, match="could not be: refused"):
+        setup.gpu_physics("maniskill")
+    gpu_physics.touch()
+    assert setup.gpu_physics("maniskill") == "SAPIEN's library for GPUs is there"
 
 
 def test_sapien_looks_for_its_physics_there(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:

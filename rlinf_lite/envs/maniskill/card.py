@@ -106,7 +106,8 @@ class ManiSkill(EnvCard):
             yield Problem("env.options.sim_backend", text)
 
     def probes(self) -> dict[str, Probe]:
-        """A failure of Vulkan is no more than a warning: states, and other environments' images, need no renderer."""
+        """A failure of Vulkan is no more than a warning: states, and other environments' images, need no renderer. Nor
+        is one of what simulates on GPUs, as CPUs do, too."""
         release = Path("/etc/os-release")
         suite = "-t bookworm-backports " if release.is_file() and "bookworm" in release.read_text() else ""
         return {
@@ -119,6 +120,11 @@ class ManiSkill(EnvCard):
                 "rlinf_lite.envs.maniskill.setup:rendered_frame",
                 f"apt-get install {suite}libvulkan1 mesa-vulkan-drivers",
                 unless="ManiSkill images",
+            ),
+            "GPU physics": Probe(
+                "rlinf_lite.envs.maniskill.setup:gpu_physics",
+                'python -c "import sapien.physx; sapien.physx.enable_gpu()"',
+                unless="ManiSkill in physx_cuda",
             ),
         }
 

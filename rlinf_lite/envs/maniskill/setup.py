@@ -177,6 +177,16 @@ def rendered_frame(env_id: str) -> str:
     return f"a 128 x 128 frame of {cfg.task} in {1e3 / 3 * (time.perf_counter() - started):.0f} ms, reset included"
 
 
+def gpu_physics(env_id: str) -> str:
+    """For doctor: see that what simulates on GPUs is there, or fetch it. Raises MissingAssetsError."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU: ManiSkill simulates on CPUs"
+    fetch_gpu_physics(limit_s=150.0)  # doctor ends what takes longer than 180 s
+    return "SAPIEN's library for GPUs is there"
+
+
 def material_works() -> bool:
     """Whether there is a Vulkan device: only then can SAPIEN make materials. Mesa 22's lavapipe is none to it."""
     import sapien.render
