@@ -126,6 +126,6 @@ def test_this_machine_passes(repo: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert done.returncode == 0, found
-    assert len(found) == 17 and all(one["value"] for one in found.values())
+    assert len(found) == 18 and all(one["value"] for one in found.values())
     assert all(one["fix"] for one in found.values() if one["status"] == "fail")
     assert "workers answer" in found["Ray"]["value"] and "env steps/s" in found["maniskill"]["value"]
