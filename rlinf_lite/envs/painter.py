@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -87,25 +88,50 @@ _CONTEXTS: list[Any] = []
 
 def _gl_context(width: int, height: int) -> Any:
     if not _CONTEXTS:
-        if _backend() == "egl":
+        is_egl = _backend() == "egl"
+        if is_egl:
             from mujoco.egl import GLContext
-
-            _draw_on_own_gpu()
         else:
             from mujoco.gl_context import GLContext
         GLContext._context = None  # of one that could not be made, whose `__del__` else complains that it has none
-        _CONTEXTS.append(GLContext(width, height))
+        with _own_gpu_first() if is_egl else nullcontext():
+            _CONTEXTS.append(GLContext(width, height))
         atexit.register(_CONTEXTS[0].free)  # before mujoco ends EGL, after which freeing it fails
     return _CONTEXTS[0]
 
 
-def _draw_on_own_gpu() -> None:
-    """Where a worker's slot is not the first GPU: EGL lists all of a machine's, and mujoco draws on the first."""
+@contextmanager
+def _own_gpu_first() -> Iterator[None]:
+    """mujoco draws on the first device that it can, and EGL lists all of a machine's, whatever CUDA_VISIBLE_DEVICES
+    says: have it begin with the GPU of this worker's slot."""
     from mujoco.egl import egl_ext
 
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if number.isdecimal() and 0 < int(number) < len(egl_ext.eglQueryDevicesEXT()):
-        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", number)
+    listed = egl_ext.eglQueryDevicesEXT
+
+    def own_first() -> list[Any]:
+        devices, number = list(listed()), os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        if number.isdecimal() and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
+            gpus = [i for i, device in enumerate(devices) if _is_nvidia(device)]
+            if int(number) < len(gpus):
+                devices.insert(0, devices.pop(gpus[int(number)]))
+        return devices
+
+    egl_ext.eglQueryDevicesEXT = own_first
+    try:
+        yield
+    finally:
+        egl_ext.eglQueryDevicesEXT = listed
+
+
+def _is_nvidia(device: Any) -> bool:
+    from OpenGL import EGL
+    from OpenGL.EGL.EXT.device_query import eglQueryDeviceStringEXT
+    from OpenGL.error import Error
+
+    try:
+        return b"EGL_NV_device_cuda" in (eglQueryDeviceStringEXT(device, EGL.EGL_EXTENSIONS) or b"")
+    except Error:
+        return False
 
 
 def _backend() -> str:

@@ -185,6 +185,6 @@ def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
             slot, count = max(found.slot_bytes.items(), key=lambda item: item[1])
             yield f"slots         {byte_text(count)} on slot {slot}, the fullest, and 0.5 to 1 GiB per process for CUDA"
         shared = f"of it up to {byte_text(found.shared_bytes)} in /dev/shm"
-        when = ", while every process builds its model" if found.node_host_bytes == found.node_start_bytes else ""
+        when = ", while models are built" if found.node_host_bytes == found.node_start_bytes else ""
         yield f"host          {byte_text(found.node_host_bytes)} on the fullest node{when}, {shared}"
     yield from (f"not known     {sentence}" for sentence in found.unknown)

@@ -52,6 +52,8 @@ INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _
 an env worker. Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
 TRANSFORMERS_BYTES = 170 * _MIB
 """What importing transformers adds, where a model has modules of it."""
+_BUILT_LATE = ("reference", "critic")
+"""Once the models of all other roles are on their GPUs."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class RankMemory:
     start: int = 0
     """On its slot before it works: the whole model, of which a rank keeps its part where it is spread over them all."""
     built: int = 0
-    """In host memory while it is built: the whole model, also one that goes to a GPU then."""
+    """In host memory while it is built: the whole model, also one that goes to a GPU then. Of what transformers reads
+    from files in fp32 it is less: the pages of the files, which the processes of a node share."""
 
     @property
     def device_bytes(self) -> int:
@@ -99,7 +102,7 @@ class Estimate:
     node_host_bytes: int = 0
     """Host memory of all processes, on the fullest node."""
     node_start_bytes: int = 0
-    """Where models go to GPUs: host memory on the fullest node while every process builds its own."""
+    """Where models go to GPUs: host memory on the fullest node while its processes build theirs."""
     segment_bytes: int = 0
     """Of it the weights that rollout workers on GPUs take theirs from, once per node."""
     shared_bytes: int = 0
@@ -122,11 +125,13 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
     on_slots: Counter[int] = Counter()
     lent: dict[str, Counter[int]] = {}  # what roles have on slots in turn
     on_nodes: Counter[int] = Counter()
-    at_start: Counter[int] = Counter()
+    at_first, later = Counter[int](), Counter[int]()
     starts = _starts(plan, found)
     for names, (device, host) in found.processes.items():
-        roles = [found.ranks[name] for name in names.split("+")]  # which build theirs in turn, where it is one process
-        built = max(role.host["interpreter"] for role in roles) + max(role.built for role in roles)
+        roles = names.split("+")  # one process builds the models of its roles in turn
+        began = host if names == "env" else max(found.ranks[role].host["interpreter"] for role in roles)
+        built_late = max((found.ranks[role].built for role in roles if role in _BUILT_LATE), default=0)
+        built = max((found.ranks[role].built for role in roles if role not in _BUILT_LATE), default=0)
         rank = found.ranks.get(names)  # of roles that share a process none, which has the memory in turn as it is
         in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
         for process in plan.placements[names.partition("+")[0]]:
@@ -135,11 +140,13 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             lent.setdefault(names, Counter())[slot] += in_turn
             begun = max(device, 0 if rank is None else rank.start)
             on_nodes[slot // per_node] += host + begun * (accelerator == "cpu")
-            at_start[slot // per_node] += built * (accelerator == "cuda")
+            if accelerator == "cuda":
+                at_first[slot // per_node] += began + built
+                later[slot // per_node] += began + built_late
     for slot in on_slots:
         on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))
-    found.node_start_bytes = max(at_start.values(), default=0)
+    found.node_start_bytes = max([*at_first.values(), *later.values()], default=0)
     found.node_host_bytes = max(max(on_nodes.values(), default=0) + found.segment_bytes, found.node_start_bytes)
     return found
 

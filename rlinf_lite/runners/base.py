@@ -273,7 +273,7 @@ class Runner(ABC):
     ) -> list[Any]:
         """Results of calls. A run that is asked to stop meanwhile waits `grace_s` longer, then raises Stopped. `alone`:
         the failure of another call is for the next wait. `says_so`: a line says who is waited for after a while, and
-        when that time has doubled, which is for what comes before the supervisor looks after the workers."""
+        when that time has doubled; for what is no step."""
         limit_s, started, say_at = self.cfg.runner.phase_timeout_s, time.monotonic(), _SAY_AFTER_S
 
         def check() -> None:
@@ -281,10 +281,8 @@ class Runner(ABC):
             self._stop.check(grace_s)
             if says_so and (waited_s := time.monotonic() - started) >= say_at:
                 say_at = 2 * waited_s
-                who = ", ".join(dict.fromkeys(handle.group.name for handle in handles if not handle.done()))
-                log.warning(
-                    "%s: %.0f s so far (runner.phase_timeout_s: %g); not done: %s", what, waited_s, limit_s, who
-                )
+                if who := ", ".join(dict.fromkeys(handle.group.name for handle in handles if not handle.done())):
+                    log.warning("%s: %.0f s so far, not done: %s (limit: %g s)", what, waited_s, who, limit_s)
 
         return wait_all(*handles, timeout_s=limit_s, what=what, check=check, alone=alone)
 

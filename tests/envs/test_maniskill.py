@@ -221,21 +221,48 @@ def test_pictures_of_a_card_that_simulates_are_drawn_there(
 
 @pytest.fixture
 def gpu_physics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where SAPIEN looks for its library, in an empty home."""
+    """Where SAPIEN looks for its library, in an empty home; it loads whatever is there."""
     import sapien.physx
 
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sapien.physx, "enable_gpu", lambda: None)
     return tmp_path / ".sapien" / "physx" / sapien.physx.version() / "libPhysXGpu_64.so"
+
+
+def fetching(library: Path, then: str) -> str:
+    """Code that writes the library as SAPIEN does, in the home it is given, and leaves a word of that."""
+    inner = str(library.relative_to(library.parents[3]))
+    code = f"import os, pathlib, sys, time; p = pathlib.Path(sys.argv[1], {inner!r}); p.parent.mkdir(parents=True); "
+    return code + f"open({str(library.parent / 'times')!r}, 'a').write('x'); p.write_text('a part'); {then}"
 
 
 def test_physics_for_gpus_is_fetched_once(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_lite.envs.maniskill import setup
 
-    code = f"import pathlib, time; p = pathlib.Path({str(gpu_physics)!r}); open(p.parent / 'times', 'a').write('x'); "
-    monkeypatch.setattr(setup, "_FETCH", code + "time.sleep(0.5); p.write_text('whole')")
+    more = "(p.parent / 'other.so').touch(); time.sleep(0.5); p.write_text('whole')"
+    monkeypatch.setattr(setup, "_FETCH", fetching(gpu_physics, more))
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda _: setup.fetch_gpu_physics(), range(3)))
+        list(threads.map(lambda _: setup.load_gpu_physics(), range(3)))
     assert gpu_physics.read_text() == "whole" and (gpu_physics.parent / "times").read_text() == "x"
+    names = {file.name for file in gpu_physics.parent.iterdir()}
+    assert names == {gpu_physics.name, "other.so", "times", ".lock"}
+
+
+def test_physics_for_gpus_that_only_does_not_load_is_kept(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sapien.physx
+
+    from rlinf_lite.envs.maniskill import setup
+
+    def fails() -> None:
+        raise OSError("libcuda.so: cannot open shared object file")
+
+    code = fetching(gpu_physics, "print('Download complete.'); sys.exit('libcuda.so')")
+    monkeypatch.setattr(setup, "_FETCH", code)
+    monkeypatch.setattr(sapien.physx, "enable_gpu", fails)
+    for _ in range(2):
+        with pytest.raises(MissingAssetsError, match=r"does not load: libcuda\.so: cannot open"):
+            setup.load_gpu_physics()
+    assert gpu_physics.exists() and (gpu_physics.parent / "times").read_text() == "x"
 
 
 @pytest.mark.parametrize(
@@ -247,33 +274,53 @@ def test_physics_for_gpus_that_cannot_be_fetched(
 ) -> None:
     from rlinf_lite.envs.maniskill import setup
 
-    code = f"import pathlib, time; pathlib.Path({str(gpu_physics)!r}).write_text('a part'); {then}"
-    monkeypatch.setattr(setup, "_FETCH", code)
+    monkeypatch.setattr(setup, "_FETCH", fetching(gpu_physics, then))
     with pytest.raises(MissingAssetsError, match=r"^env\.options\.sim_backend: physx_cuda needs ") as raised:
-        setup.fetch_gpu_physics(limit_s=1.0)
-    assert why in str(raised.value) and str(gpu_physics.parent) in str(raised.value)
-    assert not gpu_physics.exists()
+        setup.load_gpu_physics(limit_s=1.0)
+    assert why in str(raised.value) and "~/.sapien/physx/" in str(raised.value)
+    assert {file.name for file in gpu_physics.parent.iterdir()} == {"times", ".lock"}  # no part of it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert setup.gpu_physics("maniskill") == "no GPU: ManiSkill simulates on CPUs"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(setup, "_FETCH", "raise SystemExit('refused')")
-    with pytest.raises(MissingAssetsError, match="could not be: refused"):
-        setup.gpu_physics("maniskill")
     gpu_physics.touch()
-    assert setup.gpu_physics("maniskill") == "SAPIEN's library for GPUs is there"
+    assert setup.gpu_physics("maniskill") == "SAPIEN's library for GPUs loads"
 
 
-def test_sapien_looks_for_its_physics_there(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_physics_for_gpus_without_a_home_or_locks(gpu_physics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_lite.envs.maniskill import setup
+
+    def unknown(*_: Any) -> Any:
+        raise OSError(38, "Function not implemented")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("fcntl.flock", unknown)
+    monkeypatch.setattr(setup, "_FETCH", fetching(gpu_physics, "p.write_text('whole')"))
+    setup.load_gpu_physics()
+    assert gpu_physics.read_text() == "whole"
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(MissingAssetsError, match="could not be: Could not determine home"):
+        setup.load_gpu_physics()
+
+
+def test_sapien_fetches_its_physics_there(tmp_path: Path) -> None:
+    """By our code, in a process of its own as we start it, from a web that has it."""
     import sapien.physx
 
     from rlinf_lite.envs.maniskill import setup
 
-    monkeypatch.setattr("requests.get", lambda url: pytest.fail(f"{url} was asked for"))
-    gpu_physics.parent.mkdir(parents=True)
-    gpu_physics.write_text("no library")
-    setup.fetch_gpu_physics()
-    with pytest.raises(OSError, match=r"libcuda|libPhysXGpu"):
-        sapien.physx.enable_gpu()
+    web = """
+import io, types, zipfile, requests
+packed = io.BytesIO()
+with zipfile.ZipFile(packed, "w") as archive:
+    archive.writestr("libPhysXGpu_64.so", "no library")
+requests.get = lambda url: types.SimpleNamespace(content=packed.getvalue())
+"""
+    words = [sys.executable, "-c", web + setup._FETCH, str(tmp_path), "60"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "Download complete" in done.stdout and done.returncode, "of what is no library, nor is there a driver"
+    assert (tmp_path / ".sapien" / "physx" / sapien.physx.version() / "libPhysXGpu_64.so").read_text() == "no library"
 
 
 class OnCard(torch.Tensor):

@@ -285,26 +285,49 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("own", "set_by_user", "drawn_on"), [("2", "", "2"), ("0", "", ""), ("7", "", ""), ("2", "1", "1")]
+    ("own", "set_by_user", "order"),
+    [
+        ("1", "", [2, 0, 1]),
+        ("1,0", "", [2, 0, 1]),
+        ("0", "", [1, 0, 2]),
+        ("2", "", [0, 1, 2]),
+        ("GPU-4f", "", [0, 1, 2]),
+        ("1", "2", [2]),
+    ],
 )
-def test_a_worker_draws_on_its_own_gpu(repo: Any, egl: None, own: str, set_by_user: str, drawn_on: str) -> None:
+def test_a_worker_draws_on_its_own_gpu(repo: Any, egl: None, own: str, set_by_user: str, order: list[int]) -> None:
+    """Of a software device and two GPUs, of which none but the last to be tried can draw."""
     import os
     import subprocess
     import sys
 
     code = f"""
-import os
 from mujoco.egl import egl_ext
-(device, *_) = egl_ext.eglQueryDevicesEXT()
-egl_ext.eglQueryDevicesEXT = lambda: [device] * 3  # as on a machine of three
+from rlinf_lite.envs import painter
 from rlinf_lite.envs.metaworld.painter import painted
+(real, *_), display_of, tried = egl_ext.eglQueryDevicesEXT(), egl_ext.eglGetPlatformDisplayEXT, []
+def display(platform, device, attributes):
+    tried.append(device)
+    return display_of(platform, real, attributes) if len(tried) == {len(order)} else egl_ext.EGL_NO_DISPLAY
+egl_ext.eglQueryDevicesEXT, egl_ext.eglGetPlatformDisplayEXT = lambda: [0, 1, 2], display
+painter._is_nvidia = lambda device: device in (1, 2)
 painted("metaworld")
-assert os.environ.get("MUJOCO_EGL_DEVICE_ID", "") == "{drawn_on}"
+assert tried == {order}, tried
+assert egl_ext.eglQueryDevicesEXT() == [0, 1, 2]
 """
     environment = os.environ | {"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": own}
     environment |= {"MUJOCO_EGL_DEVICE_ID": set_by_user} if set_by_user else {}
     done = subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="here is a GPU of NVIDIA's")
+def test_mesas_devices_are_no_gpus_of_nvidias(egl: None) -> None:
+    from mujoco.egl import egl_ext
+
+    from rlinf_lite.envs.painter import _is_nvidia
+
+    assert not any(_is_nvidia(device) for device in egl_ext.eglQueryDevicesEXT())
 
 
 @pytest.mark.parametrize("task", ["push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3"])

@@ -252,7 +252,8 @@ def test_host_memory_while_models_for_gpus_are_built() -> None:
     found = estimate_of(*gpus, "cluster.component_placement={env: 0, rollout: 0-1, actor: 0-1}")
     model = found.models["policy"].num_bytes + found.models["policy"].buffer_bytes
     interpreters = [found.ranks[role].host["interpreter"] for role in ("actor", "rollout")]
-    assert found.node_start_bytes == 4 * model + 2 * sum(interpreters) + found.ranks["env"].host["interpreter"]
+    env = found.ranks["env"].host_bytes  # whose simulators are built before
+    assert found.node_start_bytes == 4 * model + 2 * sum(interpreters) + env
     assert found.node_host_bytes == found.node_start_bytes
     on_two_nodes = "cluster.component_placement={env: 0, rollout: 0, actor: 1}"
     apart = estimate_of(
@@ -261,7 +262,26 @@ def test_host_memory_while_models_for_gpus_are_built() -> None:
     assert apart.node_start_bytes < found.node_start_bytes - 2.9 * model
     together = "cluster.component_placement={env: 0, rollout: 0, actor: 0}"
     fused = estimate_of(*gpus, together, "cluster.fuse='actor,rollout'")
-    assert fused.node_start_bytes == model + max(interpreters) + found.ranks["env"].host["interpreter"]
+    assert fused.node_start_bytes == model + max(interpreters) + env
+
+
+def test_a_reference_and_a_critic_are_built_when_other_models_are_on_their_gpus() -> None:
+    gpus = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1", "algorithm.kl.coef=0.1", "algorithm.kl.place=loss"]
+    roles = ["actor", "rollout", "reference", "critic", "reward"]
+    placed = ", ".join(f"{role}: 0" for role in roles)
+    found = estimate(
+        plan_of(
+            load_config(
+                "math_arithmetic_ppo",
+                [*gpus, f"cluster.component_placement={{{placed}}}", "cluster.fuse=null", "model.size=small"],
+            )
+        )
+    )
+    built = {role: found.ranks[role].built for role in roles}
+    assert all(built[role] > 0 for role in roles[:4]) and not built["reward"]
+    interpreters = sum(found.ranks[role].host["interpreter"] for role in roles)
+    waves = built["actor"] + built["rollout"], built["reference"] + built["critic"]
+    assert found.node_start_bytes == interpreters + max(waves)
 
 
 def test_memory_that_is_given_back_counts_in_turn() -> None:

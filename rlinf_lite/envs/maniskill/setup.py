@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import logging
+import math
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.envs.errors import EnvContractError, MissingAssetsError, MissingExtraError, RenderUnavailableError
@@ -24,7 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FETCH_S = 240.0  # less than `control.hang_timeout_s`
-_FETCH = "import sapien.physx; sapien.physx.enable_gpu()"
+_FETCH = """
+import pathlib, signal, sys
+signal.alarm(int(sys.argv[2]))
+pathlib.Path.home = staticmethod(lambda: pathlib.Path(sys.argv[1]))
+import sapien.physx
+sapien.physx.enable_gpu()
+"""
 _INSTALL = (
     "Install a Vulkan driver: the GPU's own on a machine with one, else software Vulkan, Mesa 25 or newer (Debian 12: "
     "add the suite bookworm-backports to your apt sources, then apt-get update && "
@@ -107,45 +116,64 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     return Backends(sim, render)
 
 
-def fetch_gpu_physics(limit_s: float = _FETCH_S) -> None:
-    """See that SAPIEN's physics for GPUs is on this machine, which is no part of its package: SAPIEN fetches it when it
-    is first used, for as long as that takes, and all processes at once. Here one of them does, within `limit_s`, and
-    the others wait for it. Raises MissingAssetsError."""
+def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
+    """Load SAPIEN's physics for GPUs, a library that is no part of its package: SAPIEN fetches it when it is first
+    used, for as long as that takes, and in all processes at once. Here one does, within `limit_s`, the others wait for
+    it, and none sees a part of it. Raises MissingAssetsError."""
     import sapien.physx
 
-    directory = Path.home() / ".sapien" / "physx" / sapien.physx.version()
-    library, deadline = directory / "libPhysXGpu_64.so", time.monotonic() + limit_s
+    key, version = "env.options.sim_backend", sapien.physx.version()
+    where = Path(".sapien", "physx", version, "libPhysXGpu_64.so")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory, deadline) as lock:
-            if library.exists():
-                return
-            log.warning("fetching SAPIEN's physics for GPUs to %s, once, for at most %.0f s", directory, limit_s)
-            words, left_s = [sys.executable, "-c", _FETCH], max(deadline - time.monotonic(), 1.0)
-            try:  # it keeps the lock, too, should this process die
-                subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=True, pass_fds=(lock,))
-            except BaseException:
-                library.unlink(missing_ok=True)  # a part of it would be taken for the whole
-                raise
-    except (OSError, subprocess.SubprocessError) as error:
-        why = str(error)
-        if isinstance(error, subprocess.TimeoutExpired):
-            why = f"it was not there after {limit_s:.0f} s"
-        elif isinstance(error, subprocess.CalledProcessError) and error.stderr.strip():
-            why = error.stderr.strip().splitlines()[-1]
-        source = f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{sapien.physx.version()}"
+        library = Path.home() / where
+        if not library.exists():
+            _fetch_gpu_physics(library, where, limit_s)
+    except (OSError, RuntimeError) as error:
+        archive = f"linux-{'' if platform.machine() in ('x86_64', 'AMD64') else 'aarch64-'}so.zip"
         text = (
             "physx_cuda needs SAPIEN's physics for GPUs, which is fetched from github.com when it is first used, and "
-            f"could not be: {why}. Without a network, bring it to {directory} on each node that simulates: "
-            f"linux-so.zip of {source}, unpacked there. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+            f"could not be: {error}. Without a network, unpack {archive} of "
+            f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{version} in ~/{where.parent} on each node "
+            "that simulates. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
         )
-        raise MissingAssetsError(text, "env.options.sim_backend") from error
+        raise MissingAssetsError(text, key) from error
+    try:
+        sapien.physx.enable_gpu()
+    except (OSError, RuntimeError) as error:
+        text = (
+            f"physx_cuda needs SAPIEN's physics for GPUs, which does not load: {error}. libcuda.so is a link to the "
+            f"driver's libcuda.so.1, which some containers lack; what is in {library.parent} is fetched again once it "
+            "is removed. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+        )
+        raise MissingAssetsError(text, key) from error
+
+
+def _fetch_gpu_physics(library: Path, where: Path, limit_s: float) -> None:
+    """`where`: the library in a home. Raises OSError."""
+    deadline = time.monotonic() + limit_s
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(library.parent / ".lock", deadline) as lock, TemporaryDirectory(dir=library.parent) as home:
+        if library.exists():
+            return
+        log.warning("fetching SAPIEN's physics for GPUs to %s, once, for at most %.0f s", library.parent, limit_s)
+        left_s = max(deadline - time.monotonic(), 1.0)
+        words = [sys.executable, "-c", _FETCH, home, str(math.ceil(left_s))]
+        try:  # should this process be killed, that one still has the lock, for as long as it lives
+            done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False, pass_fds=[lock])
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"it was not there after {limit_s:.0f} s") from error
+        fetched = Path(home, where)
+        if done.returncode and "Download complete" not in done.stdout:  # behind that, SAPIEN loads it
+            raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+        for file in sorted(fetched.parent.iterdir(), key=lambda file: file == fetched):
+            os.replace(file, library.parent / file.name)
 
 
 @contextmanager
-def _locked(directory: Path, deadline: float) -> Iterator[int]:
-    """A descriptor of it, while no other process has one. Raises TimeoutError."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _locked(path: Path, deadline: float) -> Iterator[int]:
+    """A descriptor of this file, which no other process has meanwhile, unless the file system has no locks. Raises
+    TimeoutError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         while True:
             try:
@@ -155,6 +183,8 @@ def _locked(directory: Path, deadline: float) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise TimeoutError("another process was fetching it all the time") from None
                 time.sleep(0.2)
+            except OSError:
+                break
         yield descriptor
     finally:
         os.close(descriptor)
@@ -178,13 +208,13 @@ def rendered_frame(env_id: str) -> str:
 
 
 def gpu_physics(env_id: str) -> str:
-    """For doctor: see that what simulates on GPUs is there, or fetch it. Raises MissingAssetsError."""
+    """For doctor: load what simulates on GPUs, fetched where it is not there. Raises MissingAssetsError."""
     import torch
 
     if not torch.cuda.is_available():
         return "no GPU: ManiSkill simulates on CPUs"
-    fetch_gpu_physics(limit_s=150.0)  # doctor ends what takes longer than 180 s
-    return "SAPIEN's library for GPUs is there"
+    load_gpu_physics(limit_s=150.0)  # doctor ends what takes longer than 180 s
+    return "SAPIEN's library for GPUs loads"
 
 
 def material_works() -> bool:

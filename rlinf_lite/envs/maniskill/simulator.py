@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_lite.envs.maniskill.setup import fetch_gpu_physics, import_maniskill, plan_backends
+from rlinf_lite.envs.maniskill.setup import import_maniskill, load_gpu_physics, plan_backends
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -17,7 +17,7 @@ def make_simulator(num_envs: int, cfg: EnvConfig) -> Simulator:
     import_maniskill()
     backends = plan_backends(cfg.options)
     if backends.sim == "physx_cuda":
-        fetch_gpu_physics()
+        load_gpu_physics()
     from rlinf_lite.envs.maniskill.scenes import CpuSimulator, CudaSimulator
 
     simulator = CudaSimulator if backends.sim == "physx_cuda" else CpuSimulator
