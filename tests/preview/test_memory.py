@@ -266,7 +266,8 @@ def test_host_memory_while_models_for_gpus_are_built() -> None:
 
 
 def test_a_reference_and_a_critic_are_built_when_other_models_are_on_their_gpus() -> None:
-    gpus = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1", "algorithm.kl.coef=0.1", "algorithm.kl.place=loss"]
+    gpus = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1"]
+    gpus += ["algorithm.kl.coef=0.1", "algorithm.kl.place=loss"]
     roles = ["actor", "rollout", "reference", "critic", "reward"]
     placed = ", ".join(f"{role}: 0" for role in roles)
     found = estimate(
