@@ -265,6 +265,26 @@ def same_bits(rehearse: bool) -> dict[str, Any]:
         "by_chance": ["runner.deterministic=false"],
         "resumed": [],
     }
+    return _same(ways, rehearse)
+
+
+@row(150)
+def shards(rehearse: bool) -> dict[str, Any]:
+    """The same by two ranks on two cards: 1 for each way whose weights and optimizer are those of shards."""
+    if not rehearse and torch.cuda.device_count() < 2:
+        return {"skipped": "needs two GPUs"}
+    two = ["cluster.num_gpus_per_node=2", "cluster.component_placement={env: '0', rollout: '0-1', actor: '0-1'}"]
+    ways: dict[str, list[str]] = {
+        "shards": ["actor.strategy=fsdp"],
+        "replicated": ["actor.strategy=replicated"],
+        "offload": ["actor.strategy=fsdp", "actor.offload=true", "rollout.offload=true"],
+        "resumed": ["actor.strategy=fsdp"],
+    }
+    return _same({way: [*two, *overrides] for way, overrides in ways.items()}, rehearse)
+
+
+def _same(ways: dict[str, list[str]], rehearse: bool) -> dict[str, float]:
+    """Whether each leaves what the first does; all at once."""
     ways = dict(list(ways.items())[: 2 if rehearse else None])
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1 if rehearse else len(ways)) as threads:
         hashes = list(threads.map(partial(_hash_of, Path(scratch), rehearse), ways, ways.values()))
@@ -272,7 +292,7 @@ def same_bits(rehearse: bool) -> dict[str, Any]:
 
 
 def _hash_of(scratch: Path, rehearse: bool, way: str, overrides: list[str]) -> str:
-    """Of what three steps of `same_bits` leave."""
+    """Of what three steps of the tiny VLA's PPO with `runner.deterministic` leave."""
     settings = [*_ONE_CARD, *(["cluster.accelerator=cpu"] if rehearse else []), "runner.deterministic=true", *overrides]
     settings += [f"runner.logger.log_path={scratch / way}", "runner.val_check_interval=-1", "runner.save_interval=1"]
     for steps in (2, 3) if way == "resumed" else (3,):

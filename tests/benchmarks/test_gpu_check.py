@@ -17,7 +17,7 @@ from rlinf_lite import registry
 from rlinf_lite.models import graphs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits")
+APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits", "shards")
 """A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already; what bf16
 moves, and what placements do not change, have tests of their own."""
 
