@@ -19,6 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rlinf_lite.runners.protocol import gpu_names
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "ray", "numpy", "gymnasium", "mani_skill", "stable_baselines3")
 _console = Console(width=140) if not os.isatty(1) else Console()
@@ -137,6 +139,7 @@ def machine_record() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "gpus": gpu_names(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},

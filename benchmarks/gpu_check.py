@@ -455,8 +455,7 @@ def main() -> None:
         left = args.total_s - (time.time() - began)
         found = {"skipped": "no time left"} if left < 10 else _measured(name, min(ROWS[name][0], left), args.rehearse)
         if "skipped" not in found or name not in records:
-            machine = machine_record() | {"gpu": None if args.rehearse else torch.cuda.get_device_name()}
-            records[name] = rounded({"row": name, **found, "machine": machine})
+            records[name] = rounded({"row": name, **found, "machine": machine_record()})
             unfinished = out.with_name(f"{out.name}.new")
             unfinished.write_text("".join(f"{json.dumps(record)}\n" for record in records.values()))
             unfinished.replace(out)

@@ -52,8 +52,6 @@ INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _
 an env worker. Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
 TRANSFORMERS_BYTES = 170 * _MIB
 """What importing transformers adds, where a model has modules of it."""
-_BUILT_LATE = ("reference", "critic")
-"""Once the models of all other roles are on their GPUs."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,6 @@ class RankMemory:
     `rollout.offload`). Else a process keeps what it had at its peak."""
     start: int = 0
     """On its slot before it works: the whole model, of which a rank keeps its part where it is spread over them all."""
-    built: int = 0
-    """In host memory while it is built: the whole model, also one that goes to a GPU then. Of what transformers reads
-    from files in fp32 it is less: the pages of the files, which the processes of a node share."""
 
     @property
     def device_bytes(self) -> int:
@@ -125,13 +120,8 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
     on_slots: Counter[int] = Counter()
     lent: dict[str, Counter[int]] = {}  # what roles have on slots in turn
     on_nodes: Counter[int] = Counter()
-    at_first, later = Counter[int](), Counter[int]()
     starts = _starts(plan, found)
     for names, (device, host) in found.processes.items():
-        roles = names.split("+")  # one process builds the models of its roles in turn
-        began = host if names == "env" else max(found.ranks[role].host["interpreter"] for role in roles)
-        built_late = max((found.ranks[role].built for role in roles if role in _BUILT_LATE), default=0)
-        built = max((found.ranks[role].built for role in roles if role not in _BUILT_LATE), default=0)
         rank = found.ranks.get(names)  # of roles that share a process none, which has the memory in turn as it is
         in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
         for process in plan.placements[names.partition("+")[0]]:
@@ -140,13 +130,10 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             lent.setdefault(names, Counter())[slot] += in_turn
             begun = max(device, 0 if rank is None else rank.start)
             on_nodes[slot // per_node] += host + begun * (accelerator == "cpu")
-            if accelerator == "cuda":
-                at_first[slot // per_node] += began + built
-                later[slot // per_node] += began + built_late
     for slot in on_slots:
         on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))
-    found.node_start_bytes = max([*at_first.values(), *later.values()], default=0)
+    found.node_start_bytes = _host_at_start(plan, found) if accelerator == "cuda" else 0
     found.node_host_bytes = max(max(on_nodes.values(), default=0) + found.segment_bytes, found.node_start_bytes)
     return found
 
@@ -162,6 +149,31 @@ def _starts(plan: Plan | ReasoningPlan, found: Estimate) -> Counter[int]:
             weights[slot] += own
             whole[slot] = max(whole[slot], rank.start - own)
     return weights + whole
+
+
+def _host_at_start(plan: Plan | ReasoningPlan, found: Estimate) -> int:
+    """Of the fullest node, while models are built that go to GPUs then: every process builds its own at the same time,
+    those of several roles in turn, and a reference's and a critic's once the others are there. Of what transformers
+    reads from files in fp32 it is less: the pages of the files, which processes share."""
+    _, per_node = slots(plan.config.cluster)
+    at_first, later = Counter[int](), Counter[int]()
+    for names, (_, host) in found.processes.items():
+        roles = names.split("+")
+        began = host if names == "env" else max(found.ranks[role].host["interpreter"] for role in roles)
+        late = {"reference", "critic"} & {*roles}
+        for nodes, own in ((at_first, {*roles} - late), (later, late)):
+            models = (found.models.get(_model_of(role, found)) for role in own)
+            built = max((counts.num_bytes + counts.buffer_bytes for counts in models if counts is not None), default=0)
+            for process in plan.placements[roles[0]]:
+                nodes[process.slots[0] // per_node] += began + built
+    return max([*at_first.values(), *later.values()], default=0)
+
+
+def _model_of(role: str, found: Estimate) -> str:
+    """Its name in `found.models`."""
+    if role in ("env", "critic"):
+        return role
+    return "reward model" if role == "reward" else "policy" if "policy" in found.models else "model"
 
 
 # policies
@@ -464,13 +476,13 @@ def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) 
         held, working = {"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": peaks["scoring"]}
         if _shards(plan, role) > 1:
             working["gathered layers"] = _gathered(config.actor.precision, counts)
-        return RankMemory(held, working, host, start=_start(plan, role, counts), built=_built(counts))
+        return RankMemory(held, working, host, start=_start(plan, role, counts))
     if role == "rollout":
         return _acting(plan, counts, {name: peaks[name] for name in ("keys and values", "generating")}, host)
     if "reward model" not in found.models:
         return RankMemory({}, {}, host)
     counts = found.models["reward model"]
-    return RankMemory({"weights": _built(counts)}, {"scoring": peaks["reward"]}, host, built=_built(counts))
+    return RankMemory({"weights": counts.num_bytes + counts.buffer_bytes}, {"scoring": peaks["reward"]}, host)
 
 
 # both
@@ -498,12 +510,8 @@ def _gathered(precision: str, counts: Counts) -> int:
     return (_BF16 if precision == "bf16" else _FP32) * (counts.root + 2 * counts.largest_unit)
 
 
-def _built(counts: Counts) -> int:
-    return counts.num_bytes + counts.buffer_bytes
-
-
 def _start(plan: Plan | ReasoningPlan, role: str, counts: Counts) -> int:
-    return 0 if _is_whole(plan, role) else _built(counts)
+    return 0 if _is_whole(plan, role) else counts.num_bytes + counts.buffer_bytes
 
 
 def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int], host: dict[str, int]) -> RankMemory:
@@ -513,10 +521,10 @@ def _acting(plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int],
         return RankMemory({}, working, host)
     parameters = _acting_bytes(config, counts)
     if device == "cpu" or not config.rollout.offload:
-        return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host, built=_built(counts))
+        return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host)
     # in host memory they are in the segment, which is counted for the node
     held = {"buffers": counts.buffer_bytes}
-    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True, built=_built(counts))
+    return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True)
 
 
 def _acting_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
@@ -559,14 +567,15 @@ def _training(
         host = {**host, "earlier weights": _part(plan, role, counts, _FP32 * counts.trained)}
     start = _start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
-        return RankMemory(held, working, host, start=start, built=_built(counts))
+        return RankMemory(held, working, host, start=start)
     # rollout workers act with the actor's own, or it scores some responses while they make the next ones
     stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
     if isinstance(config, ReasoningConfig):
         stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
     away = {name: held.pop(name) for name in list(held) if name == "AdamW" or not stays}
-    host = {**host, "offloaded": sum(away.values())}
-    return RankMemory(held, {**away, **working}, host, gives_back=True, start=start, built=_built(counts))
+    return RankMemory(
+        held, {**away, **working}, {**host, "offloaded": sum(away.values())}, gives_back=True, start=start
+    )
 
 
 def _synced(config: Config | ReasoningConfig, counts: Counts) -> int:

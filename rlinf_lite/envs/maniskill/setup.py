@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import logging
 import math
@@ -19,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from rlinf_lite.envs.errors import EnvContractError, MissingAssetsError, MissingExtraError, RenderUnavailableError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LIBRARY = "libPhysXGpu_64.so"
 _FETCH_S = 240.0  # less than `control.hang_timeout_s`
 _FETCH = """
 import pathlib, signal, sys
@@ -123,18 +125,17 @@ def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
     import sapien.physx
 
     key, version = "env.options.sim_backend", sapien.physx.version()
-    where = Path(".sapien", "physx", version, "libPhysXGpu_64.so")
     try:
-        library = Path.home() / where
-        if not library.exists():
-            _fetch_gpu_physics(library, where, limit_s)
+        directory = Path.home() / ".sapien" / "physx" / version
+        if not (directory / _LIBRARY).exists():
+            _fetch_gpu_physics(directory, limit_s)
     except (OSError, RuntimeError) as error:
         archive = f"linux-{'' if platform.machine() in ('x86_64', 'AMD64') else 'aarch64-'}so.zip"
         text = (
             "physx_cuda needs SAPIEN's physics for GPUs, which is fetched from github.com when it is first used, and "
             f"could not be: {error}. Without a network, unpack {archive} of "
-            f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{version} in ~/{where.parent} on each node "
-            "that simulates. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+            f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{version} in ~/.sapien/physx/{version} on "
+            "each node that simulates. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
         )
         raise MissingAssetsError(text, key) from error
     try:
@@ -142,52 +143,31 @@ def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
     except (OSError, RuntimeError) as error:
         text = (
             f"physx_cuda needs SAPIEN's physics for GPUs, which does not load: {error}. libcuda.so is a link to the "
-            f"driver's libcuda.so.1, which some containers lack; what is in {library.parent} is fetched again once it "
-            "is removed. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+            f"driver's libcuda.so.1, which some containers lack; what is in {directory} is fetched again once it is "
+            "removed. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
         )
         raise MissingAssetsError(text, key) from error
 
 
-def _fetch_gpu_physics(library: Path, where: Path, limit_s: float) -> None:
-    """`where`: the library in a home. Raises OSError."""
+def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
+    """Raises OSError."""
     deadline = time.monotonic() + limit_s
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(library.parent / ".lock", deadline) as lock, TemporaryDirectory(dir=library.parent) as home:
-        if library.exists():
+    directory.mkdir(parents=True, exist_ok=True)
+    with FileLock(directory / ".lock", timeout=limit_s), TemporaryDirectory(dir=directory) as home:
+        if (directory / _LIBRARY).exists():
             return
-        log.warning("fetching SAPIEN's physics for GPUs to %s, once, for at most %.0f s", library.parent, limit_s)
+        log.warning("fetching SAPIEN's physics for GPUs to %s, once, for at most %.0f s", directory, limit_s)
         left_s = max(deadline - time.monotonic(), 1.0)
         words = [sys.executable, "-c", _FETCH, home, str(math.ceil(left_s))]
-        try:  # should this process be killed, that one still has the lock, for as long as it lives
-            done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False, pass_fds=[lock])
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"it was not there after {limit_s:.0f} s") from error
-        fetched = Path(home, where)
         if done.returncode and "Download complete" not in done.stdout:  # behind that, SAPIEN loads it
             raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-        for file in sorted(fetched.parent.iterdir(), key=lambda file: file == fetched):
-            os.replace(file, library.parent / file.name)
-
-
-@contextmanager
-def _locked(path: Path, deadline: float) -> Iterator[int]:
-    """A descriptor of this file, which no other process has meanwhile, unless the file system has no locks. Raises
-    TimeoutError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("another process was fetching it all the time") from None
-                time.sleep(0.2)
-            except OSError:
-                break
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        fetched = Path(home, *directory.parts[-3:])
+        for file in sorted(fetched.iterdir(), key=lambda file: file.name == _LIBRARY):
+            os.replace(file, directory / file.name)
 
 
 def rendered_frame(env_id: str) -> str:
