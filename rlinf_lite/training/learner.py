@@ -35,7 +35,7 @@ from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
 from rlinf_lite.training.lanes import Lanes, lanes_for
 from rlinf_lite.training.metrics import MetricSums
-from rlinf_lite.training.offload import HOST, free_cache, move_module, move_state
+from rlinf_lite.training.offload import HOST, HostMemory, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
 from rlinf_lite.twins import CopyError, check_copies
@@ -102,6 +102,7 @@ class Learner:
         self._torch_threads = self.num_threads // num_lanes
         self.lanes = Lanes(self.model, num_lanes, self._torch_threads)
         self._offloads, self._away = cfg.actor.offload and name == "actor", set()
+        self._host = HostMemory()
 
     def _can_have_lanes(self) -> bool:
         """Lanes hold gradients of their own, and copies of the model."""
@@ -137,13 +138,13 @@ class Learner:
         (`keeps_parameters`)."""
         if self._offloads:
             self._away.add("optimizer")
-            move_state(self.optimizer, HOST)
+            move_state(self.optimizer, HOST, self._host)
             free_cache(self.worker.device)
             self.to_device(with_optimizer=False)
         yield
         if self._offloads and not keeps_parameters:
             self._away.add("model")
-            move_module(self.model, HOST)
+            move_module(self.model, HOST, self._host)
             free_cache(self.worker.device)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -256,6 +257,7 @@ class Learner:
     def save(self, model_dir: Path, training_dir: Path) -> None:
         """Write the model, and the optimizer's and this rank's random state."""
         self.to_device(with_optimizer=True)
+        self._host.release()  # rank 0 gathers all of both in host memory
         # what all ranks do together comes first: writing may fail on one of them
         state = sharding.full_policy_state(self.model)
         moments = sharding.full_optimizer_state(self.model, self.optimizer)

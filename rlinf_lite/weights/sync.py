@@ -22,7 +22,6 @@ import logging
 import math
 import mmap
 import os
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +40,7 @@ from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, Schedule
 from rlinf_lite.scheduler.segments import no_room
 from rlinf_lite.scheduler.shared_memory import as_bytes
 from rlinf_lite.twins import CopyError, Parts
+from rlinf_lite.weights.pages import lock_pages
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -129,7 +129,7 @@ class _Segment:
             os.close(descriptor)
         whole = np.frombuffer(memory, np.uint8)
         if lock:
-            _lock_pages(whole)
+            lock_pages(whole, "Shared memory for weights")
         self.tensors: dict[str, Tensor] = {}
         for entry in entries:
             tensor = torch.empty(0, dtype=entry.dtype)
@@ -137,18 +137,6 @@ class _Segment:
                 raw = whole[entry.offset : entry.offset + entry.num_bytes]
                 tensor = torch.from_numpy(raw).view(entry.dtype)
             self.tensors[entry.name] = tensor.view(entry.shape)
-
-
-def _lock_pages(memory: np.ndarray) -> None:
-    """Until nothing has `memory` any more. A GPU otherwise copies by way of memory of its driver's, piece by piece."""
-    runtime, address = torch.cuda.cudart(), memory.ctypes.data
-    code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
-    if code:
-        log.warning("Weights in shared memory cannot be page-locked (CUDA error %d): GPUs copy them slowly", code)
-        with suppress(RuntimeError):  # the next operation on the GPU would raise that error as its own
-            torch.zeros(1, device="cuda")
-    else:
-        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _pieces(tensor: Tensor) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ where the other side is the meta device, which has no memory.
 
 from __future__ import annotations
 
+import mmap
 import socket
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import torch.multiprocessing as mp
 
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.data.problems import open_problems
-from rlinf_lite.training import learner, offload
+from rlinf_lite.training import offload
 from rlinf_lite.training.offload import ActingWeights
 from rlinf_lite.training.sharding import full_optimizer_state, full_policy_state
 from rlinf_lite.workers import EmbodiedFSDPActor, MultiStepRolloutWorker
@@ -27,10 +28,17 @@ from tests.workers.test_language_rows import make_cfg, make_rollouts
 from tests.workers.test_strategies import CONFIGS, NUM_ENVS, OPTIM, trajectories
 
 
-def moved_and_destroyed(tensor, device):
+def local(tensor):
+    """This rank's part of a shard."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def moved_and_destroyed(tensor, device, host=None, key=None):
     """To memory of its own, as on another device; who still reads the old one computes NaN."""
     with torch.no_grad():
-        copy = tensor.detach().clone()
+        copy = tensor.detach().clone() if host is None else host.hold(key, tensor)
+        if local(copy).data_ptr() == local(tensor).data_ptr():
+            return tensor  # it is there: nothing has come back since
         if tensor.is_floating_point():
             tensor.detach().fill_(float("nan"))
     moved_and_destroyed.count += 1
@@ -103,6 +111,55 @@ def test_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     assert all(x is y for x, y in zip(actor.policy.parameters(), parameters, strict=True))
 
 
+def test_host_memory_is_kept_until_a_checkpoint_needs_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(offload, "moved", moved_and_destroyed)
+    actor, rooms = make_actor(True), []
+    for number in range(3):
+        step(actor, number)
+        if number == 2:
+            actor.save_checkpoint(str(tmp_path))
+            assert not actor.learner._host._rooms
+        actor.sync_model_to_rollout()
+        rooms.append({key: room.data_ptr() for key, room in actor.learner._host._rooms.items()})
+        moments = [x for state in actor.learner.optimizer.state.values() for x in state.values()]
+        places = [tensor.data_ptr() for tensor in (*moments, *actor.policy.parameters())]
+        assert len(places) == len(set(places)) and set(places) == set(rooms[number].values())
+    assert rooms[0].items() <= rooms[1].items()
+
+
+class OnAGPU(SimpleNamespace):
+    shape, dtype, is_cuda = torch.Size((512, 1024)), torch.bfloat16, True
+
+    def numel(self):
+        return self.shape.numel()
+
+    def element_size(self):
+        return 2
+
+    def is_contiguous(self):
+        return True
+
+
+def test_its_pages_are_locked(monkeypatch):
+    locked = []
+    monkeypatch.setattr(offload, "lock_pages", lambda memory, what: locked.append((memory.ctypes.data, memory.nbytes)))
+    room = offload._room_for(OnAGPU())
+    assert (room.shape, room.dtype, room.device.type) == (OnAGPU.shape, OnAGPU.dtype, "cpu")
+    assert locked == [(room.data_ptr(), 2**20)] and room.data_ptr() % mmap.PAGESIZE == 0
+    del room
+    assert not offload._room_for(torch.ones(5)).is_pinned() and len(locked) == 1  # small, and on a CPU
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1024, 512), (0, 4), ()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_it_has_the_same_values_in_the_same_layout(shape, dtype):
+    memory, values = offload.HostMemory(), (torch.randn(shape) * 100).to(dtype)
+    for tensor in (values, values + 1, values.T if values.ndim == 2 else values, values.to(torch.float64)):
+        held = memory.hold("a key", tensor)
+        assert torch.equal(held, tensor) and (held.dtype, held.stride()) == (tensor.dtype, tensor.stride())
+        assert held.data_ptr() != tensor.data_ptr() or not tensor.numel()
+
+
 def rank_main(rank, port, directory):
     torch.set_num_threads(1)
     expected = history(make_actor(False, rank, 2, port), directory / "without")
@@ -125,7 +182,7 @@ def test_nothing_stays_behind(monkeypatch, shares):
     """Where rollout workers act with the actor's own parameters, those do."""
     actor = make_actor(True)
     step(actor, 0)
-    monkeypatch.setattr(learner, "HOST", "meta")
+    monkeypatch.setattr(offload, "moved", lambda tensor, *_: tensor.to("meta"))
     if shares:
         rollout = MultiStepRolloutWorker(actor.cfg)
         rollout.policy = actor.policy
@@ -144,7 +201,7 @@ def test_an_actor_that_was_broken_off_in_a_move_is_brought_back(tmp_path, monkey
     actor.load_checkpoint(str(tmp_path), 1)
     left = 5
 
-    def fails(tensor, device):
+    def fails(tensor, device, *_):
         nonlocal left
         left -= 1
         if left == 0:
@@ -168,7 +225,7 @@ class Tied(torch.nn.Module):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_acting_weights_come_and_go(monkeypatch, fails):
-    monkeypatch.setattr(offload, "moved", lambda tensor, device: tensor.to(device, copy=True))
+    monkeypatch.setattr(offload, "moved", lambda tensor, device, *_: tensor.to(device, copy=True))
     module = Tied().requires_grad_(False)
     before, buffer = {name: tensor.clone() for name, tensor in module.state_dict().items()}, module.seen.data_ptr()
     weights = ActingWeights(module, "cpu", enabled=True)
@@ -188,7 +245,7 @@ def test_acting_weights_come_and_go(monkeypatch, fails):
         assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     room = [torch.zeros(3, 3)]  # for one of them
     with monkeypatch.context() as patched:
-        patched.setattr(offload, "moved", lambda tensor, device: room.pop())
+        patched.setattr(offload, "moved", lambda tensor, device, *_: room.pop())
         with pytest.raises(IndexError), weights.loaded():
             raise AssertionError
     assert [parameter.data_ptr() for parameter in module.parameters()] == host
@@ -233,7 +290,7 @@ def test_what_is_not_asked_for_does_not_move(monkeypatch):
 
 
 def test_generation_is_the_same_also_after_one_that_was_broken_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(offload, "moved", lambda tensor, device: tensor.to(device, copy=True))
+    monkeypatch.setattr(offload, "moved", lambda tensor, device, *_: tensor.to(device, copy=True))
     found = []
     for offloads in ("false", "true"):
         stages = ["cluster.fuse=null", "rollout.pipeline_stage_num=2", f"rollout.offload={offloads}"]
