@@ -25,12 +25,13 @@ _LOCKED_BYTES = 2**20
 class HostMemory:
     """Host memory for a module and its optimizer, kept from one time that they go there to the next.
 
-    It is page-locked: a GPU copies to it and from it at the full speed of its bus, where fresh memory, which the kernel
-    clears page by page, takes tens of times as long.
+    It is page-locked, so that a GPU copies to it and from it by itself; copies into fresh memory took ten times as
+    long.
     """
 
     def __init__(self) -> None:
         self._rooms: dict[Hashable, Tensor] = {}
+        self._locks = True  # until the first time that it cannot
 
     def hold(self, key: Hashable, tensor: Tensor) -> Tensor:
         """A copy of `tensor`, sharded or not, in the memory of what came under `key` before. The GPU may still be at it
@@ -49,28 +50,27 @@ class HostMemory:
     def _filled(self, key: Hashable, tensor: Tensor) -> Tensor:
         room = self._rooms.get(key)
         if room is None or (room.shape, room.stride(), room.dtype) != (tensor.shape, tensor.stride(), tensor.dtype):
-            room = self._rooms[key] = _room_for(tensor)
+            room = self._rooms[key] = self._room_for(tensor)
         room.copy_(tensor, non_blocking=True)
         return room
+
+    def _room_for(self, tensor: Tensor) -> Tensor:
+        """Memory on the host for a tensor of the device, in the same layout."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        if num_bytes < _LOCKED_BYTES or not tensor.is_contiguous():
+            return torch.empty_like(tensor, device=HOST)
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_DONTFORK)  # a fork would part this process's pages from those that the GPU knows
+        whole = np.frombuffer(memory, np.uint8)
+        if self._locks and tensor.is_cuda:
+            self._locks = lock_pages(whole, "Host memory of what is offloaded")
+        return torch.from_numpy(whole).view(tensor.dtype).view(tensor.shape)
 
     def release(self) -> None:
         """Give the memory of what has come back to its device to others."""
         self._rooms.clear()
-
-
-def _room_for(tensor: Tensor) -> Tensor:
-    """Memory on the host for a tensor of the device, in the same layout."""
-    num_bytes = tensor.numel() * tensor.element_size()
-    if num_bytes < _LOCKED_BYTES or not tensor.is_contiguous():
-        return torch.empty_like(tensor, device=HOST)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    memory.madvise(mmap.MADV_DONTFORK)  # a fork would part this process's pages from those that the GPU knows
-    whole = np.frombuffer(memory, np.uint8)
-    if tensor.is_cuda:
-        lock_pages(whole, "Host memory of what is offloaded")
-    return torch.from_numpy(whole).view(tensor.dtype).view(tensor.shape)
 
 
 def is_there(tensor: Tensor, device: str) -> bool:

@@ -140,14 +140,21 @@ class OnAGPU(SimpleNamespace):
         return True
 
 
-def test_its_pages_are_locked(monkeypatch):
-    locked = []
-    monkeypatch.setattr(offload, "lock_pages", lambda memory, what: locked.append((memory.ctypes.data, memory.nbytes)))
-    room = offload._room_for(OnAGPU())
-    assert (room.shape, room.dtype, room.device.type) == (OnAGPU.shape, OnAGPU.dtype, "cpu")
-    assert locked == [(room.data_ptr(), 2**20)] and room.data_ptr() % mmap.PAGESIZE == 0
-    del room
-    assert not offload._room_for(torch.ones(5)).is_pinned() and len(locked) == 1  # small, and on a CPU
+@pytest.mark.parametrize("works", [True, False])
+def test_its_pages_are_locked(monkeypatch, works):
+    """Where that fails once it is not tried, and said, for each of hundreds of tensors."""
+    memory, locked = offload.HostMemory(), []
+
+    def lock(pages, what):
+        locked.append((pages.ctypes.data, pages.nbytes))
+        return works
+
+    monkeypatch.setattr(offload, "lock_pages", lock)
+    assert memory._room_for(torch.ones(2**19)).sum() == 0 and not locked, "on a CPU"
+    rooms = [memory._room_for(OnAGPU()) for _ in range(3)]
+    assert locked == [(room.data_ptr(), 2**20) for room in (rooms if works else rooms[:1])]
+    assert all(room.data_ptr() % mmap.PAGESIZE == 0 for room in rooms)
+    assert all((room.shape, room.dtype, room.device.type) == (OnAGPU.shape, OnAGPU.dtype, "cpu") for room in rooms)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (1024, 512), (0, 4), ()])
