@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +53,9 @@ class Lanes:
 
     def __init__(self, model: nn.Module, number: int, torch_threads: int = 1) -> None:
         self.model, self.number = model, number
+        self.turn = Lock()
+        """A lane holds it through many small operations, such as those of a loss. Each lets go of the interpreter, and
+        lanes that wait for it there would wake up at every one."""
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._at_once: dict[str, int] = {}  # of each kind of pass, once one was seen
         # threads begin with as many of torch's as the machine has cores

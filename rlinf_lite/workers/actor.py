@@ -332,46 +332,47 @@ class EmbodiedFSDPActor(Worker):
 
         with self.learner.autocast():
             output = policy({name: of_part(x) for name, x in batch.forward_inputs.items()})
-        mask = of_part(batch.mask)
-        positions, old_logprobs, acted, advantages, *of_critic = of_part(at_positions).unbind(1)
-        if len(part) == 0:
-            mask, positions = torch.zeros_like(mask), torch.zeros_like(positions)
-        positions = positions.bool()
-        old_values, returns = of_critic or (None, None)
-        level, shape, recomputes = algorithm.logprob_type, batch.acted.shape[1:], recomputed_logprobs(self.cfg)[0]
-        if self.unchanged and not recomputes:
-            of_acting = of_part(batch.acted), mask, of_part(batch.versions)
-            self._measure_drift(output.logprobs.detach(), *of_acting, found)
-        weights, corrected, measured = None, {}, positions
-        if algorithm.correction.kind != "none" or recomputes:
-            if algorithm.correction.proximal == "interpolate":
-                versions = of_part(batch.versions)[:, None, None]
-                between = algorithms.interpolated_proximal(
-                    output.logprobs, of_part(batch.acted), versions, self.version
-                )
-                old_logprobs = algorithms.sum_to_level(_of_executed(between, mask), level)
-                measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
-            correction = algorithms.correction(old_logprobs, acted, positions, algorithm.correction, measured)
-            weights, corrected = correction.weights, correction.metrics
-        inputs = algorithms.LossInputs(
-            logprobs=algorithms.sum_to_level(_of_executed(output.logprobs, mask), level),
-            old_logprobs=old_logprobs,
-            advantages=advantages,
-            mask=positions,
-            entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
-            values=None if returns is None else algorithms.expand_to_level(output.values, level, *shape),
-            old_values=old_values,
-            returns=returns,
-            weights=weights,
-            behaviour_logprobs=acted,
-            denominator=denominator.to(self.device),
-            dp_size=self.world_size,
-        )
-        outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
-        found.add(outputs.metrics, weight=float(positions.sum()))
-        if corrected:
-            found.add(corrected, weight=float(measured.sum()))
-        return outputs.loss
+        with self.learner.lanes.turn:
+            mask = of_part(batch.mask)
+            positions, old_logprobs, acted, advantages, *of_critic = of_part(at_positions).unbind(1)
+            if len(part) == 0:
+                mask, positions = torch.zeros_like(mask), torch.zeros_like(positions)
+            positions = positions.bool()
+            old_values, returns = of_critic or (None, None)
+            level, shape, recomputes = algorithm.logprob_type, batch.acted.shape[1:], recomputed_logprobs(self.cfg)[0]
+            if self.unchanged and not recomputes:
+                of_acting = of_part(batch.acted), mask, of_part(batch.versions)
+                self._measure_drift(output.logprobs.detach(), *of_acting, found)
+            weights, corrected, measured = None, {}, positions
+            if algorithm.correction.kind != "none" or recomputes:
+                if algorithm.correction.proximal == "interpolate":
+                    versions = of_part(batch.versions)[:, None, None]
+                    between = algorithms.interpolated_proximal(
+                        output.logprobs, of_part(batch.acted), versions, self.version
+                    )
+                    old_logprobs = algorithms.sum_to_level(_of_executed(between, mask), level)
+                    measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
+                correction = algorithms.correction(old_logprobs, acted, positions, algorithm.correction, measured)
+                weights, corrected = correction.weights, correction.metrics
+            inputs = algorithms.LossInputs(
+                logprobs=algorithms.sum_to_level(_of_executed(output.logprobs, mask), level),
+                old_logprobs=old_logprobs,
+                advantages=advantages,
+                mask=positions,
+                entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
+                values=None if returns is None else algorithms.expand_to_level(output.values, level, *shape),
+                old_values=old_values,
+                returns=returns,
+                weights=weights,
+                behaviour_logprobs=acted,
+                denominator=denominator.to(self.device),
+                dp_size=self.world_size,
+            )
+            outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
+            found.add(outputs.metrics, weight=float(positions.sum()))
+            if corrected:
+                found.add(corrected, weight=float(measured.sum()))
+            return outputs.loss
 
     def _measure_drift(
         self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums, of: int | None = None
