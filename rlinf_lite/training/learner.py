@@ -250,6 +250,7 @@ class Learner:
     def save_model(self, directory: Path) -> None:
         """Write the model as a directory that `from_pretrained` reads; rank 0 writes."""
         self.to_device(with_optimizer=False)
+        self._host.release()  # rank 0 gathers all of it in host memory
         state = sharding.full_policy_state(self.model)
         if self.worker.rank == 0:
             self.model.save_pretrained(directory, state)
@@ -273,6 +274,7 @@ class Learner:
     def load(self, model_dir: Path, training_dir: Path) -> None:
         """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""
         self.to_device(with_optimizer=True)
+        self._host.release()  # every rank reads all of both
         sharding.load_policy_state(self.model, self.model.read_state(model_dir))
         sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
         rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"

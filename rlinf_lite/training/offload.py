@@ -26,7 +26,7 @@ class HostMemory:
     """Host memory for a module and its optimizer, kept from one time that they go there to the next.
 
     It is page-locked, so that a GPU copies to it and from it by itself; copies into fresh memory took ten times as
-    long.
+    long. A process that is forked does not have what is locked.
     """
 
     def __init__(self) -> None:
@@ -34,15 +34,17 @@ class HostMemory:
         self._locks = True  # until the first time that it cannot
 
     def hold(self, key: Hashable, tensor: Tensor) -> Tensor:
-        """A copy of `tensor`, sharded or not, in the memory of what came under `key` before. The GPU may still be at it
-        when this returns."""
+        """A copy of `tensor`, sharded or not, in the memory of what came under `key` before."""
         tensor = tensor.detach()
         if not hasattr(tensor, "__tensor_flatten__"):
             return self._filled(key, tensor)
         # a shard: its own memory here, all else as it is; who makes a DTensor of a mesh of GPUs moves it there
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
-        parts["_local_tensor"] = self._filled(key, parts["_local_tensor"])
+        local = parts["_local_tensor"]
+        # a parameter's shard that is smaller than others' lies in memory of their size, which FSDP2 makes anew here
+        is_padded = local.untyped_storage().nbytes() > local.nbytes
+        parts["_local_tensor"] = local.to(HOST, copy=True) if is_padded else self._filled(key, local)
         kind: Any = type(tensor)
         shard: Tensor = kind.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
         return shard
@@ -51,7 +53,7 @@ class HostMemory:
         room = self._rooms.get(key)
         if room is None or (room.shape, room.stride(), room.dtype) != (tensor.shape, tensor.stride(), tensor.dtype):
             room = self._rooms[key] = self._room_for(tensor)
-        room.copy_(tensor, non_blocking=True)
+        room.copy_(tensor)  # until it is there: FSDP2 may read it at once
         return room
 
     def _room_for(self, tensor: Tensor) -> Tensor:
@@ -62,14 +64,14 @@ class HostMemory:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(mmap.MADV_DONTFORK)  # a fork would part this process's pages from those that the GPU knows
         whole = np.frombuffer(memory, np.uint8)
         if self._locks and tensor.is_cuda:
+            memory.madvise(mmap.MADV_DONTFORK)  # a fork would part this process's pages from those that the GPU knows
             self._locks = lock_pages(whole, "Host memory of what is offloaded")
         return torch.from_numpy(whole).view(tensor.dtype).view(tensor.shape)
 
     def release(self) -> None:
-        """Give the memory of what has come back to its device to others."""
+        """Give the memory of what has come back to its device to others; what is away keeps its own until then."""
         self._rooms.clear()
 
 
@@ -93,7 +95,6 @@ def move_module(module: nn.Module, device: str, host: HostMemory | None = None) 
         return moved(tensor, device, host if isinstance(tensor, nn.Parameter) else None, id(tensor))
 
     module._apply(move)  # as `Module.to` does; FSDP2 looks after its shards there
-    _finish_copies()
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: str, host: HostMemory | None = None) -> None:
@@ -102,12 +103,6 @@ def move_state(optimizer: torch.optim.Optimizer, device: str, host: HostMemory |
         for name, value in state.items():
             if isinstance(value, Tensor):
                 state[name] = moved(value, device, host, (id(parameter), name))
-    _finish_copies()
-
-
-def _finish_copies() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def free_cache(device: str) -> None:
