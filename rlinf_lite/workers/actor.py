@@ -169,10 +169,11 @@ class EmbodiedFSDPActor(Worker):
 
             rows = slice(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
             num_samples = own.mask.shape[0] * own.mask.shape[1]
+            acted = own.logprobs.flatten(0, 1)
             self.batch = _Batch(
                 forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
-                acted=own.logprobs.flatten(0, 1),
-                proximal=own.logprobs.flatten(0, 1),
+                acted=acted,
+                proximal=acted,
                 versions=own.versions.flatten(),
                 values=own.values.flatten(0, 1),
                 advantages=advantages[rows].reshape(num_samples, -1),
@@ -204,7 +205,6 @@ class EmbodiedFSDPActor(Worker):
         if self.earlier.arrived(batch.versions[batch.mask.any(-1)], self.version):
             with self.timer("log-probs"):
                 self._measure_earlier(sums)
-        at_positions = self._at_positions()
         updates = (
             (f"step {step}, epoch {epoch}, minibatch {index}", minibatch)
             for epoch in range(cfg.algorithm.update_epochs)
@@ -219,7 +219,7 @@ class EmbodiedFSDPActor(Worker):
                 denominator = algorithms.loss_denominator(mask, cfg.algorithm.loss_agg_mode).clamp(min=1)
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
                 environments = partial(_listed, "environments", minibatch // num_decisions)
-                loss_fn = partial(self._loss, denominator, at_positions)
+                loss_fn = partial(self._loss, denominator)
                 stepped, own_sums = learner.update(
                     map(learner.lanes.cut, parts), loss_fn, sums, where, environments, only
                 )
@@ -303,69 +303,53 @@ class EmbodiedFSDPActor(Worker):
         self.version = version
         self.earlier.forget()
 
-    def _at_positions(self) -> Tensor:
-        """What the loss reads of each sample besides its forward pass, at the positions of `logprob_type`: the mask,
-        log-probabilities that ratios are formed with and those of acting, advantages, and where a critic trains values
-        and returns; float32 [n, 4 or 6, positions]. In one piece, which one operation takes the samples of a part of.
-        """
-        assert self.batch is not None
-        algorithm, batch = self.cfg.algorithm, self.batch
-        per_decision = [batch.advantages]
-        if algorithms.needs_values(algorithm.adv_type):
-            per_decision += [batch.values, batch.returns]
-        level, shape = algorithm.logprob_type, batch.acted.shape[1:]
-        rows = [self._position_mask(batch.mask)]
-        rows += [algorithms.sum_to_level(_of_executed(x, batch.mask), level) for x in (batch.proximal, batch.acted)]
-        rows += [algorithms.expand_to_level(x, level, *shape) for x in per_decision]
-        return torch.stack(rows, dim=1)
-
-    def _loss(
-        self, denominator: Tensor, at_positions: Tensor, policy: Policy, part: np.ndarray, found: MetricSums
-    ) -> Tensor:
+    def _loss(self, denominator: Tensor, policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
         """Of the samples `part` [b] of this rank; of none, 0, so that the rank takes part in what all ranks do."""
         assert self.batch is not None
-        algorithm, batch = self.cfg.algorithm, self.batch
-        index = torch.from_numpy(part) if len(part) else torch.zeros(1, dtype=torch.int64)
-
-        def of_part(x: Tensor) -> Tensor:
-            return x.index_select(0, index).to(self.device)
-
+        algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
+        empty = len(part) == 0
+        index = torch.zeros(1, dtype=torch.int64) if empty else torch.from_numpy(part)
         with self.learner.autocast():
-            output = policy({name: of_part(x) for name, x in batch.forward_inputs.items()})
+            output = policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
         with self.learner.lanes.turn:
-            mask = of_part(batch.mask)
-            positions, old_logprobs, acted, advantages, *of_critic = of_part(at_positions).unbind(1)
-            if len(part) == 0:
-                mask, positions = torch.zeros_like(mask), torch.zeros_like(positions)
-            positions = positions.bool()
-            old_values, returns = of_critic or (None, None)
-            level, shape, recomputes = algorithm.logprob_type, batch.acted.shape[1:], recomputed_logprobs(self.cfg)[0]
+            mask, acted = batch.mask[index].to(device) & (not empty), batch.acted[index].to(device)
+            level, shape = algorithm.logprob_type, acted.shape[1:]
+
+            def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
+                return algorithms.expand_to_level(x.to(device), level, *shape)
+
+            def summed(logprobs: Tensor) -> Tensor:  # [b, C, D] -> positions
+                return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
+
+            executed, positions = mask[..., None], self._position_mask(mask)
+            recomputes = recomputed_logprobs(self.cfg)[0]
             if self.unchanged and not recomputes:
-                of_acting = of_part(batch.acted), mask, of_part(batch.versions)
-                self._measure_drift(output.logprobs.detach(), *of_acting, found)
+                self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
+            of_acting = old_logprobs = summed(acted)
+            if batch.proximal is not batch.acted:
+                old_logprobs = summed(batch.proximal[index].to(device))
             weights, corrected, measured = None, {}, positions
             if algorithm.correction.kind != "none" or recomputes:
                 if algorithm.correction.proximal == "interpolate":
-                    versions = of_part(batch.versions)[:, None, None]
-                    between = algorithms.interpolated_proximal(
-                        output.logprobs, of_part(batch.acted), versions, self.version
-                    )
-                    old_logprobs = algorithms.sum_to_level(_of_executed(between, mask), level)
+                    versions = batch.versions[index, None, None].to(device)
+                    between = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
+                    old_logprobs = summed(between)
                     measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
-                correction = algorithms.correction(old_logprobs, acted, positions, algorithm.correction, measured)
+                correction = algorithms.correction(old_logprobs, of_acting, positions, algorithm.correction, measured)
                 weights, corrected = correction.weights, correction.metrics
+            with_values = algorithms.needs_values(algorithm.adv_type)
             inputs = algorithms.LossInputs(
-                logprobs=algorithms.sum_to_level(_of_executed(output.logprobs, mask), level),
+                logprobs=summed(output.logprobs),
                 old_logprobs=old_logprobs,
-                advantages=advantages,
+                advantages=at_level(batch.advantages[index]),
                 mask=positions,
                 entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
-                values=None if returns is None else algorithms.expand_to_level(output.values, level, *shape),
-                old_values=old_values,
-                returns=returns,
+                values=at_level(output.values) if with_values else None,
+                old_values=at_level(batch.values[index]) if with_values else None,
+                returns=at_level(batch.returns[index]) if with_values else None,
                 weights=weights,
-                behaviour_logprobs=acted,
-                denominator=denominator.to(self.device),
+                behaviour_logprobs=of_acting,
+                denominator=denominator.to(device),
                 dp_size=self.world_size,
             )
             outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
@@ -445,11 +429,6 @@ class EmbodiedFSDPActor(Worker):
         out = torch.empty((len(own) * self.world_size, *own.shape[1:]), dtype=own.dtype, device=self.device)
         dist.all_gather_single(out, own.contiguous().to(self.device))
         return out.cpu().to(rows.dtype)
-
-
-def _of_executed(elements: Tensor, mask: Tensor) -> Tensor:
-    """Log-probabilities [b, C, D], 0 for actions that were not executed [b, C]."""
-    return torch.where(mask[..., None], elements, 0.0)
 
 
 def _listed(what: str, numbers: np.ndarray) -> str:

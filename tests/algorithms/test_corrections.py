@@ -192,3 +192,12 @@ def test_bounds_that_do_not_fit_are_refused() -> None:
     one = torch.zeros(1, 1)
     with pytest.raises(InputError, match=r"algorithm.correction.high: is 0.5, which shuts out what has not changed"):
         correction(one, one, one, CorrectionConfig(kind="tis", high=0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_metrics_of_several_types_keep_their_values(dtype: torch.dtype) -> None:
+    sums = MetricSums()
+    sums.add({"half": torch.tensor(0.5, dtype=dtype), "tokens": torch.tensor(20_000_001)}, weight=3.0)
+    sums.add({"half": torch.tensor(0.25, dtype=dtype), "tokens": torch.tensor(70_001)}, weight=1.0)
+    result = sums.result(lambda values, how=None: values)
+    assert result == {"train/actor/half": 0.4375, "train/actor/tokens": (3 * 20_000_001 + 70_001) / 4}
