@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from rlinf_lite.algorithms import LossOutputs, ppo
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, build_policy
@@ -41,6 +42,15 @@ CONFIGS = {
         EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True),
     ),
 }
+
+
+def viewing_loss(inputs, cfg):
+    """Of a user's own: PPO's, of inputs that it views, and writes to when it has read them."""
+    outputs = ppo(inputs, cfg)
+    flat = [x.view(-1) for x in (inputs.advantages, inputs.old_logprobs, inputs.returns, inputs.old_values)]
+    loss = outputs.loss + 0.0 * (inputs.logprobs.view(-1) * flat[0]).sum()
+    inputs.old_logprobs.zero_()
+    return LossOutputs(loss, outputs.metrics)
 
 
 class Counted(Replicated):
@@ -122,6 +132,24 @@ def train(kind, strategy, rank=0, world_size=1, port=0):
         else:
             metrics.append(actor.run_sft(step)["metrics"])
     return metrics, full_policy_state(actor.policy)
+
+
+@pytest.mark.parametrize("level", ["chunk_level", "action_level", "token_level"])
+def test_a_loss_of_ones_own_views_and_writes_its_inputs_and_inputs_are_of_any_type(level):
+    config, overrides, spec = CONFIGS["ppo"]
+    states = []
+    for loss in ("ppo", f"{__name__}:viewing_loss"):
+        more = [f"algorithm.loss_type={loss}", f"algorithm.logprob_type={level}", OPTIM, "actor.num_threads=2"]
+        actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, *more]))
+        actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,)), spec, total_steps=5)
+        for step in range(2):
+            actor.trajectories = trajectories(actor.cfg, spec)
+            keys = torch.from_numpy(noise_keys(0, np.arange(NUM_ENVS * T), step)).unflatten(0, (NUM_ENVS, T))
+            actor.trajectories.forward_inputs[NOISE_KEY] = keys  # uint64, a number a row
+            actor.compute_advantages_and_returns()
+            actor.run_training(step)
+        states.append(full_policy_state(actor.policy))
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
 
 
 def rank_main(rank, port, kind, expected):
