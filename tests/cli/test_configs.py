@@ -47,7 +47,7 @@ def test_words_filter(capsys: pytest.CaptureFixture[str], command_line: Callable
     assert {one["name"] for one in json.loads(capsys.readouterr().out)} == {n.split("/")[1] for n in config_names()}
     assert command_line(["configs", "SFT", "metaworld"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["metaworld_ppo_vla", "train", "17.1", "min", "on", "2", "CPU", "cores"]
+    assert lines[0].split() == ["metaworld_ppo_vla", "train", "16.9", "min", "on", "2", "CPU", "cores"]
     assert lines[1].startswith("    metaworld")
     assert command_line(["configs", "sft", "zebra"]) == 1
     assert capsys.readouterr().err == "no config has sft and zebra. rlinf-lite configs lists all\n"
