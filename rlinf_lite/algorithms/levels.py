@@ -49,5 +49,4 @@ def expand_to_level(per_decision: Tensor, level: Level, num_action_chunks: int, 
             f"a tensor of shape {list(per_decision.shape)} does not fit {level} with {num_action_chunks} actions of "
             f"{action_dim} dimensions. algorithm.reward_type: action_level needs a logprob_type finer than a chunk."
         )
-    times = sizes[level] // given
-    return per_decision if times == 1 else per_decision.repeat_interleave(times, dim=1)
+    return per_decision.repeat_interleave(sizes[level] // given, dim=1)

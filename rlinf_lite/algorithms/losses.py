@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlinf_lite.algorithms.masked import masked_mean, masked_means
+from rlinf_lite.algorithms.masked import masked_mean
 from rlinf_lite.algorithms.records import LOG_RATIO_LIMIT, InputError, LossInputs, LossOutputs, require
 from rlinf_lite.cards import LossNeeds
 from rlinf_lite.config.schema import AlgorithmConfig, BaseAlgorithmConfig
@@ -88,7 +88,9 @@ def ppo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
         bound = -advantages * cfg.clip_ratio_c
         beyond_bound = (advantages < 0) & (losses > bound)
         losses = torch.where(advantages < 0, torch.minimum(losses, bound), losses)
-    return _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg, clip_fraction_lower=beyond_bound)
+    outputs = _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
+    outputs.metrics["clip_fraction_lower"] = masked_mean(beyond_bound.float(), inputs.mask)
+    return outputs
 
 
 def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
@@ -158,8 +160,13 @@ def value_loss(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
         clipped = old_values + (values - old_values).clamp(-cfg.value_clip, cfg.value_clip)
         errors = torch.maximum(unclipped, (clipped - returns).square())
     losses = 0.5 * errors
-    of_positions = {"value_loss": losses, "value_clip_fraction": errors > unclipped, "values_mean": values}
-    return LossOutputs(_aggregate(losses, inputs, cfg), masked_means(of_positions, valid))
+    with torch.no_grad():
+        metrics = {
+            "value_loss": masked_mean(losses, valid),
+            "value_clip_fraction": masked_mean((errors > unclipped).float(), valid),
+            "values_mean": masked_mean(values, valid),
+        }
+    return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
@@ -246,28 +253,21 @@ def _clipped(ratio: Tensor, advantages: Tensor, cfg: BaseAlgorithmConfig) -> tup
 
 
 def _policy_outputs(
-    losses: Tensor,
-    log_ratio: Tensor,
-    ratio: Tensor,
-    clipped: Tensor,
-    inputs: LossInputs,
-    cfg: BaseAlgorithmConfig,
-    **more: Tensor,
+    losses: Tensor, log_ratio: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, cfg: BaseAlgorithmConfig
 ) -> LossOutputs:
-    """Per-position losses, weighted and aggregated; the metrics that all policy losses have, and means of `more`."""
+    """Per-position losses, weighted and aggregated, and the metrics that all policy losses have."""
     valid = inputs.mask.bool()
     if inputs.weights is not None:
         losses = losses * _valid(inputs.weights.detach(), inputs.mask)
     with torch.no_grad():
-        of_positions = {
-            "policy_loss": losses,
-            "approx_kl": -log_ratio,
-            "approx_kl_k3": log_ratio.exp() - 1 - log_ratio,
-            "clip_fraction": clipped,
-            "ratio_mean": ratio,
+        metrics = {
+            "policy_loss": masked_mean(losses, valid),
+            "approx_kl": masked_mean(-log_ratio, valid),
+            "approx_kl_k3": masked_mean(log_ratio.exp() - 1 - log_ratio, valid),
+            "clip_fraction": masked_mean(clipped.float(), valid),
+            "ratio_mean": masked_mean(ratio, valid),
+            "ratio_max": torch.where(valid, ratio, 0.0).max(),
         }
-        metrics = masked_means(of_positions | more, valid)
-        metrics["ratio_max"] = torch.where(valid, ratio, 0.0).max()
     return LossOutputs(_aggregate(losses, inputs, cfg), metrics)
 
 

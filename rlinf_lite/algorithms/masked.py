@@ -5,8 +5,6 @@ Sums run in float64, so that the order of rows does not show in the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -20,15 +18,6 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return kept.sum() / valid.sum().clamp(min=1)
     return kept.sum(dim) / valid.sum(dim).clamp(min=1)
-
-
-@torch.no_grad()
-def masked_means(values: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
-    """`masked_mean` of each of them, [B, T] as the mask, one at least of floating point; detached. Together, in six
-    operations and not five for each."""
-    valid = mask.bool()
-    kept = torch.where(valid, torch.stack(list(values.values())), 0.0)
-    return dict(zip(values, (kept.sum((1, 2)) / valid.sum().clamp(min=1)).unbind(), strict=True))
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:

@@ -80,6 +80,7 @@ class JobMaster:
         self._pings: dict[str, Any] = {}
         self._findings: dict[str, Finding] = {}
         self._replacing: set[str] = set()
+        self._stuck = ""  # who does what where nobody comes on, until the trainer has been told
         self._trainer_heard, self._saved = time.monotonic(), 0.0
         self._stop_asked = False
         self._recover_context(job, "" if trainer is None else trainer.directory)
@@ -128,6 +129,7 @@ class JobMaster:
         with self._lock:
             for known in (self._findings, self._pings, self._replacing, self._handles, self._context.workers):
                 known.clear()
+            self._stuck = ""
             self._failover.forget()
 
     def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class JobMaster:
             if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
             failovers = list(self._context.failovers)
-            stuck = "" if self._findings else self._diagnosis.say_stuck(self._context.workers)
+            stuck, self._stuck = self._stuck, ""
             return {"known": bool(self._handles), "stop": self._stop_asked, "failovers": failovers, "stuck": stuck}
 
     def failed(self, failure: str, dead: list[tuple[str, str]], raised: list[Finding], trainer: str | None) -> Decision:
@@ -341,6 +343,8 @@ class JobMaster:
         self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
             self._diagnosis.excuse()
+        if not self._findings:
+            self._stuck = self._diagnosis.say_stuck(self._context.workers) or self._stuck
         found = []
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:

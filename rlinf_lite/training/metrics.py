@@ -38,10 +38,8 @@ class MetricSums:
 
     def add(self, metrics: Mapping[str, Tensor], weight: float) -> None:
         """Metrics of one micro-batch with `weight` valid positions; of 0, so that ranks agree on the names."""
-        names, found = list(metrics), [value.detach() for value in metrics.values()]
-        if len({value.dtype for value in found}) > 1:
-            found = [value.double() for value in found]  # whose common type may hold less
-        values = torch.stack(found).double().tolist()
+        names = list(metrics)
+        values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
         for name, value in zip(names, values, strict=True):
             full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
             if name.endswith("_max"):

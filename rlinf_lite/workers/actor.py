@@ -169,11 +169,10 @@ class EmbodiedFSDPActor(Worker):
 
             rows = slice(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
             num_samples = own.mask.shape[0] * own.mask.shape[1]
-            acted = own.logprobs.flatten(0, 1)
             self.batch = _Batch(
                 forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
-                acted=acted,
-                proximal=acted,
+                acted=own.logprobs.flatten(0, 1),
+                proximal=own.logprobs.flatten(0, 1),
                 versions=own.versions.flatten(),
                 values=own.values.flatten(0, 1),
                 advantages=advantages[rows].reshape(num_samples, -1),
@@ -312,7 +311,8 @@ class EmbodiedFSDPActor(Worker):
         with self.learner.autocast():
             output = policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
         with self.learner.lanes.turn:
-            mask, acted = batch.mask[index].to(device) & (not empty), batch.acted[index].to(device)
+            mask = batch.mask[index].to(device) & (not empty)
+            acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
             level, shape = algorithm.logprob_type, acted.shape[1:]
 
             def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
@@ -322,25 +322,23 @@ class EmbodiedFSDPActor(Worker):
                 return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
 
             executed, positions = mask[..., None], self._position_mask(mask)
-            recomputes = recomputed_logprobs(self.cfg)[0]
-            if self.unchanged and not recomputes:
+            if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
                 self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
-            of_acting = old_logprobs = summed(acted)
-            if batch.proximal is not batch.acted:
-                old_logprobs = summed(batch.proximal[index].to(device))
-            weights, corrected, measured = None, {}, positions
-            if algorithm.correction.kind != "none" or recomputes:
+            weights, corrected = None, {}
+            measured = positions
+            if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
                 if algorithm.correction.proximal == "interpolate":
                     versions = batch.versions[index, None, None].to(device)
-                    between = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
-                    old_logprobs = summed(between)
+                    proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
                     measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
-                correction = algorithms.correction(old_logprobs, of_acting, positions, algorithm.correction, measured)
+                correction = algorithms.correction(
+                    summed(proximal), summed(acted), positions, algorithm.correction, measured
+                )
                 weights, corrected = correction.weights, correction.metrics
             with_values = algorithms.needs_values(algorithm.adv_type)
             inputs = algorithms.LossInputs(
                 logprobs=summed(output.logprobs),
-                old_logprobs=old_logprobs,
+                old_logprobs=summed(proximal),
                 advantages=at_level(batch.advantages[index]),
                 mask=positions,
                 entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
@@ -348,7 +346,7 @@ class EmbodiedFSDPActor(Worker):
                 old_values=at_level(batch.values[index]) if with_values else None,
                 returns=at_level(batch.returns[index]) if with_values else None,
                 weights=weights,
-                behaviour_logprobs=of_acting,
+                behaviour_logprobs=summed(acted),
                 denominator=denominator.to(device),
                 dp_size=self.world_size,
             )

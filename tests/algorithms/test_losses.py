@@ -29,7 +29,6 @@ from rlinf_lite.algorithms import (
     whiten,
 )
 from rlinf_lite.algorithms.losses import AggregationMode
-from rlinf_lite.algorithms.masked import masked_mean, masked_means
 from rlinf_lite.config import AlgorithmConfig
 
 B, T = 8, 5
@@ -333,16 +332,3 @@ def test_levels() -> None:
     assert expand_to_level(per_action[:, :1], "action_level", 2, 2).tolist() == [[1.0, 1.0]]
     with pytest.raises(InputError, match="reward_type: action_level needs a logprob_type finer"):
         expand_to_level(per_action, "chunk_level", 2, 2)
-
-
-def test_means_of_several_are_those_of_each() -> None:
-    generator = torch.Generator().manual_seed(3)
-    mask = torch.rand(B, T, generator=generator) > 0.4
-    numbers = torch.randn(B, T, generator=generator).requires_grad_()
-    values = {"numbers": numbers, "signs": numbers > 0, "with nan": torch.where(mask, numbers, math.nan)}
-    for kept in (mask, mask.float(), torch.zeros_like(mask)):
-        means = masked_means(values if kept.any() else {"numbers": numbers}, kept)
-        for name, mean in means.items():
-            torch.testing.assert_close(mean, masked_mean(values[name].detach().float(), kept), rtol=1e-6, atol=1e-7)
-            assert not mean.requires_grad
-    assert list(masked_means(values, mask)) == list(values)

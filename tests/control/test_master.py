@@ -52,6 +52,8 @@ def test_a_stuck_worker_is_ended(start):
     found, ended = start(again=False)
     found._look_for_hung()
     assert ended == [RECORD.pid]
+    said = [found.trainer_beat(1, [])["stuck"] for _ in range(2)]  # the first comes when it has been ended already
+    assert "actor[1]: sync_model_to_rollout" in said[0] and not said[1]
 
 
 def test_nobody_is_right_after_a_recovery_that_no_look_has_seen(start):

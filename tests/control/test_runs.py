@@ -218,7 +218,7 @@ def test_an_environment_that_hangs_is_replaced(start, tmp_path, caplog):
     """What nobody comes on for is said before the limit, and then in which line of the environment it was."""
     how = f"{{how: hang_once, after: 40, marker: '{tmp_path / 'hung'}'}}"
     broken = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", f"env.options={how}"]
-    runner = start(*broken, "control.hang_timeout_s=8", "runner.max_steps=12")
+    runner = start(*broken, "control.hang_timeout_s=5", "runner.max_steps=12")
     before = pids(runner)
     result = runner.run()
     assert result.completed_steps == 12

@@ -184,8 +184,13 @@ def rank_main(rank, port, directory):
     expected = history(make_actor(False, rank, 2, port), directory / "without")
     check_equal(history(make_actor(True, rank, 2, port), directory / "on a CPU"), expected)  # nothing moves
     offload.moved = moved_and_destroyed
-    check_equal(history(make_actor(True, rank, 2, port), directory / "with"), expected)
+    actor = make_actor(True, rank, 2, port)
+    check_equal(history(actor, directory / "with"), expected)
     assert moved_and_destroyed.count > 0
+    shards = {id(x): x.to_local() for x in actor.policy.parameters()}
+    padded = {key for key, shard in shards.items() if shard.untyped_storage().nbytes() > shard.nbytes}
+    assert bool(padded) == (rank == 1)
+    assert actor.learner._host._rooms.keys() & shards.keys() == shards.keys() - padded
     dist.destroy_process_group()
 
 
