@@ -193,23 +193,25 @@ class CpuSimulator(Scenes):
             together.moved()
             if targets is None or checked:
                 together.forget()
-        for row in rows:
-            env = self.envs[row]
-            try:
-                if targets is None:
-                    used[row] = env._step_action(used[row])
-                elif row not in checked:
+        # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
+        to_set: dict[int, torch.Tensor | None] = {**used}
+        try:
+            for row in rows if targets is not None else []:
+                if row not in checked:
                     targets.apply(row)
-                    env._step_action(None)  # the physics alone
                 else:
-                    env.agent.set_action(used[row])
-                    if not targets.are_set(row):
-                        targets = None
-                        self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
-                    env._step_action(None)
-                env._elapsed_steps += 1
-            except (Exception, SystemExit) as error:
-                raise RowError(row) from error
+                    self.envs[row].agent.set_action(used[row])
+                to_set[row] = None
+                if row in checked and not targets.are_set(row):
+                    self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
+                    break
+            for row in rows:
+                action = self.envs[row]._step_action(to_set[row])  # the physics alone, where its targets are set
+                used[row] = used[row] if action is None else action
+        except (Exception, SystemExit) as error:
+            raise RowError(row) from error
+        for row in rows:
+            self.envs[row]._elapsed_steps += 1
         return used
 
     def _of_rows(
