@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
-from threading import Lock
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlinf_lite.models.branches import spare_threads
 from rlinf_lite.scheduler.shared_memory import as_bytes
 from rlinf_lite.twins import CopyError, Parts
 
@@ -29,9 +29,10 @@ R = TypeVar("R")
 
 _MAX_BYTES = 2**29
 """Of gradients that lanes hold besides the model's own: 134 million parameters in two lanes."""
-_LEAST_WORK = 2**25
-"""Positions times parameters of a part, where there are more than two: the interpreter's share of a pass, a millisecond
-for a small network, is one lane's at a time, so that many lanes with little each wait for it and for each other."""
+_LEAST_WORK = 2**26
+"""Positions times parameters of a part, where there are several. The interpreter's share of a pass, a millisecond or
+two for a small network, is there in every part, and is one lane's at a time: lanes with little each wait for it and for
+each other, the more so beside a busy process."""
 _ONE_BY_ONE = "%s: the model is computed by one core, one pass after the other: %s"
 _LEAVES = "it draws random numbers, or a pass leaves something behind for the next"
 
@@ -53,18 +54,19 @@ class Lanes:
 
     def __init__(self, model: nn.Module, number: int, torch_threads: int = 1) -> None:
         self.model, self.number = model, number
-        self.turn = Lock()
-        """A lane holds it through many small operations, such as those of a loss. Each lets go of the interpreter, and
-        lanes that wait for it there would wake up at every one."""
+        self._positions: int | None = getattr(model, "positions_per_sample", None)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._at_once: dict[str, int] = {}  # of each kind of pass, once one was seen
         # threads begin with as many of torch's as the machine has cores
         self._pool = ThreadPoolExecutor(max(number - 1, 1), "lane", torch.set_num_threads, (torch_threads,))
 
-    def cut(self, part: np.ndarray, positions: int = 1) -> list[np.ndarray]:
-        """A micro-batch's indices [b], of `positions` each that the model computes (tokens), for the lanes: as many as
-        there are, or fewer where there is little to compute; of fewer indices, one each."""
-        worth = max(2, len(part) * positions * self._num_parameters // _LEAST_WORK)
+    def cut(self, part: np.ndarray, positions: int | None = None) -> list[np.ndarray]:
+        """A micro-batch's indices [b] for the lanes: as many parts as there are lanes, or fewer where there is little
+        to compute; of fewer indices, one each. `positions`: how many of each the model computes (tokens); None: as many
+        as a policy says, or not known, so that there are two parts at least."""
+        positions = positions or self._positions
+        worth = len(part) * (positions or 2) * self._num_parameters // _LEAST_WORK
+        worth = max(worth, 2 if positions is None else 1)
         return np.array_split(part, max(min(self.number, worth, len(part)), 1))
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
@@ -96,7 +98,8 @@ class Lanes:
                 of_twins = list(zip(twins, parts[first + 1 :], strict=False))
                 futures = [self._pool.submit(compute, twin, part) for twin, part in of_twins]
                 try:
-                    result = compute(model, parts[first])
+                    with spare_threads(self._pool) if len(parts) == 1 else nullcontext():
+                        result = compute(model, parts[first])
                 finally:
                     wait(futures)
                 yield result

@@ -308,53 +308,52 @@ class EmbodiedFSDPActor(Worker):
         algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
         empty = len(part) == 0
         index = torch.zeros(1, dtype=torch.int64) if empty else torch.from_numpy(part)
+        mask = batch.mask[index].to(device) & (not empty)
         with self.learner.autocast():
             output = policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
-        with self.learner.lanes.turn:
-            mask = batch.mask[index].to(device) & (not empty)
-            acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
-            level, shape = algorithm.logprob_type, acted.shape[1:]
+        acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
+        level, shape = algorithm.logprob_type, acted.shape[1:]
 
-            def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
-                return algorithms.expand_to_level(x.to(device), level, *shape)
+        def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
+            return algorithms.expand_to_level(x.to(device), level, *shape)
 
-            def summed(logprobs: Tensor) -> Tensor:  # [b, C, D] -> positions
-                return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
+        def summed(logprobs: Tensor) -> Tensor:  # [b, C, D] -> positions
+            return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
 
-            executed, positions = mask[..., None], self._position_mask(mask)
-            if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
-                self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
-            weights, corrected = None, {}
-            measured = positions
-            if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
-                if algorithm.correction.proximal == "interpolate":
-                    versions = batch.versions[index, None, None].to(device)
-                    proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
-                    measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
-                correction = algorithms.correction(
-                    summed(proximal), summed(acted), positions, algorithm.correction, measured
-                )
-                weights, corrected = correction.weights, correction.metrics
-            with_values = algorithms.needs_values(algorithm.adv_type)
-            inputs = algorithms.LossInputs(
-                logprobs=summed(output.logprobs),
-                old_logprobs=summed(proximal),
-                advantages=at_level(batch.advantages[index]),
-                mask=positions,
-                entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
-                values=at_level(output.values) if with_values else None,
-                old_values=at_level(batch.values[index]) if with_values else None,
-                returns=at_level(batch.returns[index]) if with_values else None,
-                weights=weights,
-                behaviour_logprobs=summed(acted),
-                denominator=denominator.to(device),
-                dp_size=self.world_size,
+        executed, positions = mask[..., None], self._position_mask(mask)
+        if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
+            self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
+        weights, corrected = None, {}
+        measured = positions
+        if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
+            if algorithm.correction.proximal == "interpolate":
+                versions = batch.versions[index, None, None].to(device)
+                proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
+                measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
+            correction = algorithms.correction(
+                summed(proximal), summed(acted), positions, algorithm.correction, measured
             )
-            outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
-            found.add(outputs.metrics, weight=float(positions.sum()))
-            if corrected:
-                found.add(corrected, weight=float(measured.sum()))
-            return outputs.loss
+            weights, corrected = correction.weights, correction.metrics
+        with_values = algorithms.needs_values(algorithm.adv_type)
+        inputs = algorithms.LossInputs(
+            logprobs=summed(output.logprobs),
+            old_logprobs=summed(proximal),
+            advantages=at_level(batch.advantages[index]),
+            mask=positions,
+            entropy=algorithms.entropy_at_level(output.entropy, mask, algorithm.entropy_type, level),
+            values=at_level(output.values) if with_values else None,
+            old_values=at_level(batch.values[index]) if with_values else None,
+            returns=at_level(batch.returns[index]) if with_values else None,
+            weights=weights,
+            behaviour_logprobs=summed(acted),
+            denominator=denominator.to(device),
+            dp_size=self.world_size,
+        )
+        outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
+        found.add(outputs.metrics, weight=float(positions.sum()))
+        if corrected:
+            found.add(corrected, weight=float(measured.sum()))
+        return outputs.loss
 
     def _measure_drift(
         self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums, of: int | None = None

@@ -217,6 +217,40 @@ def test_a_model_that_begins_to_draw_is_noticed() -> None:
     assert lanes._at_once == {"look": 1}
 
 
+THREADS: set[int] = set()
+
+
+def note_thread(*_: Any) -> None:
+    THREADS.add(threading.get_ident())
+
+
+def test_an_actor_and_its_critic_at_the_same_time() -> None:
+    """PushCube's network is too small for lanes: with two threads, one has the critic, forth and back."""
+    spec, found = EnvSpec(4, 35, {}, [-1.0] * 4, [1.0] * 4, 50, True), []
+    for num_threads in (1, 2):
+        torch.manual_seed(0)
+        policy = MLPGaussianPolicy.from_config(ModelConfig(id="mlp_gaussian", num_action_chunks=1), spec)
+        with torch.no_grad():
+            inputs = policy.predict_action_batch(random_obs(spec, rows=256)).forward_inputs
+        THREADS.clear()
+        policy.critic[-1].register_forward_hook(note_thread)
+
+        def loss(model: Any, part: np.ndarray, found: MetricSums, inputs: Any = inputs) -> Tensor:
+            output = model({name: x[torch.from_numpy(part)] for name, x in inputs.items()})
+            total: Tensor = output.logprobs.mean() + output.values.square().mean() + output.entropy.mean()
+            return total
+
+        trained = learner(policy, num_threads)
+        for _ in range(3):
+            parts = trained.lanes.cut(np.arange(256))
+            trained.update([parts], loss, MetricSums(), "", str)
+        scored = list(trained.passes("score", lambda model, _, inputs=inputs: model(inputs).values, [parts]))
+        assert len(parts) == 1 and ({threading.get_ident()} == THREADS) == (num_threads == 1)
+        found.append((policy.state_dict(), scored[0]))
+    assert torch.equal(found[0][1], found[1][1])
+    assert all(torch.equal(x, found[1][0][name]) for name, x in found[0][0].items())
+
+
 def test_bf16_is_the_same_in_lanes() -> None:
     """autocast keeps cast weights in a table of the process, which any thread clears."""
     parts = [torch.randn(2, 64) for _ in range(8)]
@@ -520,6 +554,10 @@ def test_who_has_lanes() -> None:
     assert [len(part) for part in small.cut(np.arange(10))] == [5, 5]
     assert [len(part) for part in small.cut(np.arange(1))] == [1]
     assert [len(part) for part in small.cut(np.arange(0))] == [0]
+    assert [len(part) for part in small.cut(np.arange(10), positions=1)] == [10]
+    small.model.positions_per_sample = 1
+    assert [len(part) for part in Lanes(small.model, 4).cut(np.arange(10))] == [10]
     large = learner(nn.Linear(10_000, 1_000), 4).lanes
     assert [len(part) for part in large.cut(np.arange(11))] == [4, 4, 3]  # of 3.4 rows at the least
+    assert [len(part) for part in large.cut(np.arange(13), positions=1)] == [13]  # of 6.8
     assert [len(part) for part in large.cut(np.arange(10), positions=20)] == [3, 3, 2, 2]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
+from rlinf_lite.models.branches import beside
 from rlinf_lite.models.heads import Gaussian
 from rlinf_lite.models.mlp.card import MLP
 
@@ -31,6 +32,7 @@ class MLPGaussianPolicy(Policy):
     """
 
     policy_id, card = "mlp_gaussian", MLP
+    positions_per_sample = 1
 
     def __init__(
         self,
@@ -118,8 +120,9 @@ class MLPGaussianPolicy(Policy):
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         state, sampled = forward_inputs["state"], forward_inputs["sampled_actions"]
+        values = beside(self.critic, state)
         mean = self._mean(state)
-        return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), self.critic(state).float())
+        return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), values().float())
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
         """Z-scores of the state; actions keep the environment's bounds, which exploration is measured in."""
