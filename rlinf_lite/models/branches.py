@@ -1,72 +1,93 @@
-"""Parts of a policy that do not need each other, such as an actor and its critic, on two cores at the same time.
+"""A policy's actor and its critic on two cores at the same time, for small networks.
 
-A small network gains little where lanes (`training/lanes.py`) take half of its samples each: every operation is there
-twice, and most of its time is the interpreter's, which is one thread's at a time. Its branches have half of the
-operations each.
+Where lanes (`training/lanes.py`) take half of the samples each, every operation is there twice, and most of its time is
+the interpreter's, which is one thread's at a time. Two networks have half of the operations each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-_LEAST_WORK = 2**23
-"""Positions times parameters of a branch. Handing it to another thread, and its gradients back, takes a fifth of a
-millisecond."""
-_spare: ContextVar[Executor | None] = ContextVar("_spare", default=None)
+_LEAST_BRANCH = 2**23
+"""Rows times parameters. Handing a network to another thread, and gradients back, takes a fifth of a millisecond."""
+_PLAIN = (nn.Linear, nn.Tanh, nn.ReLU, nn.SiLU)
+
+Begin = Callable[..., "Future[Any]"]
+_begin: ContextVar[Begin | None] = ContextVar("_begin", default=None)
 
 
 @contextmanager
 def spare_threads(pool: Executor) -> Iterator[None]:
-    """What this thread computes inside may have threads of `pool`, each with its own number of torch's."""
-    token = _spare.set(pool)
+    """What this thread computes inside may have threads of `pool`, which are done at the end."""
+    begun = list[Future[Any]]()
+
+    def begin(*call: Any) -> Future[Any]:
+        begun.append(pool.submit(*call))
+        return begun[-1]
+
+    token = _begin.set(begin)
     try:
         yield
     finally:
-        _spare.reset(token)
+        _begin.reset(token)
+        wait(begun)
 
 
-def beside(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
-    """Begins `module(x)`, a tensor, and returns what waits for it, to be called once. The backward pass, too, computes
-    the module beside what the caller has computed in between; the bits are those of `module(x)`.
+def beside(network: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    """What computes `network(x)`, [B, n] of [B, m], when it is called, or waits for another thread that has begun now.
+    The backward pass, too, goes through the network beside what was computed between the two calls.
 
-    Only where a thread is spare, which is on CPUs while a policy trains, and the module has enough to compute; else it
-    is computed here and now. It may not draw random numbers, and gradients of gradients do not go through it.
+    The bits are those of `network(x)` as long as it has its parameters for itself. Another thread has it where one is
+    spare, which is on CPUs while a policy trains, and `network` is an `nn.Sequential` of linear layers and activations
+    without hooks and with enough to compute. Gradients of gradients raise NotImplementedError there.
     """
-    pool, parameters = _spare.get(), list(module.parameters())
-    work = x[..., 0].numel() * sum(parameter.numel() for parameter in parameters)
-    if pool is None or work < _LEAST_WORK or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
-        y: Tensor = module(x)
-        return lambda: y
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    if not torch.is_grad_enabled() or not (parameters or x.requires_grad):
-        return pool.submit(_without_gradients, module, x).result
-    branch = _Branch(pool, x, parameters)
-    branch.y = pool.submit(module, branch.x)
-    begun = _Begin.apply(branch, x, *parameters)
+    begin = _begin.get()
+    if begin is None or not _is_plain(network) or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
+        return lambda: network(x)
+    parameters = list(network.parameters())
+    if len(x) * sum(parameter.numel() for parameter in parameters) < _LEAST_BRANCH:
+        return lambda: network(x)
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    if not torch.is_grad_enabled() or not (learning or x.requires_grad):
+        return begin(_without_gradients, network, x).result
+    branch = _Branch(begin, network, x, learning)
+    begun = _Begin.apply(branch, x, *learning)
     return lambda: _End.apply(branch, begun)
 
 
-class _Branch:
-    """Its leaf `x`, its result, and in the backward pass the gradients of `x` and `parameters`."""
+def _is_plain(network: nn.Module) -> bool:
+    """Nothing but a function of its input and parameters: no random numbers, no state, no code of somebody's own."""
+    if type(network) is not nn.Sequential:
+        return False
+    for module in network.modules():
+        hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+        if any(hooks) or "forward" in vars(module) or module._compiled_call_impl or getattr(module, "inplace", False):
+            return False
+        if type(module) not in _PLAIN and module is not network:
+            return False
+    return not any(parameter._backward_hooks for parameter in network.parameters())
 
-    y: Future[Tensor]
+
+class _Branch:
+    """What another thread computes: `y`, and in the backward pass gradients of `x` and `parameters`."""
+
     gradients: Future[tuple[Tensor | None, ...]]
 
-    def __init__(self, pool: Executor, x: Tensor, parameters: list[nn.Parameter]) -> None:
-        self.pool, self.parameters = pool, parameters
+    def __init__(self, begin: Begin, network: nn.Module, x: Tensor, parameters: list[nn.Parameter]) -> None:
+        self.begin, self.parameters = begin, parameters
         self.x = x.detach().requires_grad_(x.requires_grad)
+        self.y: Future[Tensor] = begin(network, self.x)
 
     def backward(self, of_y: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [*([self.x] if self.x.requires_grad else []), *self.parameters]
-        found = torch.autograd.grad(self.y.result(), inputs, of_y, allow_unused=True)
+        found = torch.autograd.grad(self.y.result(), inputs, of_y, retain_graph=True)  # until the branch is forgotten
         return found if self.x.requires_grad else (None, *found)
 
 
@@ -80,7 +101,6 @@ class _Begin(torch.autograd.Function):
         return x.new_empty(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_begun: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.branch.gradients.result()
 
@@ -92,14 +112,14 @@ class _End(torch.autograd.Function):
         return branch.y.result().detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_y: Tensor) -> tuple[None, Tensor]:
-        branch = ctx.branch
-        branch.gradients = branch.pool.submit(branch.backward, of_y)
+        if torch.is_grad_enabled():
+            raise NotImplementedError("create_graph=True: gradients of gradients do not go through models.branches")
+        ctx.branch.gradients = ctx.branch.begin(ctx.branch.backward, of_y)
         return None, of_y.new_empty(0)
 
 
-def _without_gradients(module: nn.Module, x: Tensor) -> Tensor:
+def _without_gradients(network: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        y: Tensor = module(x)
+        y: Tensor = network(x)
     return y

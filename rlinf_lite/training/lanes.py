@@ -64,16 +64,16 @@ class Lanes:
         """A micro-batch's indices [b] for the lanes: as many parts as there are lanes, or fewer where there is little
         to compute; of fewer indices, one each. `positions`: how many of each the model computes (tokens); None: as many
         as a policy says, or not known, so that there are two parts at least."""
-        positions = positions or self._positions
-        worth = len(part) * (positions or 2) * self._num_parameters // _LEAST_WORK
-        worth = max(worth, 2 if positions is None else 1)
+        positions = self._positions if positions is None else positions
+        least, positions = (2, 2) if positions is None else (1, positions)
+        worth = max(least, len(part) * positions * self._num_parameters // _LEAST_WORK)
         return np.array_split(part, max(min(self.number, worth, len(part)), 1))
 
     def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
         """`compute(model, part)` of each part of each micro-batch, in order; those of a micro-batch, of which there are
         at most `number`, at the same time: each lane has a copy of the model that shares its tensors. Gradients of
         backward passes in `compute` add up in the model's parameters, bit for bit as if one part were computed after
-        the other.
+        the other. To a micro-batch of one part, other threads are lent (`models/branches.py`).
 
         `kind`: a name; parts of the first micro-batch of each kind that has several are computed one after the other,
         and again in copies, to see what a pass leaves behind for the next, and whether copies compute the same.

@@ -24,6 +24,7 @@ from mani_skill.envs.tasks.tabletop.push_cube import PushCubeEnv  # noqa: E402
 from mani_skill.utils.registration import REGISTERED_ENVS, register_env  # noqa: E402
 from mani_skill.utils.structs import Pose  # noqa: E402
 
+from rlinf_lite.envs.errors import RowError  # noqa: E402
 from rlinf_lite.envs.maniskill import scenes  # noqa: E402
 from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
 from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
@@ -358,6 +359,29 @@ def test_a_task_of_ones_own_is_computed_row_by_row_unless_asked(odd: str) -> Non
     assert set(simulator(odd).apart) == PARTS
     assert "OddTask is not ManiSkill's own" in simulator(odd).apart["rewards"]
     assert not simulator("PushCube-v1").apart and not simulator(odd, batch_rows=True).apart
+
+
+def test_targets_that_look_at_another_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_action = PDJointPosController.set_action
+    monkeypatch.setattr(PDJointPosController, "set_action", lambda self, x: set_action(self, x - 0.5 * x[-1:]))
+    together, alone = simulator("PushCube-v1"), simulator("PushCube-v1", batch_rows=False)
+    assert_same(played(together), played(alone))
+    assert together.apart == {"actions": "row 2 by itself has other targets"}
+
+
+def test_an_error_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, everyone = simulator("PushCube-v1"), np.arange(NUM_ROWS)
+    sim.reset(everyone, [11, 12, 13, 14])
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("of this row")
+
+    actions = np.zeros((NUM_ROWS, len(sim.action_low)), np.float32)
+    for name, owner in (("_step_action", sim.envs[2]), ("set_action", sim.envs[2].agent)):
+        with monkeypatch.context() as patch, pytest.raises(RowError) as error:
+            patch.setattr(owner, name, fail)
+            sim.step(everyone, actions, StepOutputs.empty(NUM_ROWS))
+        assert error.value.row == 2 and isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_an_action_that_one_row_takes_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,20 +196,20 @@ class CpuSimulator(Scenes):
         # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
         to_set: dict[int, torch.Tensor | None] = {**used}
         try:
-            for row in rows:
-                if targets is None:
-                    break
-                if row not in checked:
-                    targets.apply(row)
-                else:
-                    self.envs[row].agent.set_action(used[row])
-                to_set[row] = None
-                if row in checked and not targets.are_set(row):
-                    targets = None
-                    self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
+            if targets is not None:
+                for row in rows:
+                    if row not in checked:
+                        targets.apply(row)
+                    else:
+                        self.envs[row].agent.set_action(used[row])
+                    to_set[row] = None
+                    if row in checked and not targets.are_set(row):
+                        self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
+                        break
             for row in rows:
                 action = self.envs[row]._step_action(to_set[row])  # the physics alone, where its targets are set
-                used[row] = used[row] if action is None else action
+                if to_set[row] is not None:
+                    used[row] = action
         except (Exception, SystemExit) as error:
             raise RowError(row) from error
         for row in rows:
