@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _LEAST_BRANCH = 2**23
-"""Rows times parameters. Handing a network to another thread, and gradients back, takes a fifth of a millisecond."""
+"""Rows times parameters that learn. Handing a network over, and its gradients back, takes a fifth of a millisecond."""
 _PLAIN = (nn.Linear, nn.Tanh, nn.ReLU, nn.SiLU)
 
 Begin = Callable[..., "Future[Any]"]
@@ -45,20 +45,18 @@ def beside(network: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     The backward pass, too, goes through the network beside what was computed between the two calls.
 
     The bits are those of `network(x)` as long as it has its parameters for itself. Another thread has it where one is
-    spare, which is on CPUs while a policy trains, and `network` is an `nn.Sequential` of linear layers and activations
-    without hooks and with enough to compute. Gradients of gradients raise NotImplementedError there.
+    spare, which is on CPUs while a policy trains, `x` needs no gradient, and `network` is an `nn.Sequential` of linear
+    layers and activations without hooks and with enough to learn. Gradients of gradients raise NotImplementedError
+    there.
     """
     begin = _begin.get()
-    if begin is None or not _is_plain(network) or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
+    if begin is None or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or x.requires_grad:
         return lambda: network(x)
-    parameters = list(network.parameters())
+    parameters = [p for p in network.parameters() if p.requires_grad] if _is_plain(network) else []
     if len(x) * sum(parameter.numel() for parameter in parameters) < _LEAST_BRANCH:
         return lambda: network(x)
-    learning = [parameter for parameter in parameters if parameter.requires_grad]
-    if not torch.is_grad_enabled() or not (learning or x.requires_grad):
-        return begin(_without_gradients, network, x).result
-    branch = _Branch(begin, network, x, learning)
-    begun = _Begin.apply(branch, x, *learning)
+    branch = _Branch(begin, network, x, parameters)
+    begun = _Begin.apply(branch, *parameters)
     return lambda: _End.apply(branch, begun)
 
 
@@ -76,19 +74,17 @@ def _is_plain(network: nn.Module) -> bool:
 
 
 class _Branch:
-    """What another thread computes: `y`, and in the backward pass gradients of `x` and `parameters`."""
+    """What another thread computes: `y`, and in the backward pass the gradients of `parameters`."""
 
-    gradients: Future[tuple[Tensor | None, ...]]
+    gradients: Future[tuple[Tensor, ...]]
 
     def __init__(self, begin: Begin, network: nn.Module, x: Tensor, parameters: list[nn.Parameter]) -> None:
         self.begin, self.parameters = begin, parameters
-        self.x = x.detach().requires_grad_(x.requires_grad)
-        self.y: Future[Tensor] = begin(network, self.x)
+        self.y: Future[Tensor] = begin(network, x)
 
-    def backward(self, of_y: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [*([self.x] if self.x.requires_grad else []), *self.parameters]
-        found = torch.autograd.grad(self.y.result(), inputs, of_y, retain_graph=True)  # until the branch is forgotten
-        return found if self.x.requires_grad else (None, *found)
+    def backward(self, of_y: Tensor) -> tuple[Tensor, ...]:
+        # the caller may have kept the graph; this part of it is there until the branch is forgotten
+        return torch.autograd.grad(self.y.result(), self.parameters, of_y, retain_graph=True)
 
 
 class _Begin(torch.autograd.Function):
@@ -96,9 +92,9 @@ class _Begin(torch.autograd.Function):
     waits here when the rest is done."""
 
     @staticmethod
-    def forward(ctx: Any, branch: _Branch, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, branch: _Branch, *parameters: Tensor) -> Tensor:
         ctx.branch = branch
-        return x.new_empty(0)
+        return parameters[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, of_begun: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,9 +113,3 @@ class _End(torch.autograd.Function):
             raise NotImplementedError("create_graph=True: gradients of gradients do not go through models.branches")
         ctx.branch.gradients = ctx.branch.begin(ctx.branch.backward, of_y)
         return None, of_y.new_empty(0)
-
-
-def _without_gradients(network: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        y: Tensor = network(x)
-    return y

@@ -240,10 +240,9 @@ def test_an_actor_and_its_critic_at_the_same_time() -> None:
         scored = list(trained.passes("score", lambda model, _, inputs=inputs: model(inputs).values, [parts]))
         assert len(parts) == 1 and ways == {"_EndBackward" if num_threads == 2 else "AddmmBackward0"}
         found.append((policy.state_dict(), scored[0]))
-        trained.update([np.array_split(np.arange(256), 2)], loss, MetricSums(), "", str)
-        assert "AddmmBackward0" in ways  # lanes have no threads to lend
-        ways.discard("_EndBackward")
-        trained.update([np.array_split(np.arange(256), 2)], loss, MetricSums(), "", str)
+        ways.clear()
+        for _ in range(2):  # lanes have no threads to lend
+            trained.update([np.array_split(np.arange(256), 2)], loss, MetricSums(), "", str)
         assert ways == {"AddmmBackward0"}
     assert torch.equal(found[0][1], found[1][1])
     assert all(torch.equal(x, found[1][0][name]) for name, x in found[0][0].items())
