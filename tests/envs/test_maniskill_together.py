@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from mani_skill.utils.structs import Pose  # noqa: E402
 
 from rlinf_lite.envs.errors import RowError  # noqa: E402
 from rlinf_lite.envs.maniskill import scenes  # noqa: E402
+from rlinf_lite.envs.maniskill.physics import only_physics, seeds_of_the_cpu  # noqa: E402
 from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
 from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
 
@@ -188,6 +191,31 @@ class SetsAnAttributeInSomeRows(OddTask):
         return super().compute_dense_reward(obs, action, info) + self.bonus
 
 
+class SetsAnAttributeLater(OddTask):
+    bonus = 0.0
+
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        if self._episode_seed[0] == 29:  # the class's has been looked at in many steps by then
+            self.bonus = 1.0
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.bonus
+
+
+class CountsBehindItsSteps(OddTask):
+    def _after_control_step(self) -> None:
+        self.seen += 1
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.seen
+
+
+class PushesInItsSteps(OddTask):
+    def _before_simulation_step(self) -> None:
+        self.obj.set_linear_velocity(self.obj.linear_velocity + torch.tensor([0.01, 0, 0]))
+
+
 class KeepsWhatItFirstSaw(OddTask):
     def _initialize_episode(self, env_idx: Any, options: Any) -> None:
         super()._initialize_episode(env_idx, options)
@@ -266,6 +294,60 @@ class RemembersLater(PDJointPosController):
             last.copy_(action / 2)
 
 
+class CountsActions(PDJointPosController):
+    num_actions = 0
+
+    def set_action(self, action: Any) -> None:
+        self.num_actions += 1
+        super().set_action(action * (0.2 if self.num_actions % 3 else 1))
+
+
+class SetsAProperty(PDJointPosController):
+    @property
+    def share(self) -> float:
+        return self._share
+
+    @share.setter
+    def share(self, value: float) -> None:
+        self._share = value / 2
+
+    def set_action(self, action: Any) -> None:
+        self.share = 1.0
+        super().set_action(action * self.share)
+
+
+class DriftsInItsSteps(PDJointPosController):
+    def before_simulation_step(self) -> None:
+        super().before_simulation_step()
+        self.set_drive_targets(self._target_qpos + 0.01 * self._step)
+
+
+class HasAControllerThatCounts(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        arm = self.agent.controller.controllers["arm"]
+        arm.__class__, arm.num_actions = CountsActions, 0
+
+
+class HasAControllerWithASetter(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.controller.controllers["arm"].__class__ = SetsAProperty
+
+
+class HasAControllerThatDrifts(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.controller.controllers["arm"].__class__ = DriftsInItsSteps
+
+
+class HasAControllerThatInterpolates(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        arm = self.agent.controller.controllers["arm"]
+        arm.config, arm._step_size = replace(arm.config, interpolate=True), torch.zeros(1, 7)
+
+
 class HasAControllerThatRemembers(OddTask):
     def _load_agent(self, options: Any) -> None:
         super()._load_agent(options)
@@ -303,6 +385,11 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (CountsInANumber, {"rewards"}, "lowest (float) differs between rows"),
         (LimitsActions, {"actions", "rewards"}, "_step_action"),
         (SetsAnAttributeInSomeRows, {"rewards"}, "bonus is kept by some rows"),
+        (SetsAnAttributeLater, {"rewards"}, "bonus is kept by some rows"),
+        (PushesInItsSteps, set(), ""),
+        (HasAControllerWithASetter, {"actions"}, "share is set"),
+        (HasAControllerThatDrifts, set(), ""),
+        (HasAControllerThatInterpolates, set(), ""),
         (KeepsWhatItFirstSaw, {"rewards"}, "start is kept by some rows"),
         (Overrides, set(), ""),
         (ChangesTheAction, {"rewards"}, "the action is changed in place"),
@@ -327,6 +414,21 @@ def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set
     assert_same(*saids)
     assert set(together.apart) == apart
     assert all(why in text for text in together.apart.values())
+
+
+@pytest.mark.parametrize("odd", [CountsBehindItsSteps, HasAControllerThatCounts], indirect=True)
+def test_what_all_rows_set_in_a_step_is_seen_in_the_next(odd: str) -> None:
+    """Also behind the first calls, in which every row is checked."""
+    together, alone = simulator(odd, batch_rows=True), simulator(odd, batch_rows=False)
+    out, everyone, action = StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS), np.full((NUM_ROWS, 8), 0.5, np.float32)
+    rewards = []
+    for sim in (together, alone):
+        sim.reset(everyone, [1, 2, 3, 4])
+        for _ in range(20):
+            sim.step(everyone, action, out)
+            rewards.append(out.reward.copy())
+    assert_same(rewards[:20], rewards[20:])
+    assert not together.apart
 
 
 class LooksLater(OddTask):
@@ -377,9 +479,10 @@ def test_an_error_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("of this row")
 
     actions = np.zeros((NUM_ROWS, len(sim.action_low)), np.float32)
-    for name, owner in (("_step_action", sim.envs[2]), ("set_action", sim.envs[2].agent)):
+    of_row = sim.envs[2]
+    for owner, name, value in ((of_row.scene, "px", SimpleNamespace(step=fail)), (of_row.agent, "set_action", fail)):
         with monkeypatch.context() as patch, pytest.raises(RowError) as error:
-            patch.setattr(owner, name, fail)
+            patch.setattr(owner, name, value)
             sim.step(everyone, actions, StepOutputs.empty(NUM_ROWS))
         assert error.value.row == 2 and isinstance(error.value.__cause__, ZeroDivisionError)
 
@@ -391,3 +494,26 @@ def test_an_action_that_one_row_takes_otherwise_is_found(monkeypatch: pytest.Mon
         controller.action_space_high = controller.action_space_high * 2
     assert_same(played(together), played(alone))
     assert set(together.apart) == {"actions"} and "action_space_high" in together.apart["actions"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "task"),
+    [(CountsBehindItsSteps, ""), (PushesInItsSteps, ""), (HasAControllerThatDrifts, ""), (OddTask, "PushCube-v1")],
+    indirect=["odd"],
+)
+def test_steps_are_physics_alone_where_nothing_is_hung_into_them(odd: str, task: str) -> None:
+    env = simulator(task or odd, batch_rows=True).envs[0]
+    assert only_physics(env) == bool(task)
+    env._after_control_step = lambda: None  # of the object
+    assert not only_physics(env)
+
+
+def test_a_seed_of_the_cpu_gives_the_numbers_that_torchs_own_gives() -> None:
+    whole = torch.manual_seed
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    with pytest.raises(ZeroDivisionError), seeds_of_the_cpu():
+        torch.manual_seed(np.int64(5))
+        assert torch.equal(torch.rand(3), drawn)
+        raise ZeroDivisionError
+    assert torch.manual_seed is whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,10 @@ import sapien
 import sapien.physx
 import torch
 from mani_skill.agents.base_agent import BaseAgent
+from mani_skill.agents.controllers import PDJointPosController
+from mani_skill.agents.controllers.base_controller import BaseController, CombinedController
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.scene import ManiSkillScene
 from mani_skill.utils.structs import Articulation, Pose
 
 _create = Pose.create.__func__
@@ -51,6 +57,42 @@ def set_joint_drive_targets(self: Articulation, targets: Any, joints: Any = None
 def set_action(self: BaseAgent, action: Any) -> None:
     """`BaseAgent.set_action` without its search for NaN: ChunkedEnv lets no such action through."""
     self.controller.set_action(action)
+
+
+def only_physics(env: Any) -> bool:
+    """Whether `env._step_action(None)` takes steps of physics and does nothing else: no hook of its task, its robot or
+    its controllers does anything."""
+
+    def is_own(thing: Any, name: str, of: type) -> bool:
+        return getattr(getattr(thing, name), "__func__", None) is getattr(of, name)
+
+    def waits(controller: Any) -> bool:
+        if is_own(controller, "before_simulation_step", CombinedController):
+            return all(map(waits, controller.controllers.values()))
+        if is_own(controller, "before_simulation_step", PDJointPosController):  # counts for its interpolation
+            return not controller.config.interpolate
+        return is_own(controller, "before_simulation_step", BaseController)
+
+    hooks = ("control_step", "simulation_step")
+    names = ["_step_action", *[f"_{when}_{hook}" for when in ("before", "after") for hook in hooks]]
+    robot = env.agent
+    return (
+        all(is_own(env, name, BaseEnv) for name in names)
+        and is_own(env.scene, "step", ManiSkillScene)
+        and (robot is None or (is_own(robot, "before_simulation_step", BaseAgent) and waits(robot.controller)))
+    )
+
+
+@contextlib.contextmanager
+def seeds_of_the_cpu() -> Iterator[None]:
+    """Inside the block `torch.manual_seed` seeds the CPU alone. For other kinds of device, where not in use, it formats a
+    stack trace each: a fifth of a reset's time."""
+    of_all = torch.manual_seed
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+    try:
+        yield
+    finally:
+        torch.manual_seed = of_all
 
 
 def renew_physics(env: Any) -> None:

@@ -20,9 +20,9 @@ from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.gymnasium.simulator import action_bounds_of
 from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
-from rlinf_lite.envs.maniskill.physics import renew_physics, speed_up
+from rlinf_lite.envs.maniskill.physics import only_physics, renew_physics, seeds_of_the_cpu, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
-from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, row_of, same
+from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, rows_of, same
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
@@ -119,6 +119,7 @@ class CpuSimulator(Scenes):
             self.apart = dict.fromkeys(("actions", "rewards"), "the task has its own _step_action")
         if backends.render != "none":
             self.apart["states"] = "pictures are taken scene by scene"
+        self._only_physics = all(map(only_physics, self.envs))
         self._together: Together | None = None
         if len(self.apart) < len(self._num_calls):
             try:
@@ -135,7 +136,8 @@ class CpuSimulator(Scenes):
             try:
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
-                self._infos[row] = _reset_unseen(env, seed)
+                with seeds_of_the_cpu():
+                    self._infos[row] = _reset_unseen(env, seed)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
@@ -170,6 +172,8 @@ class CpuSimulator(Scenes):
             states = self._of_rows("states", numbers, state_of_all, lambda row: self._split_obs(row)[0])
             return {**obs, "state": torch.cat(states).numpy()}
         parts = [self._split_obs(row) for row in numbers]
+        if self._together is not None:
+            self._together.look_again()
         states = [state for state, _ in parts if state is not None]
         if states:
             obs["state"] = torch.cat(states).numpy()
@@ -191,6 +195,8 @@ class CpuSimulator(Scenes):
                 self._set_apart("actions", str(error))
         if together is not None:
             together.moved()
+            if not self._only_physics:
+                together.look_again()
             if targets is None or checked:
                 together.forget()
         # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
@@ -207,13 +213,18 @@ class CpuSimulator(Scenes):
                         self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
                         break
             for row in rows:
-                action = self.envs[row]._step_action(to_set[row])  # the physics alone, where its targets are set
+                env = self.envs[row]
                 if to_set[row] is not None:
-                    used[row] = action
+                    used[row] = env._step_action(to_set[row])
+                elif self._only_physics:
+                    step = env.scene.px.step
+                    for _ in range(env._sim_steps_per_control):
+                        step()
+                else:
+                    env._step_action(None)
         except (Exception, SystemExit) as error:
             raise RowError(row) from error
-        for row in rows:
-            self.envs[row]._elapsed_steps += 1
+        torch._foreach_add_([self.envs[row]._elapsed_steps for row in rows], 1)
         return used
 
     def _of_rows(
@@ -241,7 +252,7 @@ class CpuSimulator(Scenes):
         if together is not None and part not in self.apart and len(rows) > 1:
             try:
                 batch = together.look(lambda env: of_all(env, together))
-                shares = {row: row_of(batch, row, self.num_envs) for row in rows}
+                shares = rows_of(batch, self.num_envs)
                 other = [row for row in self._to_check(part, rows) if not same(alone(row), shares[row])]
                 if not other:
                     return [shares[row] for row in rows]

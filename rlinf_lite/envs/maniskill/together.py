@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -80,39 +81,42 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, _CONSTANTS | gymnasium.Space) and bool(one == other)
 
 
-def row_of(batch: Any, row: int, num_rows: int) -> Any:
-    """What a row by itself has, where all have `batch`. Raises RowsApart."""
+def rows_of(batch: Any, num_rows: int) -> Sequence[Any]:
+    """What each row by itself has, where all have `batch`. Raises RowsApart."""
     if isinstance(batch, torch.Tensor):
         if batch.ndim == 0 or len(batch) != num_rows:
             raise RowsApart(f"a tensor {list(batch.shape)} has no row for each of {num_rows} environments")
-        return batch[row : row + 1]
+        return batch.split(1)
     if isinstance(batch, dict):
-        return {key: row_of(value, row, num_rows) for key, value in batch.items()}
+        if not batch:
+            return [{} for _ in range(num_rows)]
+        shares = zip(*[rows_of(value, num_rows) for value in batch.values()], strict=True)
+        return [dict(zip(batch, row, strict=True)) for row in shares]
     if isinstance(batch, tuple):
-        return tuple(row_of(value, row, num_rows) for value in batch)
+        return list(zip(*[rows_of(value, num_rows) for value in batch], strict=True)) if batch else [()] * num_rows
     if isinstance(batch, _CONSTANTS):
-        return batch
+        return [batch] * num_rows
     raise RowsApart(f"what a {type(batch).__name__} says of each row is not known here")
 
 
 @dataclasses.dataclass
 class Changes:
-    """What `act` has found out, by object: attributes, and targets of joints [B, joints]."""
+    """What `act` has found out, by object: each row's value of attributes, and targets of joints [B, joints]."""
 
-    attributes: list[tuple[list[Any], str, Any]]
+    attributes: list[tuple[list[Any], str, Sequence[Any]]]
     targets: list[tuple[list[Any], np.ndarray]]
 
     def apply(self, row: int) -> None:
-        for owners, name, value in self.attributes:
-            owners[row].__dict__[name] = value[row : row + 1] if isinstance(value, torch.Tensor) else value
+        for owners, name, values in self.attributes:
+            owners[row].__dict__[name] = values[row]
         for joints, targets in self.targets:
             for k, joint in enumerate(joints[row]):
                 joint.drive_target = targets[row, k : k + 1]
 
     def are_set(self, row: int) -> bool:
         """Whether `row`, which has done the same by itself, is as `apply` would have made it."""
-        for owners, name, value in self.attributes:
-            if not same(owners[row].__dict__[name], value[row : row + 1] if isinstance(value, torch.Tensor) else value):
+        for owners, name, values in self.attributes:
+            if not same(owners[row].__dict__[name], values[row]):
                 return False
         return all(
             [float(joint.drive_target[0]) for joint in joints[row]] == targets[row].tolist()
@@ -132,11 +136,15 @@ class Together:
         """Poses and joints, with the rows' objects; nothing moves between two calls of `moved`."""
         self.attributes: dict[tuple[int, str], tuple[list[Any], Any, torch.Tensor | None]] = {}
         """Of rows' objects, by name: tensors that were read, as they are and as they were, and what was set."""
-        self.others: list[tuple[str, Any, Any]] = []
-        """Tensors and arrays that are no attributes themselves, and as they were: a change in place would be lost."""
-        self.lasting: dict[tuple[int, str], tuple[list[Any], Any, list[tuple[str, Any, Any]]]] = {}
+        self.others: dict[int, tuple[str, Any, Any]] = {}
+        """Tensors and arrays that are no attributes themselves, and as they were: a change in place would be lost. By
+        `id`."""
+        self.lasting: dict[tuple[int, str], tuple[list[Any], Any, dict[int, tuple[str, Any, Any]]]] = {}
         """Attributes whose values stay the same objects from call to call: those values, what was made of them, and
         what of that belongs to `others`."""
+        self.sure: dict[tuple[int, str], list[Any]] = {}
+        """Attributes of which all rows (the values) have been looked at since code of their own has run: as `lasting`
+        says, or, if it does not, of the class."""
         self.targets: list[tuple[list[Any], np.ndarray]] = []
         """Of joints: each row's, and [B, joints]."""
         try:
@@ -148,16 +156,22 @@ class Together:
         """Forgets where things are: call it when the scenes have been stepped."""
         self.where.clear()
 
+    def look_again(self) -> None:
+        """Looks at every row's attributes before it trusts them: call it when code of the rows' own has run that sets
+        attributes only, such as what a task does in every step."""
+        self.sure.clear()
+
     def forget(self) -> None:
         """Forgets whatever code of the rows' own may have changed: call it when some has run."""
-        self.where.clear()
+        self.moved()
+        self.look_again()
         fixed = _Rows | _CONSTANTS  # else what the same object says may have changed
         self.lasting = {key: known for key, known in self.lasting.items() if isinstance(known[1], fixed)}
 
     def lend(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """For a method that `look` or `act` calls: a copy of `tensor`, which may not be changed."""
         copy = tensor.clone()
-        self.others.append((name, copy, tensor))
+        self.others[id(copy)] = (name, copy, tensor)
         return copy
 
     def look(self, method: Callable[[Any], Any]) -> Any:
@@ -178,7 +192,10 @@ class Together:
                 raise RowsApart(f"{name} is set to a {type(value).__name__}")
             if isinstance(value, torch.Tensor) and (value.ndim == 0 or len(value) != self.num_rows):
                 raise RowsApart(f"{name} is set to a tensor without a row for each environment")
-        return Changes(changed, list(self.targets))
+        for owners, name, _ in changed:
+            self.sure.pop((id(owners[0]), name), None)
+        shares = [(owners, name, rows_of(value, self.num_rows)) for owners, name, value in changed]
+        return Changes(shares, list(self.targets))
 
     def _call(self, method: Callable[[Any], Any], may_set: bool) -> tuple[Any, list[tuple[list[Any], str, Any]]]:
         """What `method(env)` returns, and the attributes that it has changed: rows, name and value."""
@@ -201,7 +218,7 @@ class Together:
                     np.random.set_state(generators[1])
         if draws:
             raise RowsApart("random numbers are drawn")
-        for name, batch, before in self.others:
+        for name, batch, before in self.others.values():
             if not same(batch, before):
                 raise RowsApart(f"{name} is changed in place")
         return result, [
@@ -219,7 +236,7 @@ class Together:
         kind = type(first)
         if isinstance(first, torch.Tensor):
             batch = _join_tensors(name, values)
-            self.others.append((name, batch, batch.clone()))
+            self.others[id(batch)] = (name, batch, batch.clone())
             return batch
         if any(type(value) is not kind for value in values):
             raise RowsApart(f"{name} is of different types")
@@ -240,12 +257,16 @@ class Together:
         if isinstance(first, np.ndarray) and all(same(value, first) for value in values):
             copy = first.copy()
             copy.flags.writeable = False  # torch.from_numpy passes over that
-            self.others.append((name, copy, first))
+            self.others[id(copy)] = (name, copy, first)
             return copy
-        if dataclasses.is_dataclass(first) and kind.__module__.startswith("mani_skill."):  # settings
+        if _is_setting(first):
             self.join(name, [vars(value) for value in values])
             return first
         raise RowsApart(f"{name} ({kind.__name__}) differs between rows, or is of no kind that is known here")
+
+
+def _is_setting(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and type(value).__module__.startswith("mani_skill.")
 
 
 def _join_tensors(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -289,45 +310,56 @@ class _Code(_Rows):
     def __getattribute__(self, name: str) -> Any:
         get = object.__getattribute__
         together, rows = get(self, "_rows")
+        key = (id(rows[0]), name)
+        if key in together.attributes:
+            return together.attributes[key][1]
+        known = together.lasting.get(key)
+        if key in together.sure:
+            if known is None:
+                return get(self, name)
+            together.others.update(known[2])
+            return known[1]
         first = rows[0].__dict__
         of_class = getattr(type(self), name, None)
         if name not in first or hasattr(of_class, "__set__"):
             kept = isinstance(of_class, cached_property) or any(name in row.__dict__ for row in rows)
             if kept and name not in first:
                 raise RowsApart(f"{type(rows[0]).__name__}.{name} is kept by some rows")
+            together.sure[key] = rows
             return get(self, name)  # a method, a property, or what the class says
         if name == "num_envs":
             return together.num_rows
-        key = (id(rows[0]), name)
-        if key in together.attributes:
-            return together.attributes[key][1]
         values = [row.__dict__[name] for row in rows]
-        known = together.lasting.get(key)
         if known is not None and all(map(_is, values, known[0])):
-            together.others += known[2]
+            together.sure[key] = rows
+            together.others.update(known[2])
             return known[1]
         num_others, where = len(together.others), f"{type(rows[0]).__name__}.{name}"
-        if isinstance(values[0], torch.Tensor):
-            # of a controller's tensors those of one dimension are about its joints, of which it may have a single one
-            if isinstance(rows[0], BaseController) and values[0].ndim == 1:
-                batch = _same_tensor(where, values)
-                together.others.append((name, batch, values[0]))
-                together.lasting[key] = (values, batch, together.others[num_others:])
-                return batch
+        # of a controller's tensors those of one dimension are about its joints, of which it may have a single one
+        of_joints = isinstance(values[0], torch.Tensor) and isinstance(rows[0], BaseController) and values[0].ndim == 1
+        if of_joints:
+            joined: Any = _same_tensor(where, values)
+            together.others[id(joined)] = (where, joined, values[0])
+        elif isinstance(values[0], torch.Tensor):
             batch = _join_tensors(where, values)
             together.attributes[key] = (rows, batch, batch.clone())
             return batch
-        joined = together.join(where, values)
+        else:
+            joined = together.join(where, values)
         if name == "action_space" and isinstance(joined, gymnasium.Space):
             joined = batch_space(joined, together.num_rows)
-        fixed = isinstance(rows[0], BaseAgent | BaseController)  # their lists stay as they are built
-        if fixed or isinstance(joined, _Rows | int | float | str):
-            together.lasting[key] = (values, joined, together.others[num_others:])
+        # the lists of robots and controllers stay as they are built, and so do settings
+        fixed = isinstance(rows[0], BaseAgent | BaseController) or _is_setting(values[0])
+        if of_joints or fixed or isinstance(joined, _Rows | int | float | str):
+            others = dict(itertools.islice(together.others.items(), num_others, None))
+            together.lasting[key] = (values, joined, others)
+            together.sure[key] = rows
         return joined
 
     def __setattr__(self, name: str, value: object) -> None:
         together, rows = object.__getattribute__(self, "_rows")
-        if not (together.may_set and isinstance(rows[0], BaseController)):
+        has_setter = hasattr(getattr(type(self), name, None), "__set__")
+        if has_setter or not (together.may_set and isinstance(rows[0], BaseController)):
             super().__setattr__(name, value)
         else:
             together.attributes[id(rows[0]), name] = (rows, value, None)
@@ -393,7 +425,7 @@ def _poses(rows: list[Any]) -> torch.Tensor:
     if isinstance(rows[0], Articulation):
         rows = [row.root for row in rows]
     poses = [row._objs[0].entity_pose if isinstance(row, Link) else row._objs[0].pose for row in rows]
-    return torch.from_numpy(np.array([np.concatenate((pose.p, pose.q)) for pose in poses]))
+    return torch.from_numpy(np.concatenate([part for pose in poses for part in (pose.p, pose.q)]).reshape(-1, 7))
 
 
 _QUICK: dict[str, Callable[[list[Any]], torch.Tensor]] = {
