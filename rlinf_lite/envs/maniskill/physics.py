@@ -85,8 +85,10 @@ def only_physics(env: Any) -> bool:
 
 @contextlib.contextmanager
 def seeds_of_the_cpu() -> Iterator[None]:
-    """Inside the block `torch.manual_seed` seeds the CPU alone. For other kinds of device, where not in use, it formats a
-    stack trace each: a fifth of a reset's time."""
+    """Inside the block, `torch.manual_seed` seeds the CPU alone.
+
+    It would also format a stack trace for each kind of device that is not in use: a fifth of a reset's time.
+    """
     of_all = torch.manual_seed
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
     try:
