@@ -199,13 +199,13 @@ class Learner:
             return measured
 
         self.to_device(with_optimizer=True)
-        self.optimizer.zero_grad(set_to_none=True)  # of an update that raised
+        parameters = every = [p for group in self.optimizer.param_groups for p in group["params"]]
+        _clear_gradients(every)  # of an update that raised
         found = MetricSums()
         for measured in self.passes("update", compute, micro_batches):
             found.merge(measured)
         with torch_threads(self._torch_threads):
             # the mean of all ranks' gradients, clipped
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             if only is not None:
                 trained = {id(parameter) for parameter in only}
                 for parameter in parameters:
@@ -223,7 +223,7 @@ class Learner:
                 self.optimizer.step()
                 sums.merge(found)
                 sums.add_scalar(f"train/{self.name}/grad_norm", norm)
-            self.optimizer.zero_grad(set_to_none=True)
+            _clear_gradients(every)
         sums.add_scalar(f"train/{self.name}/skipped_updates", float(not finite), how="sum")
 
         self._bad_updates_in_a_row = 0 if finite else self._bad_updates_in_a_row + 1
@@ -290,3 +290,9 @@ class Learner:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)
         return values.cpu()
+
+
+def _clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """`Optimizer.zero_grad` looks for hooks and profilers besides, which takes a twentieth of a millisecond."""
+    for parameter in parameters:
+        parameter.grad = None
