@@ -28,7 +28,7 @@ from mani_skill.utils.structs import Pose  # noqa: E402
 
 from rlinf_lite.envs.errors import RowError  # noqa: E402
 from rlinf_lite.envs.maniskill import scenes  # noqa: E402
-from rlinf_lite.envs.maniskill.physics import only_physics, seeds_of_the_cpu  # noqa: E402
+from rlinf_lite.envs.maniskill.physics import has_hooks  # noqa: E402
 from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
 from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
 
@@ -211,6 +211,55 @@ class CountsBehindItsSteps(OddTask):
         return super().compute_dense_reward(obs, action, info) + self.seen
 
 
+class HasAMemory(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.memory = {"sum": torch.zeros(1)}
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.agent.memory["sum"]
+
+
+class RemembersInItsSteps(HasAMemory):
+    def _after_control_step(self) -> None:
+        self.agent.memory["sum"] = self.agent.memory["sum"] + self.obj.pose.p[:, 0]
+
+
+class RemembersFromAResetOn(HasAMemory):
+    def _initialize_episode(self, env_idx: Any, options: Any) -> None:
+        super()._initialize_episode(env_idx, options)
+        if self._episode_seed[0] < 100:  # not where the environment is made, which resets it too
+            self._after_control_step = lambda: RemembersInItsSteps._after_control_step(self)
+
+
+class RemembersInItsObservations(HasAMemory):
+    def _get_obs_extra(self, info: Any) -> Any:
+        self.agent.memory["sum"] = self.obj.pose.p[:, 0].clone()  # which a batch may not
+        return super()._get_obs_extra(info)
+
+
+class ChangesASettingInItsSteps(OddTask):
+    def _after_control_step(self) -> None:
+        if self.elapsed_steps[0] == 15:
+            self.sim_config.spacing = float(self.obj.pose.p[0, 0])
+
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        return super().compute_dense_reward(obs, action, info) + self.sim_config.spacing
+
+
+class ChangesASetting(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        if (self.elapsed_steps % 20 == 13).any():
+            self.sim_config.scene_config.bounce_threshold += 1
+        return super().compute_dense_reward(obs, action, info) + self.sim_config.scene_config.bounce_threshold
+
+
+class ReadsItsControllersSteps(OddTask):
+    def compute_dense_reward(self, obs: Any, action: Any, info: Any) -> Any:
+        reward = super().compute_dense_reward(obs, action, info)
+        return reward + self.agent.controller.controllers["arm"]._step
+
+
 class PushesInItsSteps(OddTask):
     def _before_simulation_step(self) -> None:
         self.obj.set_linear_velocity(self.obj.linear_velocity + torch.tensor([0.01, 0, 0]))
@@ -302,6 +351,16 @@ class CountsActions(PDJointPosController):
         super().set_action(action * (0.2 if self.num_actions % 3 else 1))
 
 
+class SharesOneNumber(PDJointPosController):
+    def reset(self) -> None:
+        super().reset()
+        self.gain = getattr(self, "gain", torch.ones(1, 1)).mul_(0.5)
+
+    def set_action(self, action: Any) -> None:
+        super().set_action(action * self.gain)
+        self.gain = torch.ones(1, 1).expand(self.scene.num_envs, 1)
+
+
 class SetsAProperty(PDJointPosController):
     @property
     def share(self) -> float:
@@ -333,6 +392,12 @@ class HasAControllerWithASetter(OddTask):
     def _load_agent(self, options: Any) -> None:
         super()._load_agent(options)
         self.agent.controller.controllers["arm"].__class__ = SetsAProperty
+
+
+class HasAControllerThatShares(OddTask):
+    def _load_agent(self, options: Any) -> None:
+        super()._load_agent(options)
+        self.agent.controller.controllers["arm"].__class__ = SharesOneNumber
 
 
 class HasAControllerThatDrifts(OddTask):
@@ -387,6 +452,13 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (SetsAnAttributeInSomeRows, {"rewards"}, "bonus is kept by some rows"),
         (SetsAnAttributeLater, {"rewards"}, "bonus is kept by some rows"),
         (PushesInItsSteps, set(), ""),
+        (RemembersInItsSteps, set(), ""),
+        (RemembersInItsObservations, {"states"}, "does not support item assignment"),
+        (ChangesASettingInItsSteps, {"rewards"}, "sim_config['spacing'] is of different types"),
+        (ChangesASetting, {"rewards"}, "bounce_threshold is set"),
+        (ReadsItsControllersSteps, {"rewards"}, "_step (int) differs between rows"),
+        (RemembersFromAResetOn, set(), ""),
+        (HasAControllerThatShares, set(), ""),
         (HasAControllerWithASetter, {"actions"}, "share is set"),
         (HasAControllerThatDrifts, set(), ""),
         (HasAControllerThatInterpolates, set(), ""),
@@ -416,7 +488,9 @@ def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set
     assert all(why in text for text in together.apart.values())
 
 
-@pytest.mark.parametrize("odd", [CountsBehindItsSteps, HasAControllerThatCounts], indirect=True)
+@pytest.mark.parametrize(
+    "odd", [CountsBehindItsSteps, HasAControllerThatCounts, ReadsItsControllersSteps], indirect=True
+)
 def test_what_all_rows_set_in_a_step_is_seen_in_the_next(odd: str) -> None:
     """Also behind the first calls, in which every row is checked."""
     together, alone = simulator(odd, batch_rows=True), simulator(odd, batch_rows=False)
@@ -497,23 +571,32 @@ def test_an_action_that_one_row_takes_otherwise_is_found(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("odd", "task"),
-    [(CountsBehindItsSteps, ""), (PushesInItsSteps, ""), (HasAControllerThatDrifts, ""), (OddTask, "PushCube-v1")],
-    indirect=["odd"],
+    ("task", "hooks"), [("PushCube-v1", False), ("MS-AntRun-v1", True), ("MS-HumanoidStand-v1", True)]
 )
-def test_steps_are_physics_alone_where_nothing_is_hung_into_them(odd: str, task: str) -> None:
-    env = simulator(task or odd, batch_rows=True).envs[0]
-    assert only_physics(env) == bool(task)
-    env._after_control_step = lambda: None  # of the object
-    assert not only_physics(env)
+def test_hooks_of_tasks(task: str, hooks: bool) -> None:
+    assert has_hooks(simulator(task).envs[0]) == hooks
 
 
-def test_a_seed_of_the_cpu_gives_the_numbers_that_torchs_own_gives() -> None:
-    whole = torch.manual_seed
-    torch.manual_seed(5)
-    drawn = torch.rand(3)
-    with pytest.raises(ZeroDivisionError), seeds_of_the_cpu():
-        torch.manual_seed(np.int64(5))
-        assert torch.equal(torch.rand(3), drawn)
-        raise ZeroDivisionError
-    assert torch.manual_seed is whole
+@pytest.mark.parametrize(
+    "odd",
+    [OddTask, CountsBehindItsSteps, PushesInItsSteps, HasAControllerThatDrifts, HasAControllerThatInterpolates],
+    indirect=True,
+)
+def test_hooks_of_ones_own(odd: str) -> None:
+    env = simulator(odd, batch_rows=True).envs[0]
+    assert has_hooks(env) == (odd != "OddTask-v1")
+    for thing, name in ((env, "_after_control_step"), (env.agent, "before_simulation_step"), (env.scene, "step")):
+        setattr(thing, name, lambda: None)  # of the object
+        assert has_hooks(env)
+        delattr(thing, name)
+
+
+@pytest.mark.parametrize("odd", [RemembersInItsSteps], indirect=True)
+def test_parts_are_checked_in_steps_of_their_own(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one part's check has looked up anew would hide from the next part's that something was out of date."""
+    monkeypatch.setattr(scenes.CpuSimulator, "_have_run", lambda self: None)  # so that it is
+    sim, out, everyone = simulator(odd, batch_rows=True), StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS)
+    sim.reset(everyone, [1, 2, 3, 4])
+    for _ in range(70):
+        sim.step(everyone, np.full((NUM_ROWS, 8), 0.1, np.float32), out)
+    assert "by itself gives something else" in sim.apart["rewards"]

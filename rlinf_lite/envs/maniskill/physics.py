@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,9 +57,9 @@ def set_action(self: BaseAgent, action: Any) -> None:
     self.controller.set_action(action)
 
 
-def only_physics(env: Any) -> bool:
-    """Whether `env._step_action(None)` takes steps of physics and does nothing else: no hook of its task, its robot or
-    its controllers does anything."""
+def has_hooks(env: Any) -> bool:
+    """Whether `env._step_action(None)` does more than steps of physics: whether its task, its robot or a controller has
+    something to do in them. Counting them, as controllers of joint positions do, is not."""
 
     def is_own(thing: Any, name: str, of: type) -> bool:
         return getattr(getattr(thing, name), "__func__", None) is getattr(of, name)
@@ -69,32 +67,18 @@ def only_physics(env: Any) -> bool:
     def waits(controller: Any) -> bool:
         if is_own(controller, "before_simulation_step", CombinedController):
             return all(map(waits, controller.controllers.values()))
-        if is_own(controller, "before_simulation_step", PDJointPosController):  # counts for its interpolation
+        if is_own(controller, "before_simulation_step", PDJointPosController):
             return not controller.config.interpolate
         return is_own(controller, "before_simulation_step", BaseController)
 
     hooks = ("control_step", "simulation_step")
     names = ["_step_action", *[f"_{when}_{hook}" for when in ("before", "after") for hook in hooks]]
     robot = env.agent
-    return (
+    return not (
         all(is_own(env, name, BaseEnv) for name in names)
         and is_own(env.scene, "step", ManiSkillScene)
         and (robot is None or (is_own(robot, "before_simulation_step", BaseAgent) and waits(robot.controller)))
     )
-
-
-@contextlib.contextmanager
-def seeds_of_the_cpu() -> Iterator[None]:
-    """Inside the block, `torch.manual_seed` seeds the CPU alone.
-
-    It would also format a stack trace for each kind of device that is not in use: a fifth of a reset's time.
-    """
-    of_all = torch.manual_seed
-    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
-    try:
-        yield
-    finally:
-        torch.manual_seed = of_all
 
 
 def renew_physics(env: Any) -> None:

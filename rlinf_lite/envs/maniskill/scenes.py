@@ -20,7 +20,7 @@ from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.gymnasium.simulator import action_bounds_of
 from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
-from rlinf_lite.envs.maniskill.physics import only_physics, renew_physics, seeds_of_the_cpu, speed_up
+from rlinf_lite.envs.maniskill.physics import has_hooks, renew_physics, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
 from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, rows_of, same
 from rlinf_lite.envs.observations import take_rows
@@ -94,7 +94,7 @@ class Scenes:
 
 
 class CpuSimulator(Scenes):
-    """A `Simulator`; rows are independent scenes, whose physics is stepped in turn.
+    """A `Simulator`; rows are independent scenes, whose physics is stepped in turn. Nobody else changes them.
 
     Actions, rewards and states of all rows are computed `Together`, where the task's code allows it. Whether the bits
     are those of each row by itself is checked: at first in every row, then in one row now and then. What fails is
@@ -107,8 +107,9 @@ class CpuSimulator(Scenes):
         self._num_calls = {"actions": 0, "rewards": 0, "states": 0}
         self.apart: dict[str, str] = {}
         """Which of the three are computed row by row, and why."""
-        batch_rows = cfg.options.batch_rows
-        if batch_rows is None and (of := not_maniskills(self.envs[0])):
+        batch_rows, of = cfg.options.batch_rows, not_maniskills(self.envs[0])
+        self._is_maniskills, self._has_hooks = of is None, list(map(has_hooks, self.envs))
+        if batch_rows is None and of:
             why = f"{of} is not ManiSkill's own, and env.options.batch_rows is not true"
             self.apart = dict.fromkeys(self._num_calls, why)
         elif batch_rows is False:
@@ -119,7 +120,6 @@ class CpuSimulator(Scenes):
             self.apart = dict.fromkeys(("actions", "rewards"), "the task has its own _step_action")
         if backends.render != "none":
             self.apart["states"] = "pictures are taken scene by scene"
-        self._only_physics = all(map(only_physics, self.envs))
         self._together: Together | None = None
         if len(self.apart) < len(self._num_calls):
             try:
@@ -136,8 +136,8 @@ class CpuSimulator(Scenes):
             try:
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
-                with seeds_of_the_cpu():
-                    self._infos[row] = _reset_unseen(env, seed)
+                self._infos[row] = _reset_unseen(env, seed)
+                self._has_hooks[row] = has_hooks(env)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
@@ -172,8 +172,7 @@ class CpuSimulator(Scenes):
             states = self._of_rows("states", numbers, state_of_all, lambda row: self._split_obs(row)[0])
             return {**obs, "state": torch.cat(states).numpy()}
         parts = [self._split_obs(row) for row in numbers]
-        if self._together is not None:
-            self._together.look_again()
+        self._have_run()
         states = [state for state, _ in parts if state is not None]
         if states:
             obs["state"] = torch.cat(states).numpy()
@@ -195,10 +194,10 @@ class CpuSimulator(Scenes):
                 self._set_apart("actions", str(error))
         if together is not None:
             together.moved()
-            if not self._only_physics:
-                together.look_again()
             if targets is None or checked:
                 together.forget()
+            elif any(self._has_hooks[row] for row in rows):
+                self._have_run()
         # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
         to_set: dict[int, torch.Tensor | None] = {**used}
         try:
@@ -216,7 +215,7 @@ class CpuSimulator(Scenes):
                 env = self.envs[row]
                 if to_set[row] is not None:
                     used[row] = env._step_action(to_set[row])
-                elif self._only_physics:
+                elif self._is_maniskills and not self._has_hooks[row]:
                     step = env.scene.px.step
                     for _ in range(env._sim_steps_per_control):
                         step()
@@ -224,8 +223,17 @@ class CpuSimulator(Scenes):
                     env._step_action(None)
         except (Exception, SystemExit) as error:
             raise RowError(row) from error
-        torch._foreach_add_([self.envs[row]._elapsed_steps for row in rows], 1)
+        for row in rows:
+            self.envs[row]._elapsed_steps += 1
         return used
+
+    def _have_run(self) -> None:
+        """Methods that a task, a robot or a controller has for every step or observation have run, row by row: those of
+        ManiSkill's package set attributes at the most."""
+        if self._together is not None and self._is_maniskills:
+            self._together.look_again()
+        elif self._together is not None:
+            self._together.forget()
 
     def _of_rows(
         self,
@@ -266,7 +274,7 @@ class CpuSimulator(Scenes):
         self._num_calls[part] += 1
         if call < _CALLS_CHECKED:
             return rows
-        number, now = divmod(call, _CHECK_EVERY)
+        number, now = divmod(call + list(self._num_calls).index(part), _CHECK_EVERY)  # each in a step of its own
         return [] if now else [rows[number % len(rows)]]
 
     def _set_apart(self, part: str, why: str, was_wrong: bool = False) -> None:

@@ -12,6 +12,7 @@ row.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import itertools
@@ -158,7 +159,7 @@ class Together:
 
     def look_again(self) -> None:
         """Looks at every row's attributes before it trusts them: call it when code of the rows' own has run that sets
-        attributes only, such as what a task does in every step."""
+        attributes, and changes nothing in place."""
         self.sure.clear()
 
     def forget(self) -> None:
@@ -170,9 +171,9 @@ class Together:
 
     def lend(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """For a method that `look` or `act` calls: a copy of `tensor`, which may not be changed."""
-        copy = tensor.clone()
-        self.others[id(copy)] = (name, copy, tensor)
-        return copy
+        lent = tensor.clone()
+        self.others[id(lent)] = (name, lent, tensor)
+        return lent
 
     def look(self, method: Callable[[Any], Any]) -> Any:
         """What `method(env)` returns. Raises RowsApart, for whatever `method` raises too."""
@@ -194,7 +195,10 @@ class Together:
                 raise RowsApart(f"{name} is set to a tensor without a row for each environment")
         for owners, name, _ in changed:
             self.sure.pop((id(owners[0]), name), None)
-        shares = [(owners, name, rows_of(value, self.num_rows)) for owners, name, value in changed]
+        shares = [  # each with memory of its own
+            (owners, name, rows_of(value.contiguous() if isinstance(value, torch.Tensor) else value, self.num_rows))
+            for owners, name, value in changed
+        ]
         return Changes(shares, list(self.targets))
 
     def _call(self, method: Callable[[Any], Any], may_set: bool) -> tuple[Any, list[tuple[list[Any], str, Any]]]:
@@ -255,18 +259,31 @@ class Together:
         if isinstance(first, _CONSTANTS | gymnasium.Space) and all(same(value, first) for value in values):
             return first
         if isinstance(first, np.ndarray) and all(same(value, first) for value in values):
-            copy = first.copy()
-            copy.flags.writeable = False  # torch.from_numpy passes over that
-            self.others[id(copy)] = (name, copy, first)
-            return copy
+            array = first.copy()
+            array.flags.writeable = False  # torch.from_numpy passes over that
+            self.others[id(array)] = (name, array, first)
+            return array
         if _is_setting(first):
             self.join(name, [vars(value) for value in values])
-            return first
+            return _fixed(first)
         raise RowsApart(f"{name} ({kind.__name__}) differs between rows, or is of no kind that is known here")
 
 
 def _is_setting(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and type(value).__module__.startswith("mani_skill.")
+
+
+class _Fixed:
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RowsApart(f"{type(self).__name__}.{name} is set")
+
+
+def _fixed(setting: Any) -> Any:
+    """A copy, as far as it consists of settings, whose attributes cannot be set."""
+    copied = copy.copy(setting)
+    copied.__dict__.update({name: _fixed(value) for name, value in vars(setting).items() if _is_setting(value)})
+    object.__setattr__(copied, "__class__", _class_of(type(setting), _Fixed))
+    return copied
 
 
 def _join_tensors(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
