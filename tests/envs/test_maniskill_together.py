@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +29,7 @@ from mani_skill.utils.structs import Pose  # noqa: E402
 
 from rlinf_lite.envs.errors import RowError  # noqa: E402
 from rlinf_lite.envs.maniskill import scenes  # noqa: E402
-from rlinf_lite.envs.maniskill.physics import has_hooks  # noqa: E402
+from rlinf_lite.envs.maniskill.physics import has_hooks, seeds_of_the_cpu  # noqa: E402
 from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
 from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
 
@@ -600,3 +601,35 @@ def test_parts_are_checked_in_steps_of_their_own(odd: str, monkeypatch: pytest.M
     for _ in range(70):
         sim.step(everyone, np.full((NUM_ROWS, 8), 0.1, np.float32), out)
     assert "by itself gives something else" in sim.apart["rewards"]
+
+
+def test_a_seed_of_the_cpu_gives_the_numbers_that_torchs_own_gives() -> None:
+    whole = torch.manual_seed
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    with pytest.raises(ZeroDivisionError), seeds_of_the_cpu():
+        torch.manual_seed(np.int64(5))
+        assert torch.equal(torch.rand(3), drawn)
+        raise ZeroDivisionError
+    assert torch.manual_seed is whole
+
+
+def test_two_threads_that_reset_leave_torchs_own_seeding_in_place() -> None:
+    whole, inside, may_end = torch.manual_seed, threading.Event(), threading.Event()
+
+    def reset() -> None:
+        with seeds_of_the_cpu():
+            inside.set()
+            assert may_end.wait(10)
+
+    first = threading.Thread(target=reset)
+    first.start()
+    assert inside.wait(10)
+    inside.clear()
+    second = threading.Thread(target=reset)
+    second.start()
+    assert not inside.wait(0.1)  # it waits for the first
+    may_end.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert inside.is_set() and torch.manual_seed is whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.gymnasium.simulator import action_bounds_of
 from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
-from rlinf_lite.envs.maniskill.physics import has_hooks, renew_physics, speed_up
+from rlinf_lite.envs.maniskill.physics import has_hooks, renew_physics, seeds_of_the_cpu, speed_up
 from rlinf_lite.envs.maniskill.setup import Backends
 from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, rows_of, same
 from rlinf_lite.envs.observations import take_rows
@@ -136,7 +137,8 @@ class CpuSimulator(Scenes):
             try:
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
-                self._infos[row] = _reset_unseen(env, seed)
+                with seeds_of_the_cpu() if self._is_maniskills else nullcontext():  # a task may draw on its own device
+                    self._infos[row] = _reset_unseen(env, seed)
                 self._has_hooks[row] = has_hooks(env)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
@@ -223,8 +225,11 @@ class CpuSimulator(Scenes):
                     env._step_action(None)
         except (Exception, SystemExit) as error:
             raise RowError(row) from error
-        for row in rows:
-            self.envs[row]._elapsed_steps += 1
+        if self._is_maniskills:
+            torch._foreach_add_([self.envs[row]._elapsed_steps for row in rows], 1)
+        else:
+            for row in rows:
+                self.envs[row]._elapsed_steps += 1
         return used
 
     def _have_run(self) -> None:
