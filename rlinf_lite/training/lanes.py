@@ -105,7 +105,7 @@ class Lanes:
                 yield result
                 for future, (twin, _) in zip(futures, of_twins, strict=True):
                     result = future.result()
-                    add_gradients(parameters, _take_gradients(list(twin.parameters())))
+                    add_gradients(parameters, take_gradients(list(twin.parameters())))
                     yield result
             before, state = state, _State(model)
             if self._at_once.get(kind, 1) > 1 and state != before:
@@ -119,10 +119,10 @@ class Lanes:
         self._at_once[kind] = self.number
         twins = self._twins(kind, len(parts) - 1)
         results, gradients = list[R](), list[list[Tensor | None]]()
-        earlier = _take_gradients(parameters)
+        earlier = take_gradients(parameters)
         for i, part in enumerate(parts):
             results.append(compute(model, part))
-            gradients.append(_take_gradients(parameters))
+            gradients.append(take_gradients(parameters))
             if i in (0, len(parts) - 1):
                 kept.append(_Kept(model))
         if state != _State(model) or kept[0] != kept[1]:
@@ -130,7 +130,7 @@ class Lanes:
         for twin, part, result, found in zip(twins, parts[1:], results[1:], gradients[1:], strict=False):
             try:
                 copied = self._pool.submit(compute, twin, part).result()
-                is_same = _same([copied, _take_gradients(list(twin.parameters()))], [result, found])
+                is_same = _same([copied, take_gradients(list(twin.parameters()))], [result, found])
             except Exception as error:  # whatever a class of the model's author says to being copied
                 log.info("%s, in a copy of the model: %s", kind, error)
                 is_same = False
@@ -205,7 +205,7 @@ def _bytes(tensor: Tensor) -> bytes:
     return content
 
 
-def _take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
+def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
     """Off the parameters."""
     taken = [parameter.grad for parameter in parameters]
     for parameter in parameters:

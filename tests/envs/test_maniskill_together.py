@@ -31,6 +31,7 @@ from rlinf_lite.envs.errors import RowError  # noqa: E402
 from rlinf_lite.envs.maniskill import scenes  # noqa: E402
 from rlinf_lite.envs.maniskill.physics import has_hooks, seeds_of_the_cpu  # noqa: E402
 from rlinf_lite.envs.maniskill.simulator import make_simulator  # noqa: E402
+from rlinf_lite.envs.maniskill.together import Together  # noqa: E402
 from rlinf_lite.envs.simulator import StepOutputs  # noqa: E402
 
 NUM_ROWS = 4
@@ -382,29 +383,16 @@ class DriftsInItsSteps(PDJointPosController):
         self.set_drive_targets(self._target_qpos + 0.01 * self._step)
 
 
-class HasAControllerThatCounts(OddTask):
-    def _load_agent(self, options: Any) -> None:
-        super()._load_agent(options)
-        arm = self.agent.controller.controllers["arm"]
-        arm.__class__, arm.num_actions = CountsActions, 0
+def with_arm(controller: type, **attributes: Any) -> type[OddTask]:
+    class WithArm(OddTask):
+        def _load_agent(self, options: Any) -> None:
+            super()._load_agent(options)
+            arm = self.agent.controller.controllers["arm"]
+            arm.__class__ = controller
+            vars(arm).update(attributes)
 
-
-class HasAControllerWithASetter(OddTask):
-    def _load_agent(self, options: Any) -> None:
-        super()._load_agent(options)
-        self.agent.controller.controllers["arm"].__class__ = SetsAProperty
-
-
-class HasAControllerThatShares(OddTask):
-    def _load_agent(self, options: Any) -> None:
-        super()._load_agent(options)
-        self.agent.controller.controllers["arm"].__class__ = SharesOneNumber
-
-
-class HasAControllerThatDrifts(OddTask):
-    def _load_agent(self, options: Any) -> None:
-        super()._load_agent(options)
-        self.agent.controller.controllers["arm"].__class__ = DriftsInItsSteps
+    WithArm.__name__ = f"Has{controller.__name__}"
+    return WithArm
 
 
 class HasAControllerThatInterpolates(OddTask):
@@ -420,12 +408,6 @@ class HasAControllerThatRemembers(OddTask):
         arm = self.agent.controller.controllers["arm"]
         arm.__class__, arm.memory, arm.start = RemembersLater, {"last": torch.zeros(1, 7)}, {"qpos": torch.zeros(1, 7)}
         arm.start["qpos"] += torch.tensor([0, torch.pi / 8, 0, -torch.pi * 5 / 8, 0, torch.pi * 3 / 4, torch.pi / 4])
-
-
-class HasAControllerOfItsOwn(OddTask):
-    def _load_agent(self, options: Any) -> None:
-        super()._load_agent(options)
-        self.agent.controller.controllers["arm"].__class__ = LimitsItsTarget
 
 
 @pytest.fixture
@@ -459,9 +441,9 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (ChangesASetting, {"rewards"}, "bounce_threshold is set"),
         (ReadsItsControllersSteps, {"rewards"}, "_step (int) differs between rows"),
         (RemembersFromAResetOn, set(), ""),
-        (HasAControllerThatShares, set(), ""),
-        (HasAControllerWithASetter, {"actions"}, "share is set"),
-        (HasAControllerThatDrifts, set(), ""),
+        (with_arm(SharesOneNumber), set(), ""),
+        (with_arm(SetsAProperty), {"actions"}, "share is set"),
+        (with_arm(DriftsInItsSteps), set(), ""),
         (HasAControllerThatInterpolates, set(), ""),
         (KeepsWhatItFirstSaw, {"rewards"}, "start is kept by some rows"),
         (Overrides, set(), ""),
@@ -472,7 +454,7 @@ def odd(request: pytest.FixtureRequest) -> Iterator[str]:
         (HasASign, {"rewards"}, "lowest (float) differs between rows"),
         (RemembersInTheRobot, set(), ""),
         (LimitsJointsAtResets, {"actions"}, "action_space_high has no row of its own"),
-        (HasAControllerOfItsOwn, set(), ""),
+        (with_arm(LimitsItsTarget), set(), ""),
         (HasAControllerThatRemembers, {"actions"}, "is changed in place"),
     ],
     indirect=["odd"],
@@ -490,7 +472,7 @@ def test_what_is_not_the_same_in_a_batch_is_done_row_by_row(odd: str, apart: set
 
 
 @pytest.mark.parametrize(
-    "odd", [CountsBehindItsSteps, HasAControllerThatCounts, ReadsItsControllersSteps], indirect=True
+    "odd", [CountsBehindItsSteps, with_arm(CountsActions, num_actions=0), ReadsItsControllersSteps], indirect=True
 )
 def test_what_all_rows_set_in_a_step_is_seen_in_the_next(odd: str) -> None:
     """Also behind the first calls, in which every row is checked."""
@@ -580,7 +562,7 @@ def test_hooks_of_tasks(task: str, hooks: bool) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [OddTask, CountsBehindItsSteps, PushesInItsSteps, HasAControllerThatDrifts, HasAControllerThatInterpolates],
+    [OddTask, CountsBehindItsSteps, PushesInItsSteps, with_arm(DriftsInItsSteps), HasAControllerThatInterpolates],
     indirect=True,
 )
 def test_hooks_of_ones_own(odd: str) -> None:
@@ -595,7 +577,7 @@ def test_hooks_of_ones_own(odd: str) -> None:
 @pytest.mark.parametrize("odd", [RemembersInItsSteps], indirect=True)
 def test_parts_are_checked_in_steps_of_their_own(odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one part's check has looked up anew would hide from the next part's that something was out of date."""
-    monkeypatch.setattr(scenes.CpuSimulator, "_have_run", lambda self: None)  # so that it is
+    monkeypatch.setattr(Together, "look_again", lambda self: None)  # so that it is
     sim, out, everyone = simulator(odd, batch_rows=True), StepOutputs.empty(NUM_ROWS), np.arange(NUM_ROWS)
     sim.reset(everyone, [1, 2, 3, 4])
     for _ in range(70):

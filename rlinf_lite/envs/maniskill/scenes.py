@@ -124,7 +124,7 @@ class CpuSimulator(Scenes):
         self._together: Together | None = None
         if len(self.apart) < len(self._num_calls):
             try:
-                self._together = Together(self.envs)
+                self._together = Together(self.envs, self._is_maniskills)
             except RowsApart as error:
                 self.apart = dict.fromkeys(self._num_calls, str(error))
 
@@ -174,7 +174,8 @@ class CpuSimulator(Scenes):
             states = self._of_rows("states", numbers, state_of_all, lambda row: self._split_obs(row)[0])
             return {**obs, "state": torch.cat(states).numpy()}
         parts = [self._split_obs(row) for row in numbers]
-        self._have_run()
+        if self._together is not None:
+            self._together.look_again()
         states = [state for state, _ in parts if state is not None]
         if states:
             obs["state"] = torch.cat(states).numpy()
@@ -199,7 +200,7 @@ class CpuSimulator(Scenes):
             if targets is None or checked:
                 together.forget()
             elif any(self._has_hooks[row] for row in rows):
-                self._have_run()
+                together.look_again()
         # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
         to_set: dict[int, torch.Tensor | None] = {**used}
         try:
@@ -225,20 +226,9 @@ class CpuSimulator(Scenes):
                     env._step_action(None)
         except (Exception, SystemExit) as error:
             raise RowError(row) from error
-        if self._is_maniskills:
-            torch._foreach_add_([self.envs[row]._elapsed_steps for row in rows], 1)
-        else:
-            for row in rows:
-                self.envs[row]._elapsed_steps += 1
+        for row in rows:
+            self.envs[row]._elapsed_steps += 1
         return used
-
-    def _have_run(self) -> None:
-        """Methods that a task, a robot or a controller has for every step or observation have run, row by row: those of
-        ManiSkill's package set attributes at the most."""
-        if self._together is not None and self._is_maniskills:
-            self._together.look_again()
-        elif self._together is not None:
-            self._together.forget()
 
     def _of_rows(
         self,

@@ -128,10 +128,8 @@ class Changes:
 class Together:
     """`env` stands for `envs`, one-scene environments of one task: what its methods take and return are batches."""
 
-    def __init__(self, envs: Sequence[Any]) -> None:
-        self.num_rows = len(envs)
-        self.may_use_numpy = not_maniskills(envs[0]) is not None
-        """Whether code may draw from NumPy's global generator, which takes 50 us to copy: ManiSkill's does not."""
+    def __init__(self, envs: Sequence[Any], is_maniskills: bool) -> None:
+        self.num_rows, self.is_maniskills = len(envs), is_maniskills
         self.may_set = False
         self.where: dict[tuple[int, str], tuple[list[Any], torch.Tensor]] = {}
         """Poses and joints, with the rows' objects; nothing moves between two calls of `moved`."""
@@ -158,14 +156,17 @@ class Together:
         self.where.clear()
 
     def look_again(self) -> None:
-        """Looks at every row's attributes before it trusts them: call it when code of the rows' own has run that sets
-        attributes, and changes nothing in place."""
-        self.sure.clear()
+        """Looks at every row's attributes before it trusts them: call it when methods have run, row by row, that a
+        task, a robot or a controller has for every step or observation. ManiSkill's change nothing in place."""
+        if self.is_maniskills:
+            self.sure.clear()
+        else:
+            self.forget()
 
     def forget(self) -> None:
         """Forgets whatever code of the rows' own may have changed: call it when some has run."""
         self.moved()
-        self.look_again()
+        self.sure.clear()
         fixed = _Rows | _CONSTANTS  # else what the same object says may have changed
         self.lasting = {key: known for key, known in self.lasting.items() if isinstance(known[1], fixed)}
 
@@ -218,7 +219,7 @@ class Together:
             draws = not same(generators, self._generators())
             if draws:  # as if nothing had been
                 torch.set_rng_state(generators[0])
-                if self.may_use_numpy:
+                if not self.is_maniskills:
                     np.random.set_state(generators[1])
         if draws:
             raise RowsApart("random numbers are drawn")
@@ -232,7 +233,8 @@ class Together:
         ]
 
     def _generators(self) -> tuple[torch.Tensor, Any]:
-        return torch.get_rng_state(), np.random.get_state() if self.may_use_numpy else None
+        """ManiSkill's code does not draw from NumPy's, which takes 50 us to copy."""
+        return torch.get_rng_state(), None if self.is_maniskills else np.random.get_state()
 
     def join(self, name: str, values: list[Any]) -> Any:
         """One value for `values`, those of all rows."""
@@ -277,6 +279,9 @@ class _Fixed:
     def __setattr__(self, name: str, value: object) -> None:
         raise RowsApart(f"{type(self).__name__}.{name} is set")
 
+    def __delattr__(self, name: str) -> NoReturn:
+        raise RowsApart(f"{type(self).__name__}.{name} is deleted")
+
 
 def _fixed(setting: Any) -> Any:
     """A copy, as far as it consists of settings, whose attributes cannot be set."""
@@ -308,17 +313,11 @@ def _class_of(kind: type, base: type) -> type:
     return _classes[kind]
 
 
-class _Rows:
+class _Rows(_Fixed):
     """Stands for `rows`, objects of one class."""
 
     def __init__(self, together: Together, rows: list[Any]) -> None:
         object.__setattr__(self, "_rows", (together, rows))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise RowsApart(f"{type(self).__name__}.{name} is set")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise RowsApart(f"{type(self).__name__}.{name} is deleted")
 
 
 class _Code(_Rows):
