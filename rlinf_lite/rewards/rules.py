@@ -13,6 +13,7 @@ GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all 
 
 _GSM8K_ANSWER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
 _BOXED = "\\boxed{"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _NO_MATTER = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\$", "$", "^{\\circ}", "^\\circ", "\\%", "%")
 
 
@@ -51,12 +52,12 @@ def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds, up to its own closing brace; None without one, or where it never closes."""
-    start = text.rfind(_BOXED)
-    if start < 0:
+    r"""What the last `\boxed{...}` or `\fbox{...}` holds, up to its own closing brace; None without one, or where it
+    never closes."""
+    boxes = [box.end() for box in _BOX.finditer(text)]
+    if not boxes:
         return None
-    start += len(_BOXED)
-    depth = 1
+    start, depth = boxes[-1], 1
     for i in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
         if depth == 0:

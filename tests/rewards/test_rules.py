@@ -39,6 +39,8 @@ def test_gsm8k(solution: str, ground_truth: str, score: float) -> None:
     [
         (r"\boxed{1} and then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{}", ""),
+        (r"\boxed{1} or rather \fbox{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\fbox{1}, no, \boxed {2}", "2"),
         (r"\boxed{\frac{1}{2}", None),
         (r"\frac{1}{2}", None),
     ],
@@ -52,6 +54,8 @@ def test_the_last_box_with_balanced_braces(text: str, held: str | None) -> None:
     [
         (r"so \boxed{42}", "42"),
         (r"so \boxed{42}", r"it is \boxed{42}"),
+        (r"so \boxed{42}", r"it is \fbox{42}"),
+        (r"so \fbox{42}", "42"),
         (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\left( 1, 2 \right)}", "(1,2)"),
         (r"\boxed{90^\circ}", "90"),
