@@ -148,8 +148,8 @@ class PromptDataset:
         return np.array(places, dtype=np.int64)
 
     def _row(self, raw: Any) -> PromptRow:
-        """A row, checked; a chat as the text that the tokenizer's template makes of it. Raises BadRowError, and
-        DatasetError without a template."""
+        """A row, checked; a chat as the text that the tokenizer's template makes of it: the last message, where it is
+        the assistant's, is the beginning of the answer. Raises BadRowError, and DatasetError without a template."""
         row = parse_row(raw, self.prompt_key)
         if row.messages is None:
             return row
@@ -158,9 +158,12 @@ class PromptDataset:
                 f"prompts are chat messages, and the tokenizer {self.tokenizer.name_or_path!r} has no chat template. "
                 "Use an instruction-tuned model's tokenizer, set tokenizer.chat_template, or give prompts as text"
             )
+        is_begun = row.messages[-1]["role"] == "assistant"
         try:
-            text = self.tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+            text = self.tokenizer.apply_chat_template(
+                row.messages, tokenize=False, add_generation_prompt=not is_begun, continue_final_message=is_begun
+            )
+        except (TemplateError, ValueError) as error:  # the latter where a template leaves out what is to be continued
             raise BadRowError(f"the tokenizer's chat template refuses it: {error}") from error
         return replace(row, text=str(text))
 

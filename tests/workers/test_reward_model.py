@@ -114,12 +114,13 @@ def test_chats_go_through_the_reward_models_own_template(tmp_path: Path) -> None
     reference = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     encoded: list[Any] = [tokenizer.apply_chat_template(m, return_tensors="pt", return_dict=True) for m in said]
     expected = [reference(input_ids=row["input_ids"]).logits.item() for row in encoded]
-    found = model_of(directory).score_batch([CHAT, CHAT], ["2", ""])
-    np.testing.assert_allclose(found.scores, expected, atol=1e-5)
+    model, begun = model_of(directory), [*CHAT, {"role": "assistant", "content": "2"}]
+    found = model.score_batch([CHAT, CHAT, begun], ["2", "", ""])  # the last: an answer that the prompt has begun
+    np.testing.assert_allclose(found.scores, [*expected, expected[0]], atol=1e-5)
 
     directory = write(tmp_path / "without", FAMILIES["llama"])
-    found = model_of(directory).score_batch([CHAT], ["2"])
-    np.testing.assert_allclose(found.scores, alone(directory, ["Be brief.\n1+1\n2"]), atol=1e-5)
+    found = model_of(directory).score_batch([CHAT, begun], ["2", "4"])
+    np.testing.assert_allclose(found.scores, alone(directory, ["Be brief.\n1+1\n2", "Be brief.\n1+1\n24"]), atol=1e-5)
 
 
 def test_a_chat_that_the_template_refuses_costs_its_score(tmp_path: Path) -> None:

@@ -81,14 +81,15 @@ class RewardWorker(Worker):
         return DataProto({"scores": scores, **columns}, {"response": responses}, {"metrics": metrics})
 
     def _as_written(self, data: DataProto, tokens: list[list[int]], texts: list[str]) -> tuple[list[Any], list[str]]:
-        """Prompts and responses for the reward model. Behind a prompt of plain text, a response is what the tokenizer
-        makes of both less the prompt: alone, some decode without the space that they begin with."""
+        """Prompts and responses for the reward model. After plain text, or an answer that the prompt begins, a response
+        is what the tokenizer makes of both less the prompt: alone, some decode without the space that they begin with.
+        """
         prompts, found = data.non_tensor_batch["prompt"].tolist(), []
         width = data.batch["input_ids"].shape[1] - data.batch["response_mask"].shape[1]
         ids, mask = (data.batch[name][:, :width] for name in ("input_ids", "attention_mask"))
         for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             before = ids[row][mask[row].bool()].tolist()
-            if isinstance(prompt, str):
+            if isinstance(prompt, str) or prompt[-1]["role"] == "assistant":
                 parts = [before, before + tokens[row]]
                 alone, whole = self.tokenizer.batch_decode(parts, skip_special_tokens=True)
                 text = whole[len(alone) :] if whole.startswith(alone) else text

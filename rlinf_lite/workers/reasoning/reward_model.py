@@ -121,10 +121,9 @@ class RewardModel:
         if isinstance(prompt, str):
             text = prompt + response
         elif is_chat:
-            messages = [*map(dict, prompt), {"role": "assistant", "content": response}]
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            text = str(self.tokenizer.apply_chat_template(_answered(prompt, response), tokenize=False))
         else:
-            text = "\n".join([*(message["content"] for message in prompt), response])
+            text = "\n".join(message["content"] for message in _answered(prompt, response))
         ids: list[int] = self.tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
         if len(ids) <= self.max_length:
             return ids, False
@@ -173,6 +172,13 @@ class RewardModel:
         if problem is not None:
             log.warning("the reward model scores one text at a time, which takes longer: %s", problem)
         return problem is not None
+
+
+def _answered(prompt: Sequence[Mapping[str, str]], response: str) -> list[dict[str, str]]:
+    """A chat with the response as the assistant's, or as the rest of what the assistant has begun."""
+    messages = [*map(dict, prompt)]
+    begun = messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else ""
+    return [*messages, {"role": "assistant", "content": begun + response}]
 
 
 def _tokenizer(cfg: RewardConfig) -> PreTrainedTokenizerBase:
