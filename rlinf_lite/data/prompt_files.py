@@ -81,6 +81,8 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
         raise BadRowError(
             f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
         )
+    if isinstance(truth, float) and truth.is_integer():  # a column of numbers may be floats for one row that has none
+        truth = int(truth)
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
     return PromptRow(messages, text, source or "", str(truth) if style == "rule" else None, extra_info or {})
 

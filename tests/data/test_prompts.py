@@ -94,6 +94,26 @@ def test_messages_without_a_template_say_what_to_do(tokenizer: PreTrainedTokeniz
     assert "has no chat template. Use an instruction-tuned model's tokenizer, set tokenizer.chat_template" in problem
 
 
+def test_an_answer_that_a_chat_has_begun_goes_on(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    begun = [*chat("two plus two"), *chat("let us think: ", "assistant")]
+    path = jsonl(tmp_path / "a.jsonl", [row(begun), row([*begun, *chat("go on")])])
+    prompts, text = PromptDataset(path, chat_tokenizer, 100), "user: two plus two assistant: let us think: "
+    for prompt, expected in zip((prompts[0], prompts[1]), (text, f"{text} user: go on assistant:"), strict=True):
+        assert prompt.prompt_ids == chat_tokenizer(expected, add_special_tokens=False)["input_ids"]
+    assert prompts[0].prompt == begun
+    chat_tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    [problem, _] = problems_of(jsonl(tmp_path / "b.jsonl", [row(begun)] * 2), chat_tokenizer, 100)
+    assert "row 1: the tokenizer's chat template refuses it: continue_final_message is set but" in problem
+
+
+@pytest.mark.parametrize(("truth", "text"), [(5.0, "5"), (-1200.0, "-1200"), (0.5, "0.5"), (7, "7"), ("5.0", "5.0")])
+def test_whole_numbers_are_written_as_answers_have_them(
+    truth: Any, text: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """A table's column of whole numbers is one of floats as soon as one row has none."""
+    assert PromptDataset(jsonl(tmp_path / "a.jsonl", [row("two", truth)]), tokenizer, 100)[0].ground_truth == text
+
+
 def test_parquet_reads_as_jsonl_does(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [row(chat(f"number {i}"), str(i), extra_info={"index": i}, unused=b"\0") for i in range(3000)]
     from_parquet = PromptDataset(parquet(tmp_path / "a.parquet", rows), chat_tokenizer, 100)
