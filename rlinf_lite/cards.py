@@ -273,9 +273,9 @@ class PolicyCard(Card):
         """All that is wrong with a run's config (a Config) for this policy; `seen` is what the environment shows."""
         yield from ()
 
-    def notes(self, directory: Path, model: Any) -> Iterator[str]:
-        """What whoever starts from the policy in `directory` should know of what `model` (a run's section) makes of it;
-        a line each."""
+    def notes(self, directory: Path, model: Any, seen: Observed | None = None) -> Iterator[str]:
+        """Lines on what a user of the policy in `directory` should know: what it leaves open, and what `model` (a run's
+        section; None: there is none) makes of it. `seen` is what the environment shows; None: not known."""
         yield from ()
 
 

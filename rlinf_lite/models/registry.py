@@ -76,8 +76,8 @@ def load_policy(
     """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows;
     of a checkpoint, or of a run the last one.
 
-    `model`, a run's section, replaces settings that the weights leave open; where the policy was trained with others, a
-    warning says which. `read_weights`: as in `build_policy`.
+    `model`, a run's section, replaces settings that the weights leave open. A warning says where the policy was trained
+    with others, and what its files leave open. `read_weights`: as in `build_policy`.
     `tokenizer`: a directory that has one, where that of the policy has none.
 
     Raises:
@@ -90,7 +90,7 @@ def load_policy(
         if read_weights and place.name == "policy" and is_whole(place.parent):
             verify(place.parent, "policy/")
     policy = _load(directory, model, read_weights, tokenizer)
-    for line in [] if model is None else policy_card(policy.policy_id).notes(directory, model):
+    for line in policy_card(policy.policy_id).notes(directory, model):
         log.warning(line)
     return policy
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
-from rlinf_lite.config.plan import episode_steps
+from rlinf_lite.config.plan import episode_steps, observed
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import env_card, policy_card
 from rlinf_lite.shipped import PACKAGE
@@ -55,9 +55,9 @@ def protocol_of(
 
 
 def notes_of(cfg: Config) -> list[str]:
-    """What a run changes of the policy that it starts from, for its user to know."""
+    """What a run changes of the policy that it starts from, and what that one leaves open, for its user to know."""
     directory = start_dir(cfg)
-    return [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model))
+    return [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model, observed(cfg)))
 
 
 def suite_of(card: EnvCard, cfg: Config) -> str | None:

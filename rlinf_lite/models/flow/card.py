@@ -21,7 +21,13 @@ from rlinf_lite.cards import (
     Section,
 )
 from rlinf_lite.config.resources import policy_config
-from rlinf_lite.models.flow.config import changed_settings, with_run_settings
+from rlinf_lite.models.flow.config import (
+    LeRobotRules,
+    changed_settings,
+    lerobot_differences,
+    present_slots,
+    with_run_settings,
+)
 from rlinf_lite.models.lora import LoraOptions, other_adapters
 
 if TYPE_CHECKING:
@@ -69,6 +75,10 @@ class FlowOptions(Section):
     null: 0."""
     state_in_prompt: bool | None = None
     """pi05: the state is part of the prompt, in 256 bins; false: it is not read. null: the checkpoint's; true."""
+    lerobot_preprocessing: LeRobotRules | None = None
+    """pi0 and pi05 in LeRobot's layout: the release whose prompts and pictures they were trained on. v0.4: all of 0.4,
+    which wrote a state's padding into the prompt too, and padded pictures with -3. v0.5: 0.5 and later, and openpi.
+    null: what the checkpoint's files say; v0.5."""
     max_prompt_length: PositiveInt | None = None
     """Tokens that every prompt is padded to. null: the checkpoint's."""
     long_prompts: Literal["error", "cut"] = "error"
@@ -159,14 +169,25 @@ class Flow(PolicyCard):
             count = lambda sentence: len(encoder.ids(*prompt_text(sentence, state, cfg)))  # noqa: E731
             yield from long_prompt(config, cfg.max_prompt_length, count)
 
-    def notes(self, directory: Path, model: ModelConfig) -> Iterator[str]:
-        from rlinf_lite.models.flow.published import read_config
+    def notes(self, directory: Path, model: ModelConfig | None, seen: Observed | None = None) -> Iterator[str]:
+        from rlinf_lite.models.flow.published import picture_sizes, read_config
 
-        published = "rlinf_lite" not in policy_config(directory)
-        before = read_config(directory, model.options.asset_id)
-        changed = list(changed_settings(before, with_run_settings(before, model), published))
-        if changed:
-            yield f"other settings than those of the policy in {directory}: {'; '.join(changed)}"
+        said = policy_config(directory)
+        before = after = read_config(directory, None if model is None else model.options.asset_id)
+        if model is not None:
+            after = with_run_settings(before, model)
+            if changed := list(changed_settings(before, after, "rlinf_lite" not in said)):
+                yield f"other settings than those of the policy in {directory}: {'; '.join(changed)}"
+        if before.lerobot_preprocessing is None and (model is None or model.options.lerobot_preprocessing is None):
+            sizes = picture_sizes(said)
+            if seen is not None:
+                sizes = [seen.cameras[name] for name in present_slots(after, seen.cameras).values()]
+            if differences := lerobot_differences(after, sizes):
+                yield (
+                    f"no file of {directory} says which release of LeRobot trained it; it is read as by 0.5 and later. "
+                    f"LeRobot 0.4 {' and '.join(differences)}. If that trained it, set "
+                    "model.options.lerobot_preprocessing to v0.4, else to v0.5"
+                )
 
 
 class Pi0(Flow):

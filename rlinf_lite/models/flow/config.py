@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Family = Literal["pi0", "pi05", "smolvla"]
 Layout = Literal["openpi", "lerobot"]
 Norm = Literal["mean_std", "quantiles", "min_max", "identity"]
+LeRobotRules = Literal["v0.4", "v0.5"]
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
@@ -95,6 +96,9 @@ class FlowConfig:
     resize_to: tuple[int, int] = (224, 224)
     """Width and height."""
     delta_dims: int = 0
+    lerobot_preprocessing: LeRobotRules | None = None
+    """Whose prompts and pictures a pi0 or pi0.5 of LeRobot's was trained on: those of 0.4, or of 0.5 and later. None:
+    not known, and read as v0.5; or another policy."""
     action_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Actions are clipped to these; None: what acts clips."""
 
@@ -119,6 +123,16 @@ class FlowConfig:
     noise_range: tuple[float, float] = (0.08, 0.16)
     ignore_last: bool = False
     joint: Literal["sum", "mean"] = "sum"
+
+    @property
+    def knows_lerobots_rules(self) -> bool:
+        """Whether `lerobot_preprocessing` matters: other policies are read the same by all releases."""
+        return self.layout == "lerobot" and self.family != "smolvla"
+
+    def fitting(self, width: int, height: int) -> tuple[int, int]:
+        """The largest size of a picture's shape within `resize_to`; the rest is padding."""
+        ratio = max(width / self.resize_to[0], height / self.resize_to[1])
+        return max(1, int(width / ratio)), max(1, int(height / ratio))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` gives an equal config."""
@@ -194,6 +208,7 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         ProblemError: where the weights of `cfg` cannot serve what the run wants.
     """
     options = model.options
+    rules = options.lerobot_preprocessing or cfg.lerobot_preprocessing
     given = {
         "num_steps": options.num_steps,
         "method": options.method,
@@ -208,6 +223,8 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "asset_id": options.asset_id,
         "delta_dims": options.delta_dims,
         "state_in_prompt": options.state_in_prompt,
+        # the rules that a run reads by are those that its policy knows from then on
+        "lerobot_preprocessing": rules or ("v0.5" if cfg.knows_lerobots_rules else None),
         "max_prompt_length": options.max_prompt_length,
         "long_prompts": options.long_prompts,
         "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
@@ -225,6 +242,10 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     if options.state_in_prompt and cfg.family != "pi05":
         text = f"is true, and {cfg.family} has no state in its prompt. Set it to null"
         raise ProblemError(Problem("model.options.state_in_prompt", text))
+    if options.lerobot_preprocessing and not cfg.knows_lerobots_rules:
+        text = f"is {options.lerobot_preprocessing}, and this {cfg.family} has {cfg.layout}'s layout: all releases of "
+        text += "LeRobot read pictures and prompts of SmolVLA alike, and openpi is not LeRobot. Set it to null"
+        raise ProblemError(Problem("model.options.lerobot_preprocessing", text))
     unknown = [name for name in options.cameras or {} if name not in cfg.slots]
     if unknown:
         text = f"the policy knows no camera {', '.join(unknown)}. It knows {', '.join(cfg.slots)}"
@@ -250,10 +271,24 @@ def changed_settings(before: FlowConfig, after: FlowConfig, published: bool) -> 
             "flow_cps": ["noise_level"],
             "flow_noise": ["noise_range", "joint"],
         }[after.method]
+    if before.lerobot_preprocessing is not None:
+        names.append("lerobot_preprocessing")
     for name in names:
         own, had = getattr(after, name), getattr(before, name)
         if own != had:
             yield f"{name} {own}, where it was {had}"
+
+
+def lerobot_differences(cfg: FlowConfig, sizes: Iterable[tuple[int, int]]) -> list[str]:
+    """What LeRobot 0.4 read otherwise than later releases, of pictures of these `sizes` (height and width)."""
+    if not cfg.knows_lerobots_rules:
+        return []
+    found = []
+    if cfg.state_in_prompt and cfg.state_dim < cfg.max_state_dim:
+        found.append(f"wrote zeros into the prompt after the state, up to {cfg.max_state_dim} numbers")
+    if any(cfg.fitting(width, height) != cfg.resize_to for height, width in sizes):
+        found.append("padded pictures with -3 instead of -1")
+    return found
 
 
 def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
     width, height = cfg.resize_to
     if cfg.layout == "lerobot" or images.shape[1:3] == (height, width):
         return torch.from_numpy(np.array(images, order="C"))  # a copy: messages are read-only, turned ones have strides
-    new_width, new_height = _fitting(images.shape[2], images.shape[1], cfg)
+    new_width, new_height = cfg.fitting(images.shape[2], images.shape[1])
     left, top = (width - new_width) // 2, (height - new_height) // 2
     out = np.zeros((len(images), height, width, 3), np.uint8)
     for row, image in enumerate(images):
@@ -60,25 +60,20 @@ def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
 
 
 def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
-    """Float32 [B, 3, H, W] in [-1, 1] of what `stored_images` kept; padding is black."""
+    """Float32 [B, 3, H, W] in [-1, 1] of what `stored_images` kept; padding is black, and -3 in LeRobot 0.4."""
     pixels = images.permute(0, 3, 1, 2).float() / 255.0
     width, height = cfg.resize_to
     if pixels.shape[2:] != (height, width):
-        new_width, new_height = _fitting(pixels.shape[3], pixels.shape[2], cfg)
+        new_width, new_height = cfg.fitting(pixels.shape[3], pixels.shape[2])
         pixels = F.interpolate(pixels, (new_height, new_width), mode="bilinear", align_corners=False)
         pixels = pixels if cfg.family == "smolvla" else pixels.clamp(0, 1)  # white is 1 + 1e-7 behind interpolation
         across, down = width - new_width, height - new_height
         if cfg.family == "smolvla":
             pixels = F.pad(pixels, (across, 0, down, 0))  # all of it on the left and the top
         else:
-            pixels = F.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+            sides = (across // 2, across - across // 2, down // 2, down - down // 2)
+            pixels = F.pad(pixels, sides, value=-1.0 if cfg.lerobot_preprocessing == "v0.4" else 0.0)
     return pixels * 2.0 - 1.0
-
-
-def _fitting(width: int, height: int, cfg: FlowConfig) -> tuple[int, int]:
-    """The largest size of that shape within the policy's."""
-    ratio = max(width / cfg.resize_to[0], height / cfg.resize_to[1])
-    return max(1, int(width / ratio)), max(1, int(height / ratio))
 
 
 # states and actions
@@ -213,12 +208,14 @@ def prompt_text(instruction: str, state: np.ndarray, cfg: FlowConfig) -> tuple[s
     """What is tokenised behind the first token of a prompt, and what is tokenised by itself after that.
 
     `state` [state_dim], normalised and not padded, is read where `state_in_prompt`: 256 bins on [-1, 1], whose numbers
-    are -1 below and 255 above.
+    are -1 below and 255 above. LeRobot 0.4 writes padding too.
     """
     if cfg.layout == "lerobot" and not cfg.state_in_prompt:  # pi0's and SmolVLA's
         return instruction if instruction.endswith("\n") else f"{instruction}\n", ""
     cleaned = instruction.strip().replace("_", " ").replace("\n", " ")
     if cfg.state_in_prompt:
+        if cfg.lerobot_preprocessing == "v0.4":
+            state = np.pad(state, (0, cfg.max_state_dim - len(state)))
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: ", ""
     return cleaned, "\n"

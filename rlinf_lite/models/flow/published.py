@@ -28,6 +28,7 @@ from rlinf_lite.models.flow.config import (
     Family,
     FlowConfig,
     Layout,
+    LeRobotRules,
     Norm,
     StatisticsError,
     Tower,
@@ -467,7 +468,27 @@ def _lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dic
         "num_steps": config.get("num_inference_steps", config.get("num_steps", cfg.num_steps)),
         "min_period": config.get("min_period", cfg.min_period),
         "max_period": config.get("max_period", cfg.max_period),
+        "lerobot_preprocessing": _trained_by(directory, config) if cfg.knows_lerobots_rules else None,
+        # of pi0.5 no tensor is as wide
+        "max_state_dim": config.get("max_state_dim", 32) if cfg.family == "pi05" else cfg.max_state_dim,
     }
+
+
+def _trained_by(directory: Path, config: Mapping[str, Any]) -> LeRobotRules | None:
+    """The rules of the release of LeRobot that trained: relative actions are in what 0.5.1 and later write, and
+    `cudnn_deterministic` is in the train_config.json of 0.5.0 and later. None: no file says."""
+    file = directory / "train_config.json"
+    training = _read_json(file) if file.is_file() else None
+    steps = [step.get("registry_name") for step in _read_json(directory / "policy_preprocessor.json")["steps"]]
+    if "use_relative_actions" in config or _RELATIVE[0] in steps or "cudnn_deterministic" in (training or {}):
+        return "v0.5"
+    return None if training is None else "v0.4"
+
+
+def picture_sizes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Height and width of the cameras' pictures, as LeRobot's config.json says them; [] of other layouts."""
+    shapes = [one["shape"] for one in config.get("input_features", {}).values() if one["type"] == "VISUAL"]
+    return [(height, width) for _, height, width in shapes]
 
 
 def _lerobot_statistics(
