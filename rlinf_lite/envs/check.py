@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -175,6 +176,39 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
         if bad is not None:
             row = bad[0] if rows is None else int(rows[bad[0]])
             raise NonFiniteError(f"state[{bad[1]}] {where} is {seen['state'][bad]}: {WHY_NOT_FINITE}", [row])
+
+
+def check_episodes(when: str, result: ChunkResult, num_envs: int) -> None:
+    """Raises EpisodeContractError where a record of an ended episode has a figure that cannot be."""
+    for record in result.episodes:
+        row, length, first = record.env_id, record.length, record.steps_to_success
+        wrong = {
+            "return_": not _is_number(record.return_) or not math.isfinite(record.return_),
+            "length": not _is_whole(length) or length < 1,
+            "success_once": not _is_truth(record.success_once),
+            "success_at_end": not _is_truth(record.success_at_end),
+            "steps_to_success": first is not None and (not _is_whole(first) or first < 1),
+        }
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                raise EpisodeContractError(
+                    f"{name} of the episode that ended {when} is {getattr(record, name)!r}; return_ is a finite "
+                    "number, length and steps_to_success are whole numbers from 1 on, success_once and success_at_end "
+                    "are True, False or None.",
+                    [row] if _is_whole(row) and 0 <= row < num_envs else list(range(num_envs)),
+                )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int | np.floating | np.integer)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_truth(value: Any) -> bool:
+    return value is None or isinstance(value, bool | np.bool_)
 
 
 def check_ends(when: str, result: ChunkResult) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlinf_lite.envs.base import (
     ChunkResult,
@@ -234,7 +233,7 @@ class ChunkedEnv:
         return self._pending()
 
     @property
-    def last_success(self) -> NDArray[np.int8]:
+    def last_success(self) -> FloatArray:
         """What the last step said of every row [B]: 1 success, 0 none, -1 nothing. For `check_env`."""
         return self._out.success
 
@@ -281,6 +280,11 @@ class ChunkedEnv:
         report_progress()
         self._return[rows] += out.reward[rows]
         success = out.success[rows]
+        odd = np.flatnonzero((success != 0) & (np.abs(success) != 1))  # NaN, too
+        if odd.size:
+            row = int(rows[odd[0]])
+            text = f"success is {success[odd[0]]:g}; a simulator reports 1, 0, or -1 where it has no notion of success."
+            raise EpisodeContractError(text, [row], int(self._length[row]), self._seeds[row])
         first = rows[(success == 1) & (self._success_once[rows] < 1)]
         self._steps_to_success[first] = self._length[first]
         self._success_once[rows] = np.maximum(self._success_once[rows], success)

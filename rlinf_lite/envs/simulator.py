@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray, Obs
 
@@ -18,7 +17,7 @@ class StepOutputs:
     reward: FloatArray  # [B]
     terminated: BoolArray  # [B]
     truncated: BoolArray  # [B], only for limits that the simulator keeps itself
-    success: NDArray[np.int8]  # [B], 1 or 0; -1: no notion of success
+    success: FloatArray  # [B], 1 or 0; -1: no notion of success
 
     @classmethod
     def empty(cls, num_envs: int) -> StepOutputs:
@@ -26,7 +25,7 @@ class StepOutputs:
             reward=np.zeros(num_envs, np.float32),
             terminated=np.zeros(num_envs, np.bool_),
             truncated=np.zeros(num_envs, np.bool_),
-            success=np.full(num_envs, -1, np.int8),
+            success=np.full(num_envs, -1, np.float32),
         )
 
 

@@ -29,7 +29,7 @@ from rlinf_lite.envs import (
     get_env_spec,
     make_env,
 )
-from rlinf_lite.envs.check import check_ends, check_finite
+from rlinf_lite.envs.check import check_ends, check_episodes, check_finite
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
@@ -82,6 +82,7 @@ class _Stage:
             if not isinstance(self.env, ChunkedEnv):
                 when = f"in chunk {self.t + 1} since the phase began"
                 check_ends(when, result)
+                check_episodes(when, result, len(self.env_ids))
                 check_finite(when, result.obs, result)
         self.obs = result.obs
         self.t += 1

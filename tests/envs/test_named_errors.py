@@ -94,7 +94,7 @@ WHERE = f"row 2, step 4 of the episode with seed {episode_seed(33, 1)}: "
         ("step", SimulatorError, f"{WHERE}step raised ZeroDivisionError: the simulator fell over"),
         ("exit", SimulatorError, f"{WHERE}step raised SystemExit: no licence"),
         ("shape", EpisodeContractError, f"{WHERE}observation 'gripper' is shape (4,) where observation_space promises"),
-        ("flag", EpisodeContractError, f"{WHERE}step returned terminated of shape (2,); return one value per"),
+        ("flag", EpisodeContractError, f"{WHERE}terminated is array([False, False]); return True or False, one"),
         ("reset", SimulatorError, WHERE.replace("step 4", "at the start") + "reset raised LookupError: no such scene"),
     ],
 )

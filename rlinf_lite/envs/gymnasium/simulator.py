@@ -7,8 +7,8 @@ Observations become uint8 images by camera, text apart, and everything else flat
 from __future__ import annotations
 
 import importlib
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -25,8 +25,6 @@ from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
-
-log = logging.getLogger(__name__)
 
 
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
@@ -155,6 +153,12 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _copied(obs: Any) -> dict[str, Any]:
+    """Leaves of an observation, by key, to keep: other rows may write into the same array when they are stepped."""
+    leaves = _leaves(obs)
+    return {name: leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf) for name, leaf in leaves.items()}
+
+
 class GymnasiumSimulator:
     """One `gymnasium.Env` per row."""
 
@@ -181,13 +185,14 @@ class GymnasiumSimulator:
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
         self._instructions = [""] * self.num_envs
-        self._obs: list[Any] = [None] * self.num_envs
+        self._obs: list[dict[str, Any]] = [{}] * self.num_envs  # leaves of each row's last observation
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             try:
                 returned = self.envs[row].reset(seed=seed)
-                self._obs[row], _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
+                obs, _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
+                self._obs[row] = _copied(obs)
                 [self._instructions[row]] = _instructions_of(self.envs[row], 1, self.task_id)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
@@ -197,21 +202,19 @@ class GymnasiumSimulator:
         for row in rows.tolist():
             try:
                 returned = self.envs[row].step(batch[row])
-                self._obs[row], reward, terminated, truncated, info = _unpacked(
+                obs, reward, terminated, truncated, info = _unpacked(
                     "step", returned, ("obs", "reward", "terminated", "truncated", "info"), self.task_id
                 )
-                if np.size(reward) != 1:
-                    raise EnvContractError(
-                        f"step returned a reward of shape {np.shape(reward)}; return one number per step.", self.task_id
-                    )
-                out.reward[row] = float(np.asarray(reward).item())  # TypeError for None
-                _put(out, row, self.task_id, terminated=terminated, truncated=truncated)
+                self._obs[row] = _copied(obs)
+                out.reward[row] = _number("reward", reward, self.task_id)
+                out.terminated[row] = _truth("terminated", terminated, self.task_id)
+                out.truncated[row] = _truth("truncated", truncated, self.task_id)
                 out.success[row] = _success(info, self.task_id)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
     def observe(self, rows: IntArray) -> Obs:
-        leaves = {row: _leaves(self._obs[row]) for row in rows.tolist()}
+        leaves = {row: self._obs[row] for row in rows.tolist()}
         return self._reader.read(leaves, [self._instructions[row] for row in leaves])
 
     def state_key(self, column: int) -> str:
@@ -229,14 +232,48 @@ def _unpacked(method: str, returned: Any, names: Sequence[str], task_id: str) ->
     raise EnvContractError(f"{method} returned {got}; gymnasium's {method} returns {', '.join(names)}.", task_id)
 
 
-def _put(out: StepOutputs, rows: int | slice, task_id: str, **returned: Any) -> None:
-    for name, value in returned.items():
+def _number(name: str, value: Any, task_id: str) -> float:
+    """`value`, or the one number of an array or tensor. Raises EnvContractError for anything else."""
+    if isinstance(value, float | int):
+        return value
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise EnvContractError(f"{name} is {_shown(value)}; return one number per step.", task_id)
+    return float(array.item())
+
+
+def _truth(name: str, value: Any, task_id: str) -> bool:
+    """`value` as True or False. Raises EnvContractError for anything but these, 1 and 0."""
+    if isinstance(value, bool):
+        return value
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise EnvContractError(f"{name} is {_shown(value)}; return True or False, one per step.", task_id)
+    return bool(array.item())
+
+
+def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callable[..., Any], task_id: str) -> Any:
+    """What `read` (`_number`, `_truth`) makes of the values of `rows`, which a step of `num_envs` returned. Raises
+    RowError for a value, EnvContractError for their number."""
+    if np.shape(values) != (num_envs,):
+        text = f"step returned {name} of shape {np.shape(values)}; return one value per environment, {(num_envs,)}."
+        raise EnvContractError(text, task_id)
+    array = np.asarray(values)[rows]
+    if array.dtype.kind == "b" or (array.dtype.kind in "biuf" and read is _number):
+        return array
+    found = np.empty(len(rows))
+    for i, value in enumerate(array.tolist()):
         try:
-            getattr(out, name)[rows] = value
-        except (TypeError, ValueError) as error:
-            raise EnvContractError(
-                f"step returned {name} of shape {np.shape(value)}; return one value per environment.", task_id
-            ) from error
+            found[i] = read(name, value, task_id)
+        except EnvContractError as error:
+            raise RowError(int(rows[i])) from error
+    return found
+
+
+def _shown(value: Any) -> str:
+    """Short enough for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
@@ -270,7 +307,6 @@ class VectorEnvSimulator:
         self._reader = ObsReader(env.single_observation_space, task_id)
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
-        self._has_looked = False
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
@@ -287,16 +323,20 @@ class VectorEnvSimulator:
             self._obs = fresh
         else:
             others = np.flatnonzero(~mask)
-            if others.size and not self._has_looked:
-                self._warn_of_changes(take_rows(self._obs, others), take_rows(fresh, others))
+            if others.size:
+                self._check_others(others, _leaves(self._obs), _leaves(fresh))
             put_rows(self._obs, rows, take_rows(fresh, rows))
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = _in_space(actions, self.env.single_action_space)
         raw, reward, terminated, truncated, info = self.env.step(batch)
         self._obs = self._read(raw)
-        _put(out, slice(None), self.task_id, reward=reward, terminated=terminated, truncated=truncated)
-        out.success[:] = _success(info, self.task_id, self.num_envs)
+        of = rows, self.num_envs
+        with np.errstate(over="ignore"):  # of float64 as float32: infinite, which ChunkedEnv refuses
+            out.reward[rows] = _of_rows("reward", reward, *of, _number, self.task_id)
+        out.terminated[rows] = _of_rows("terminated", terminated, *of, _truth, self.task_id)
+        out.truncated[rows] = _of_rows("truncated", truncated, *of, _truth, self.task_id)
+        out.success[rows] = _success_of_rows(info, *of, self.task_id)
 
     def observe(self, rows: IntArray) -> Obs:
         assert self._obs is not None
@@ -308,15 +348,18 @@ class VectorEnvSimulator:
     def close(self) -> None:
         self.env.close()
 
-    def _warn_of_changes(self, before: Obs, after: Obs) -> None:
-        """In rows that play on."""
-        self._has_looked, now = True, _leaves(after)
-        if not all(np.array_equal(part, now[name]) for name, part in _leaves(before).items()):
-            log.warning(
-                "%s: a reset of some rows returned other observations of the rest, which play on. Where it has reset "
-                "them too, their episodes are cut: reset the rows of options['reset_mask'] alone. check_env tells",
-                self.task_id,
-            )
+    def _check_others(self, others: IntArray, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Raise RowError where a reset changed the observation of a row that plays on, as one of that row does."""
+        for name, part in before.items():
+            if name == "instruction":
+                continue
+            changed = (part[others] != after[name][others]).reshape(len(others), -1).any(axis=1)
+            if changed.any():
+                text = (
+                    f"a reset of other rows returned another {name or 'observation'} of this one, which plays on; "
+                    "reset the rows of options['reset_mask'] alone, and return the last observations of the others."
+                )
+                raise RowError(int(others[changed][0])) from EnvContractError(text, self.task_id)
 
     def _read(self, raw: Any) -> Obs:
         leaves = _leaves(raw)
@@ -373,15 +416,25 @@ def _in_space(actions: FloatArray, space: Any) -> Any:
     return np.clip(actions.reshape(-1, *space.shape).astype(space.dtype), space.low, space.high)
 
 
-def _success(info: Mapping[str, Any], task_id: str, num_envs: int | None = None) -> Any:
-    """1 or 0, and -1 where nothing is said; of a batch of `num_envs`, [B]."""
-    for key in ("success", "is_success"):
-        if key not in info:
-            continue
-        said = np.asarray(info[key])
-        reported = np.asarray(info.get(f"_{key}", np.ones(said.shape, np.bool_)))  # gymnasium's mask of rows that did
-        kind = np.asarray(said[reported].tolist()).dtype.kind  # the rows of a batch may be objects
-        if kind not in "biuf" or said.size != (num_envs or 1):
-            raise EnvContractError(f"info[{key!r}] is {info[key]!r}; report True or False, one per step.", task_id)
-        return int(bool(said)) if num_envs is None else np.where(reported, said.astype(np.bool_), -1)
+_SUCCESS = ("success", "is_success")
+
+
+def _success(info: Mapping[str, Any], task_id: str) -> int:
+    """1 or 0; -1 where nothing is said. Raises EnvContractError for what is neither True nor False."""
+    for key in _SUCCESS:
+        if key in info:
+            return int(_truth(f"info[{key!r}]", info[key], task_id))
     return -1
+
+
+def _success_of_rows(info: Mapping[str, Any], rows: IntArray, num_envs: int, task_id: str) -> Any:
+    """The same of `rows` of a batch, in which gymnasium's mask of the key says which rows have said something."""
+    found = np.full(len(rows), -1.0)
+    for key in _SUCCESS:
+        if key in info:
+            said = np.broadcast_to(np.asarray(info.get(f"_{key}", True), np.bool_), (num_envs,))[rows]
+            values = np.asarray(info[key])
+            values = values.reshape(num_envs) if values.size == num_envs else values
+            found[said] = _of_rows(f"info[{key!r}]", values, rows[said], num_envs, _truth, task_id)
+            break
+    return found
