@@ -105,7 +105,7 @@ def parse_cli(
 
 
 def _preview(config: Any) -> int:
-    from rlinf_lite.preview.dry_run import describe, policy_problems
+    from rlinf_lite.preview.dry_run import describe, notes, policy_problems, shown
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
     from rlinf_lite.runners.run_config import changes_since
     from rlinf_lite.runners.run_paths import run_to_resume
@@ -123,19 +123,21 @@ def _preview(config: Any) -> int:
         goes_on = [f"goes on from step {steps}, {checkpoint}"]
         if 0 <= limit <= steps:
             goes_on = [f"goes on from step {steps}: nothing is left to do, raise runner.max_steps ({limit})"]
+    spec, dataset = shown(config), None
     if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
         from rlinf_lite.data.demonstrations import check_demonstrations
         from rlinf_lite.data.lerobot.layout import LeRobotError
 
         try:
-            check_demonstrations(config)
+            dataset = check_demonstrations(config, spec)
         except LeRobotError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1
-    if problems := policy_problems(config):
+    if problems := policy_problems(config, spec):
         print(ConfigError(config.runner.run_name, problems), file=sys.stderr)
         return 2
     print(describe(config))
+    goes_on += [f"note: {line}" for line in notes(config, spec, dataset)]
     print("".join(f"\n{line}\n" for line in goes_on), end="")
     return 0
 

@@ -125,8 +125,8 @@ def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
         for camera, (height, width) in spec.cameras.items()
     }
     if spec.state_dim:
-        features[STATE] = vector_feature("state", spec.state_dim)
-    features[ACTION] = vector_feature("action", spec.action_dim)
+        features[STATE] = vector_feature("state", spec.state_dim, spec.state_names)
+    features[ACTION] = vector_feature("action", spec.action_dim, spec.action_names)
     return features | {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
 
 

@@ -106,6 +106,12 @@ class ObsReader:
         ends = np.cumsum([flatdim(space) for space in self._states.values()])
         return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
 
+    @property
+    def state_names(self) -> list[str] | None:
+        """The keys of the space, where each is of one number."""
+        keys = list(self._states)
+        return keys if "" not in keys and all(flatdim(space) == 1 for space in self._states.values()) else None
+
     def _image(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
         image, space = self._leaf(name, item), self._images[name]
         if image.dtype != np.uint8 or image.shape != space.shape:
@@ -180,6 +186,8 @@ class GymnasiumSimulator:
         self._action_space = self.envs[0].action_space
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
+        self.state_names = _said_by(self.envs[0], "state_names") or self._reader.state_names
+        self.action_names = _said_by(self.envs[0], "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: list[Any] = [None] * self.num_envs
 
@@ -268,6 +276,8 @@ class VectorEnvSimulator:
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
         self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
+        self.state_names = _said_by(env, "state_names") or self._reader.state_names
+        self.action_names = _said_by(env, "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
         self._has_looked = False
@@ -324,10 +334,21 @@ class VectorEnvSimulator:
         return self._reader.read(rows, self._instructions)
 
 
-def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
-    """Of each row, by the attribute `instruction` of the outermost wrapper that has one, or of the environment."""
-    while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, "instruction"):
+def _who_says(env: Any, attribute: str) -> Any:
+    """The outermost wrapper that has an attribute, or the environment."""
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, attribute):
         env = env.env
+    return env
+
+
+def _said_by(env: Any, attribute: str) -> list[str] | None:
+    said = getattr(_who_says(env, attribute), attribute, None)
+    return None if said is None else list(said)
+
+
+def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
+    """Of each row, by the attribute `instruction`."""
+    env = _who_says(env, "instruction")
     said = getattr(env, "instruction", None)
     if said is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
         has = all(env.call("has_wrapper_attr", "instruction"))
