@@ -394,6 +394,8 @@ def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSp
                 f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
                 f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"
             )
+        elif found.info.get("is_depth_map") or found.info.get("video.is_depth_map"):
+            problems.append(f"data.keys.cameras.{camera}: {key} is a depth map in info.json, and colours are read")
     for name, number_key in (("state", keys.state), ("action", keys.action)):
         num_dims = None if seen is None else getattr(seen, f"{name}_dim")
         if number_key is None:

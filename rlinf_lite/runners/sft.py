@@ -70,9 +70,8 @@ class SFTRunner(SimulationRunner):
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
         opening = self.actor.open_demonstrations(str(frames), self._statistics)
-        self._statistics, normalised, foreign = self._wait(opening, what="demonstrations to be opened", says_so=True)[
-            0
-        ][0]
+        opened = self._wait(opening, what="demonstrations to be opened", says_so=True)[0][0]
+        self._statistics, normalised, foreign = opened
         if self._statistics:
             self._wait(self.rollout.take_statistics(self._statistics), what="statistics to be taken")
             what = " and ".join(f"{name}s" for name in normalised)
