@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlinf_lite.cli import parse_cli
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.data.dataset_notes import dataset_notes
@@ -308,3 +309,27 @@ def make_unnamed_env(num_envs, cfg, split):
     simulator = TabletopSimulator(num_envs, load_config(CONFIG).env, split)
     simulator.state_names = simulator.action_names = None
     return simulator
+
+
+def test_a_dry_run_says_what_is_not_read_and_refuses_other_names(folder, capsys):
+    """The environment is the user's own, so that only making it shows what it gives."""
+
+    def previewed(*overrides):
+        with pytest.raises(SystemExit) as ended:
+            parse_cli([*overrides, "--dry-run"], None, task_type=None)
+        said = capsys.readouterr()
+        return ended.value.code, [line for line in said.out.splitlines() if line.startswith("note: ")], said.err
+
+    imitating = [CONFIG, "data.source=folder", f"data.demos_dir={folder}"]
+    unread = "note: the policy reads no state: observation.state of the dataset is not used"
+    assert previewed(*imitating) == (0, [unread], "")
+    reading = [*imitating, "model.options.use_proprio=true"]
+    assert previewed(*reading) == (0, [], "")
+    of_tasks("", "")(folder)
+    assert previewed(*reading)[1][0].startswith('note: every task of the dataset is "" (2 of 2)')
+    blind = "env.id=tests.data.test_what_is_accepted:make_blind_env"
+    none_given = 'note: openvla reads an instruction, and pick gives none: it is "" in every row'
+    assert previewed("tabletop_ppo_vla", blind) == (0, [none_given], "")
+    named(ACTION, ["a", "b", "c"])(folder)
+    code, _, wrong = previewed(*reading, "env.id=tests.data.test_what_is_accepted:make_other_env")
+    assert code == 1 and "the columns of action are a, b, c, and the environment's x, y, close" in wrong
