@@ -105,8 +105,9 @@ def parse_cli(
 
 
 def _preview(config: Any) -> int:
-    from rlinf_lite.preview.dry_run import describe, notes, policy_problems, shown
+    from rlinf_lite.preview.dry_run import describe, policy_problems, shown, what_is_read
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
+    from rlinf_lite.runners.protocol import notes_of
     from rlinf_lite.runners.run_config import changes_since
     from rlinf_lite.runners.run_paths import run_to_resume
 
@@ -137,7 +138,13 @@ def _preview(config: Any) -> int:
         print(ConfigError(config.runner.run_name, problems), file=sys.stderr)
         return 2
     print(describe(config))
-    goes_on += [f"note: {line}" for line in notes(config, spec, dataset)]
+    reads = what_is_read(config, spec)
+    notes = [] if config.runner.task_type == "reasoning" else notes_of(config, spec, reads)
+    if dataset is not None:
+        from rlinf_lite.data.dataset_notes import dataset_notes
+
+        notes += dataset_notes(config, dataset, spec, reads)
+    goes_on += [f"note: {line}" for line in notes]
     print("".join(f"\n{line}\n" for line in goes_on), end="")
     return 0
 

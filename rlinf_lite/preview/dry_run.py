@@ -21,8 +21,8 @@ from rlinf_lite.registry import IMPORT_PATH, env_card
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 if TYPE_CHECKING:
-    from rlinf_lite.data.lerobot.reader import LeRobotDataset
     from rlinf_lite.envs import EnvSpec
+    from rlinf_lite.models.base import PolicyInputs
 
 
 def describe(config: Config | ReasoningConfig) -> str:
@@ -95,25 +95,17 @@ def policy_problems(config: Config | ReasoningConfig, spec: EnvSpec | None) -> l
     return [f"model.id: {config.model.id}: {sentence}" for sentence in found]
 
 
-def notes(config: Config | ReasoningConfig, spec: EnvSpec | None, dataset: LeRobotDataset | None) -> list[str]:
-    """What the run will note when it begins, as far as that is known: of its policy, and of the `dataset` that it
-    imitates. `spec`: what `shown` returned."""
-    if not isinstance(config, Config):
-        return []
+def what_is_read(config: Config | ReasoningConfig, spec: EnvSpec | None) -> PolicyInputs | None:
+    """What the run's policy says to read, built for `spec`, which `shown` returned; None: it cannot be built here, or
+    does not say."""
+    if not isinstance(config, Config) or spec is None:
+        return None
     from rlinf_lite.models import build_policy
     from rlinf_lite.preview.fake import fake_tensors
-    from rlinf_lite.runners.protocol import notes_of
 
-    reads = None
-    if spec is not None:
-        with fake_tensors(), suppress(Exception):  # what is wrong with it, the estimate of memory says
-            reads = build_policy(config, spec, read_weights=False).reads()
-    lines = notes_of(config, spec, reads)
-    if dataset is not None:
-        from rlinf_lite.data.dataset_notes import dataset_notes
-
-        lines += dataset_notes(config, dataset, spec, reads)
-    return lines
+    with fake_tensors(), suppress(Exception):  # what is wrong with it, the estimate of memory says
+        return build_policy(config, spec, read_weights=False).reads()
+    return None
 
 
 def _candidates(needed: Mapping[str, int], room: int | None) -> Iterator[str]:
