@@ -25,6 +25,7 @@ from rlinf_lite.envs.tabletop.card import ACTION_NAMES, OWN_STATE_NAMES
 from rlinf_lite.envs.tabletop.simulator import TabletopSimulator
 from rlinf_lite.models import build_policy
 from rlinf_lite.models.base import PolicyInputs
+from rlinf_lite.workers.collecting import Collector
 from tests.data.lerobot_folders import edit_column, edit_info, put_in_order
 
 TOP = PICTURES + "top"
@@ -272,6 +273,14 @@ def test_a_checkpoints_names_are_the_environments_or_it_is_refused(tmp_path, env
         assert wrong and wrong in str(error)
     else:
         assert not wrong and kept == {"state": list(OWN_STATE_NAMES), "action": list(ACTION_NAMES)}
+
+
+def test_a_teacher_of_other_names_teaches_nothing(tmp_path):
+    saved(tmp_path / "teacher", {"action": ("y", "x", "close")})
+    cfg = load_config(CONFIG, [f"data.teacher_dir={tmp_path / 'teacher'}"])
+    env = make_env(cfg.env, "train", 1)
+    with pytest.raises(LeRobotError, match="data.teacher_dir: the policy's action is y, x, close"):
+        Collector(cfg, env, env.reset(seeds=[0]), tmp_path / "set", 0, "cpu")
 
 
 def make_other_env(num_envs, cfg, split):
