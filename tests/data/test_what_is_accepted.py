@@ -279,7 +279,7 @@ def test_a_teacher_of_other_names_teaches_nothing(tmp_path):
     saved(tmp_path / "teacher", {"action": ("y", "x", "close")})
     cfg = load_config(CONFIG, [f"data.teacher_dir={tmp_path / 'teacher'}"])
     env = make_env(cfg.env, "train", 1)
-    with pytest.raises(LeRobotError, match="data.teacher_dir: the policy's action is y, x, close"):
+    with pytest.raises(LeRobotError, match=r"data\.teacher_dir: the policy's action is y, x, close"):
         Collector(cfg, env, env.reset(seeds=[0]), tmp_path / "set", 0, "cpu")
 
 
