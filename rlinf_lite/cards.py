@@ -100,6 +100,12 @@ class Observed:
     """0: no state."""
     cameras: dict[str, tuple[int, int]]
     """Height and width by name."""
+    has_instruction: bool = True
+    """False: the environment never gives one."""
+    state_names: Sequence[str] | None = None
+    """Names of the state's dimensions, as the simulator's; None: it has none, or only the simulator knows."""
+    action_names: Sequence[str] | None = None
+    """The same of actions."""
 
 
 @dataclass(frozen=True)

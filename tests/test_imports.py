@@ -11,7 +11,7 @@ from pathlib import Path
 
 LAYERS = [
     {"child_process", "lazy", "shipped", "file_modes", "checksums", "script", "threads", "twins", "cards", "hub"},
-    {"registry"},
+    {"registry", "dimensions"},
     {"renamed_keys"},
     {"scheduler"},  # placement, messages, errors and progress need neither ray nor torch
     {"config"},

@@ -105,8 +105,9 @@ def parse_cli(
 
 
 def _preview(config: Any) -> int:
-    from rlinf_lite.preview.dry_run import describe, policy_problems
+    from rlinf_lite.preview.dry_run import describe, policy_problems, shown, what_is_read
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
+    from rlinf_lite.runners.protocol import notes_of
     from rlinf_lite.runners.run_config import changes_since
     from rlinf_lite.runners.run_paths import run_to_resume
 
@@ -123,19 +124,27 @@ def _preview(config: Any) -> int:
         goes_on = [f"goes on from step {steps}, {checkpoint}"]
         if 0 <= limit <= steps:
             goes_on = [f"goes on from step {steps}: nothing is left to do, raise runner.max_steps ({limit})"]
+    spec, dataset = shown(config), None
     if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
         from rlinf_lite.data.demonstrations import check_demonstrations
         from rlinf_lite.data.lerobot.layout import LeRobotError
 
         try:
-            check_demonstrations(config)
+            dataset = check_demonstrations(config, spec)
         except LeRobotError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return 1
-    if problems := policy_problems(config):
+    if problems := policy_problems(config, spec):
         print(ConfigError(config.runner.run_name, problems), file=sys.stderr)
         return 2
     print(describe(config))
+    reads = what_is_read(config, spec)
+    notes = [] if config.runner.task_type == "reasoning" else notes_of(config, spec, reads)
+    if dataset is not None:
+        from rlinf_lite.data.dataset_notes import dataset_notes
+
+        notes += dataset_notes(config, dataset, spec, reads)
+    goes_on += [f"note: {line}" for line in notes]
     print("".join(f"\n{line}\n" for line in goes_on), end="")
     return 0
 

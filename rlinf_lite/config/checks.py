@@ -22,7 +22,7 @@ from rlinf_lite.config.plan import (
 )
 from rlinf_lite.config.proposals import SHARING, is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory
+from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory, start_dir, start_key
 from rlinf_lite.config.rules import (
     REINFORCED,
     SIMULATED,
@@ -36,6 +36,7 @@ from rlinf_lite.config.rules import (
     violations,
 )
 from rlinf_lite.config.schema import BaseConfig, Config, DataConfig
+from rlinf_lite.dimensions import policy_misfits
 from rlinf_lite.hub import hub_problem, on_hub
 from rlinf_lite.scheduler.errors import PlacementError
 
@@ -466,7 +467,9 @@ def _what_the_policys_card_says(config: Config, plan: Plan) -> Iterator[Problem]
         yield Problem(lacking.key, f"{lacking.text}, which is what {config.model.id} reads. Use state")
     if card.reads_state and imitates_no_state(config):
         yield Problem("data.keys.state", NO_STATE)
-    yield from card.problems(config, observed(config))
+    yield from card.problems(config, seen := observed(config))
+    if seen is not None:
+        yield from policy_misfits(start_key(config), start_dir(config), seen)
 
 
 # supervised training

@@ -90,6 +90,11 @@ def tokenizer_dirs(config: Any) -> list[Path]:
     return [start, *([] if given is None else [policy_directory(given)])]
 
 
+def start_key(config: Any) -> str:
+    """The key that names it."""
+    return "actor.checkpoint_load_path" if config.actor.checkpoint_load_path else "rollout.model_dir"
+
+
 def start_dir(config: Any) -> Path | None:
     """The directory of the policy or model that a run starts from; None: random weights."""
     named = config.actor.checkpoint_load_path or config.rollout.model_dir

@@ -20,7 +20,7 @@ from urllib.parse import urlparse
 from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
 from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
-from rlinf_lite.config.resources import policy_directory, start_dir, why_no_policy
+from rlinf_lite.config.resources import policy_directory, start_dir, start_key, why_no_policy
 from rlinf_lite.config.schema import BaseAlgorithmConfig, BaseConfig, CorrectionConfig
 
 Kind = Literal["embodied", "sft", "eval", "reasoning"]
@@ -81,7 +81,7 @@ def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
 
 def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Iterator[Problem]:
     """Where the policy that a run starts with reads or answers other numbers than there are; 0: none, or not known."""
-    key = "actor.checkpoint_load_path" if config.actor.checkpoint_load_path else "rollout.model_dir"
+    key = start_key(config)
     for what, own, shown in (("state", state_dim, seen.state_dim), ("action", action_dim, seen.action_dim)):
         if own not in (0, shown):
             text = (

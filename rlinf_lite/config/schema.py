@@ -329,6 +329,9 @@ class KeysConfig(Section):
     """Feature of the state, where the environment shows one."""
     action: str = "action"
     """Feature of the actions, in the environment's units."""
+    match_names: bool = True
+    """Columns of state and action are put in the environment's order where both name them; false: they are taken in
+    the dataset's order, whatever they are called."""
 
 
 class DataConfig(Section):

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,12 @@ from rlinf_lite import __version__
 from rlinf_lite.cards import Observed, Section
 from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.data.lerobot import statistics
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
+from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
 from rlinf_lite.hub import HubError, local_path
 from rlinf_lite.registry import did_you_mean, env_card, is_installed
 
@@ -136,13 +137,14 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
     return dataset
 
 
-def check_demonstrations(cfg: Config) -> None:
-    """Raise LeRobotError where what is in `data.demos_dir` does not serve; for before anything is started."""
+def check_demonstrations(cfg: Config, seen: Observed | EnvSpec | None = None) -> LeRobotDataset | None:
+    """The dataset in `data.demos_dir`, for before anything is started; None: it is to be collected. `seen`: what the
+    environment shows, where its card does not say. Raises LeRobotError where the dataset does not serve."""
     demos_dir = cfg.data.demos_dir
     if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
         if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
-            return  # to be collected
-        seen = observed(cfg)
+            return None  # to be collected
+        seen = observed(cfg) or seen
         try:
             directory = Path(local_path(demos_dir))
         except HubError as error:
@@ -150,6 +152,8 @@ def check_demonstrations(cfg: Config) -> None:
         dataset = open_dataset(cfg, directory, seen)
         if seen is not None:
             dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))
+        return dataset
+    return None
 
 
 def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
@@ -190,15 +194,53 @@ def decode_frames(
     """Decode what `dataset` has of what the environment shows, unless that has been done; see `lerobot.frames.decode`.
     Returns the directory for `Demonstrations`."""
     root = dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
-    return decode(dataset, keys_of(cfg, spec), root, report)
+    return decode(dataset, matched_keys(cfg, dataset, spec), root, report)
 
 
 def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
     """Which feature of a dataset is what the environment shows."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
-    instruction = isinstance(seen, Observed) or seen.has_instruction
-    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, instruction)
+    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, seen.has_instruction)
+
+
+def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Keys:
+    """As `keys_of`, with the order of columns in which the run wants them by name: the environment's, or where that
+    names none, that of the policy that it starts with.
+
+    Raises:
+        DemonstrationError: where both sides have names, and not the same ones.
+    """
+    keys, trained, problems = keys_of(cfg, seen), names_in(start_dir(cfg)), list[str]()
+    order, names = dict[str, tuple[int, ...]](), own_names(seen)
+    for name, key in (("state", keys.state), ("action", keys.action)):
+        if key is None or not cfg.data.keys.match_names:
+            continue
+        feature = dataset.info.features[key]
+        found, whose = flat_names(feature.names, feature.width), "the environment's"
+        wanted = names.get(name) or numbered_names(name, feature.width)
+        if name not in names and name in trained:
+            wanted, whose = trained[name], f"those of the policy in {start_dir(cfg)}"
+        try:
+            columns = order_of(wanted, found)
+        except ValueError:
+            unless = " or, if the policy reads no state, data.keys.state=null" if name == "state" else ""
+            problems.append(
+                f"data.keys.{name}: the columns of {key} are {', '.join(found or ())}, and {whose} "
+                f"{', '.join(wanted)}. "
+                "Name the dataset's as these in meta/info.json where they mean the same; write "
+                f"data.keys.match_names=false to take them as they come{unless}"
+            )
+            continue
+        if columns is not None:
+            order[name] = columns
+        if not counted(wanted):
+            names[name] = wanted
+        elif found is not None and not counted(found) and columns is None:
+            names[name] = list(found)
+    if problems:
+        raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
+    return replace(keys, order=order, names=names)
 
 
 def stride_of(cfg: Config) -> int:
@@ -317,11 +359,11 @@ def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec |
             differences.append(f"{key} is {there.get(key)!r} there and {value!r} here")
     if spec is not None:
         mine = json.loads(json.dumps(asdict(spec)))
-        differences += [
-            f"the environment's {name} is {meta['spec'].get(name)} there and {value} here"
-            for name, value in mine.items()
-            if meta["spec"].get(name) != value
-        ]
+        for name, value in mine.items():
+            found = meta["spec"].get(name)
+            is_unnamed = name.endswith("_names") and None in (value, found)  # before it had names
+            if found != value and not is_unnamed:
+                differences.append(f"the environment's {name} is {found} there and {value} here")
     if differences:
         raise DemonstrationError(
             f"data.demos_dir: {directory} holds other demonstrations: {'; '.join(differences)}. Change the config, "
@@ -352,6 +394,8 @@ def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSp
                 f"data.keys.cameras: the dataset has no pictures {key!r} for the environment's camera {camera}. "
                 f"{did_you_mean(key, known)} Write data.keys.cameras={{{camera}: <feature>}}"
             )
+        elif found.info.get("is_depth_map") or found.info.get("video.is_depth_map"):
+            problems.append(f"data.keys.cameras.{camera}: {key} is a depth map in info.json, and colours are read")
     for name, number_key in (("state", keys.state), ("action", keys.action)):
         num_dims = None if seen is None else getattr(seen, f"{name}_dim")
         if number_key is None:
@@ -366,6 +410,8 @@ def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSp
             problems.append(f"data.keys.{name}: {text}")
     if problems:
         raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
+    if seen is not None:
+        matched_keys(cfg, dataset, seen)
 
 
 def _is_vector(feature: Feature) -> bool:

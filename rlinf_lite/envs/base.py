@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_lite.envs.errors import EnvContractError
+
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -67,7 +69,8 @@ class ChunkResult:
 class VecEnv(Protocol):
     """B environments that take whole chunks of actions. `ChunkedEnv` implements it for any `Simulator`.
 
-    Optional: `action_low` and `action_high` (float32 [D]; -1 and 1 where absent), `state_dict()` and
+    Optional: `action_low` and `action_high` (float32 [D]; -1 and 1 where absent), `state_names` and `action_names` (a
+    text per dimension, by which columns of datasets are matched; None: no names), `state_dict()` and
     `load_state_dict(rows)` for exact resume, `close()`.
     """
 
@@ -112,20 +115,38 @@ class EnvSpec:
     action_high: list[float]
     max_episode_steps: int
     has_instruction: bool
+    state_names: list[str] | None = None
+    """Of the state's dimensions; None: the environment names none."""
+    action_names: list[str] | None = None
 
 
 def get_env_spec(env: VecEnv, obs: Obs) -> EnvSpec:
-    """Reads the sizes off an environment and one of its observations."""
+    """Reads the sizes off an environment and one of its observations. Raises EnvContractError for names of dimensions
+    that are not one text each."""
     low, high = action_bounds(env)
+    state_dim = obs["state"].shape[1] if "state" in obs else None
     return EnvSpec(
         action_dim=env.action_dim,
-        state_dim=obs["state"].shape[1] if "state" in obs else None,
+        state_dim=state_dim,
         cameras={name: (image.shape[1], image.shape[2]) for name, image in obs.get("images", {}).items()},
         action_low=low.tolist(),
         action_high=high.tolist(),
         max_episode_steps=env.max_episode_steps,
         has_instruction=any(obs.get("instruction", [])),
+        state_names=_names(env, "state_names", state_dim),
+        action_names=_names(env, "action_names", env.action_dim),
     )
+
+
+def _names(env: VecEnv, attribute: str, num_dims: int | None) -> list[str] | None:
+    given = getattr(env, attribute, None)
+    if given is None or num_dims is None:
+        return None
+    names = list(given)
+    if len(set(map(str, names))) != num_dims or not all(isinstance(name, str) for name in names):
+        text = f"{attribute} is {given!r}; set it to {num_dims} different texts, one for each dimension, or to None."
+        raise EnvContractError(text)
+    return names
 
 
 def action_bounds(env: VecEnv) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -150,18 +150,22 @@ def chunk_problems(result: Any, env: VecEnv, num_steps: int) -> list[str]:
     """What is wrong with the result of a chunk of `num_steps` actions."""
     if not isinstance(result, ChunkResult):
         return [f"chunk_step returns {kind_of(result)}; return a rlinf_lite.envs.ChunkResult."]
-    shape, problems = (env.num_envs, num_steps), []
-    for name, dtype in {"rewards": "float32", "terminated": "bool", "truncated": "bool", "executed": "bool"}.items():
-        array = getattr(result, name)
-        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
-            problems.append(f"{name} from chunk_step is {kind_of(array)}; return {dtype} of shape {shape} (B, C).")
-        elif dtype == "float32" and not np.isfinite(array).all():
-            problems.append(
-                "rewards from chunk_step are not finite; look for a division by zero or a diverged simulation."
-            )
+    problems = array_problems(result, (env.num_envs, num_steps))
+    if not problems and not np.isfinite(result.rewards).all():
+        problems.append("rewards from chunk_step are not finite; look for a division by zero or a diverged simulation.")
     if not problems and (result.terminated & result.truncated).any():
         problems.append("a step is both terminated and truncated; where both hold, set terminated alone.")
     return problems + obs_problems(result.obs, env.num_envs, "chunk_step")
+
+
+def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
+    """Which arrays [B, C] of a chunk's result are of another type or shape."""
+    types = {"rewards": "float32", "terminated": "bool", "truncated": "bool", "executed": "bool"}
+    return [
+        f"{name} from chunk_step is {kind_of(array)}; return {dtype} of shape {shape} (B, C)."
+        for name, dtype in types.items()
+        if not isinstance(array := getattr(result, name), np.ndarray) or array.shape != shape or array.dtype != dtype
+    ]
 
 
 def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None:

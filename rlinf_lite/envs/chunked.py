@@ -102,6 +102,16 @@ class ChunkedEnv:
         self._out = StepOutputs.empty(batch)
         self._reports_success = False  # some episode has
 
+    @property
+    def state_names(self) -> Sequence[str] | None:
+        """Those of the simulator, where it has some."""
+        return getattr(self.simulator, "state_names", None)
+
+    @property
+    def action_names(self) -> Sequence[str] | None:
+        """The same of actions."""
+        return getattr(self.simulator, "action_names", None)
+
     def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
         """Starts new episodes in rows `env_ids` (default: all); see `VecEnv.reset`."""
         rows = self._all_rows if env_ids is None else np.asarray(env_ids, np.int64)

@@ -42,6 +42,7 @@ class Simulator(Protocol):
     * `reports_success`, read after the first reset: True where every step says whether the task is solved, and what
       follows a termination means something. Evaluations then play on by default (ignore_terminations: null);
     * `state_key(column)`, what a column of the state is, for messages;
+    * `state_names` and `action_names`, see `VecEnv`;
     * `expert_actions` (see `Demonstrator`).
 
     A simulator that steps its rows in turn raises `RowError(row)` from what one of them raised.

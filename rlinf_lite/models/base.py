@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,9 @@ class Policy(nn.Module, ABC):
     policy_id: str
     num_action_chunks: int
     action_dim: int
+    dimension_names: Mapping[str, Sequence[str]] = {}
+    """Of the `state`, if it reads one, and the `action` that it is trained on, where these have names; checkpoints keep
+    it."""
     relative_actions = 0
     """So many action dimensions are relative to the state where the chunk begins, and statistics of them have to be."""
     positions_per_sample: int | None = None
@@ -177,6 +180,12 @@ class Policy(nn.Module, ABC):
         """What an observation has to have, which `rlinf-lite serve` tells clients. None: it does not say, and gets
         whatever comes."""
         return None
+
+    def take_names(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Set `dimension_names`, without those of a state that it does not say to read."""
+        reads = self.reads()
+        skipped = set() if reads is not None and reads.state_dim else {"state"}
+        self.dimension_names = {name: list(x) for name, x in names.items() if name not in skipped}
 
     @abstractmethod
     def config_dict(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.checksums import is_whole, verify
-from rlinf_lite.config.resources import policy_directory, start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir, start_key
+from rlinf_lite.dimensions import names_in, own_names, policy_misfits
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
 from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card, policy_part
@@ -57,13 +58,18 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     """
     directory = start_dir(cfg)
     if directory is None:
-        return policy_class(cfg.model.id).from_config(cfg.model, spec)
+        policy = policy_class(cfg.model.id).from_config(cfg.model, spec)
+        policy.take_names(own_names(spec))
+        return policy
     policy = _load(directory, cfg.model, read_weights, cfg.actor.tokenizer.tokenizer_model)
     wanted = {"num_action_chunks": cfg.model.num_action_chunks, "action_dim": spec.action_dim}
     for name, value in wanted.items():
         if getattr(policy, name) != value:
             raise ValueError(f"{directory}: its {name} is {getattr(policy, name)}, this run needs {value}")
     policy.check_env_spec(spec)
+    for problem in policy_misfits(start_key(cfg), directory, spec):
+        raise ValueError(f"{problem}")
+    policy.take_names(names_in(directory) | own_names(spec))
     return policy
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -16,8 +17,12 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.preview.placements import byte_text, described, needed_bytes, no_room, room_for
-from rlinf_lite.registry import IMPORT_PATH
+from rlinf_lite.registry import IMPORT_PATH, env_card
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
+
+if TYPE_CHECKING:
+    from rlinf_lite.envs import EnvSpec
+    from rlinf_lite.models.base import PolicyInputs
 
 
 def describe(config: Config | ReasoningConfig) -> str:
@@ -51,29 +56,56 @@ def describe(config: Config | ReasoningConfig) -> str:
 _TRIED_PARAMETERS = 20_000_000  # of a policy that is built here, at the most
 
 
-def policy_problems(config: Config | ReasoningConfig) -> list[str]:
-    """What `check_policy` says of a policy of a user's own that would be built with random weights; nothing of a large
-    one, or where its environment can only be made elsewhere."""
+def shown(config: Config | ReasoningConfig) -> EnvSpec | None:
+    """What the environment shows: as its card says, or as one that is made here does; None: it can only be made
+    elsewhere, or needs a simulator that is another package."""
+    if not isinstance(config, Config):
+        return None
+    from rlinf_lite.envs import get_env_spec, make_env
+    from rlinf_lite.preview.memory import spec_of
+
+    seen = observed(config)
+    if seen is not None or env_card(config.env.id).package is not None:
+        return None if seen is None else spec_of(seen)
+    try:
+        env = make_env(config.env, "train", 1)
+        spec = get_env_spec(env, env.reset(seeds=[0]))
+        getattr(env, "close", lambda: None)()
+    except Exception:  # what is wrong with it, other checks say
+        return None
+    return spec
+
+
+def policy_problems(config: Config | ReasoningConfig, spec: EnvSpec | None) -> list[str]:
+    """What `check_policy` says of a policy of a user's own that would be built with random weights for `spec`; nothing
+    of a large one, or where its environment can only be made elsewhere (None)."""
     if not isinstance(config, Config) or not IMPORT_PATH.fullmatch(config.model.id) or start_dir(config) is not None:
         return []
-    from rlinf_lite.envs import get_env_spec, make_env
+    if spec is None:
+        return []
     from rlinf_lite.models import check_policy
     from rlinf_lite.models.registry import policy_class
     from rlinf_lite.preview.fake import fake_tensors
-    from rlinf_lite.preview.memory import spec_of
 
-    kind, seen = policy_class(config.model.id), observed(config)
-    try:
-        if seen is None:
-            env = make_env(config.env, "train", 1)
-        spec = spec_of(seen) if seen else get_env_spec(env, env.reset(seeds=[0]))
-    except Exception:  # what is wrong with it, other checks say
-        return []
+    kind = policy_class(config.model.id)
     with fake_tensors(), suppress(Exception):  # which check_policy then says in its words
         if sum(one.numel() for one in kind.from_config(config.model, spec).parameters()) > _TRIED_PARAMETERS:
             return []
     found = check_policy(kind, spec, config.model)
     return [f"model.id: {config.model.id}: {sentence}" for sentence in found]
+
+
+def what_is_read(config: Config | ReasoningConfig, spec: EnvSpec | None) -> PolicyInputs | None:
+    """What the run's policy says to read, built for `spec`, which `shown` returned; None: it cannot be built here, or
+    does not say."""
+    if not isinstance(config, Config) or spec is None:
+        return None
+    from rlinf_lite.models import build_policy
+    from rlinf_lite.preview.fake import fake_tensors
+
+    with fake_tensors(), suppress(Exception):  # what is wrong with it, the estimate of memory says
+        return build_policy(config, spec, read_weights=False).reads()
+    return None
 
 
 def _candidates(needed: Mapping[str, int], room: int | None) -> Iterator[str]:

@@ -182,7 +182,8 @@ def _model_of(role: str, found: Estimate) -> str:
 def spec_of(seen: Observed) -> EnvSpec:
     """What a policy is built for; bounds and time limits are not known yet, and change no size."""
     bounds = [-1.0] * seen.action_dim, [1.0] * seen.action_dim
-    return EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, True)
+    names = (None if x is None else list(x) for x in (seen.state_names, seen.action_names))
+    return EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, seen.has_instruction, *names)
 
 
 def _embodied(plan: Plan) -> Estimate:

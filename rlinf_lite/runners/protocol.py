@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
@@ -16,6 +16,10 @@ from rlinf_lite.config.plan import episode_steps, observed
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import env_card, policy_card
 from rlinf_lite.shipped import PACKAGE
+
+if TYPE_CHECKING:
+    from rlinf_lite.envs import EnvSpec
+    from rlinf_lite.models.base import PolicyInputs
 
 _PACKAGES = (
     "rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "metaworld", "hf-libero",
@@ -25,10 +29,16 @@ _PACKAGES = (
 
 
 def protocol_of(
-    cfg: Config, task_ids: Iterable[str], played: Mapping[str, Any], policy: Mapping[str, Any]
+    cfg: Config,
+    task_ids: Iterable[str],
+    played: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    spec: EnvSpec | None = None,
+    reads: PolicyInputs | None = None,
 ) -> dict[str, Any]:
     """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. What the config may leave
-    open: `played`, the rules that the simulator followed, and `policy`, options that are the checkpoint's."""
+    open: `played`, the rules that the simulator followed, and `policy`, options that are the checkpoint's. `spec` and
+    `reads`: for its notes."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -49,15 +59,19 @@ def protocol_of(
         "model": model.id,
         "model_options": {**_plain(model.options), **policy},
         "started_from": str(started_from) if (started_from := start_dir(cfg)) else None,
-        "notes": notes_of(cfg),
+        "notes": notes_of(cfg, spec, reads),
         **code(),
     }
 
 
-def notes_of(cfg: Config) -> list[str]:
-    """What a run changes of the policy that it starts from, and what that one leaves open, for its user to know."""
-    directory = start_dir(cfg)
-    return [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model, observed(cfg)))
+def notes_of(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> list[str]:
+    """Lines for the run's user: what the run changes of the policy that it starts from, what that one leaves open, and
+    what the policy reads without being given it. None: not known."""
+    directory, seen = start_dir(cfg), observed(cfg)
+    lines = [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model, seen))
+    if spec is not None and not spec.has_instruction and reads is not None and reads.has_instruction:
+        lines.append(f'{cfg.model.id} reads an instruction, and {cfg.env.task} gives none: it is "" in every row')
+    return lines
 
 
 def suite_of(card: EnvCard, cfg: Config) -> str | None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlinf_lite.data.dataset_notes import dataset_notes
 from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
@@ -20,7 +21,6 @@ from rlinf_lite.data.demonstrations import (
     decode_frames,
     open_dataset,
     read_provenance,
-    strange_tasks,
     stride_of,
 )
 from rlinf_lite.data.lerobot.layout import is_dataset
@@ -65,15 +65,18 @@ class SFTRunner(SimulationRunner):
             f"demonstrations: {had['num_episodes']}{of_played} episodes{success}, "
             f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
         )
-        for line in strange_tasks(cfg, dataset) if cfg.data.source == "folder" else ():
+        for line in dataset_notes(cfg, dataset, self.spec, self.reads):
             self.progress.message(f"note: {line}")
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")
         opening = self.actor.open_demonstrations(str(frames), self._statistics)
-        self._statistics, foreign = self._wait(opening, what="demonstrations to be opened", says_so=True)[0][0]
+        opened = self._wait(opening, what="demonstrations to be opened", says_so=True)[0][0]
+        self._statistics, normalised, foreign = opened
         if self._statistics:
             self._wait(self.rollout.take_statistics(self._statistics), what="statistics to be taken")
-            self.progress.message(f"states and actions are normalised by the statistics of {directory}")
+            what = " and ".join(f"{name}s" for name in normalised)
+            unsaid = f"the policy got the statistics of {directory}, and does not say what it normalises by them"
+            self.progress.message(f"{what} are normalised by the statistics of {directory}" if what else unsaid)
         for line in foreign:
             self.progress.message(f"note: {line}, which it keeps: are they of another robot, or in other units?")
 

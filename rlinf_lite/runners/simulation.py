@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -24,6 +24,9 @@ from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
 from rlinf_lite.workers.layout import Layout
 
+if TYPE_CHECKING:
+    from rlinf_lite.models.base import PolicyInputs
+
 log = logging.getLogger(__name__)
 
 
@@ -33,6 +36,8 @@ class SimulationRunner(Runner):
     cfg: Config
     layout: Layout
     spec: EnvSpec
+    reads: PolicyInputs | None
+    """What the policy says to read."""
     env_steps: int
 
     def __init__(
@@ -67,13 +72,15 @@ class SimulationRunner(Runner):
         self.spec = self._wait(self.env.init(self.layout), what="environments to be built", says_so=True)[0][0]
         actor = self.actor.init(self.layout, self.spec, self.total_steps)  # before those that act with its policy
         rollout = self.rollout.init(self.layout, self.spec)
-        self._num_parameters = self._wait(actor, rollout, what="policies to be built", says_so=True)[0][0]
+        [self._num_parameters, *_], [self.reads, *_] = self._wait(
+            actor, rollout, what="policies to be built", says_so=True
+        )
         if self._resume_from is not None:
             self._load(self._resume_from)
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
 
     def _begin(self) -> None:
-        for line in notes_of(self.cfg):
+        for line in notes_of(self.cfg, self.spec, self.reads):
             self.progress.message(f"note: {line}")
         super()._begin()
 
@@ -91,7 +98,8 @@ class SimulationRunner(Runner):
             write_gif(recorded, videos)
         episodes.sort(key=lambda record: record.env_id)
         groups = env_card(self.cfg.env.id).task_groups
-        protocol = protocol_of(self.cfg, (record.task_id for record in episodes), results[0]["played"], policies[0])
+        tasks = (record.task_id for record in episodes)
+        protocol = protocol_of(self.cfg, tasks, results[0]["played"], policies[0], self.spec, self.reads)
         return summarize_episodes(episodes, self.cfg.env.eval.mode, groups, protocol)
 
     def _state(self) -> dict[str, Any]:

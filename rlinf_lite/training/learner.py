@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
+from rlinf_lite.dimensions import write_names
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
@@ -254,7 +255,7 @@ class Learner:
         self._host.release()  # rank 0 gathers all of it in host memory
         state = sharding.full_policy_state(self.model)
         if self.worker.rank == 0:
-            self.model.save_pretrained(directory, state)
+            self._write_model(directory, state)
 
     def save(self, model_dir: Path, training_dir: Path) -> None:
         """Write the model, and the optimizer's and this rank's random state."""
@@ -265,12 +266,16 @@ class Learner:
         moments = sharding.full_optimizer_state(self.model, self.optimizer)
         training_dir.mkdir(parents=True, exist_ok=True)
         if self.worker.rank == 0:
-            self.model.save_pretrained(model_dir, state)
+            self._write_model(model_dir, state)
             save_file(moments, training_dir / "optimizer.safetensors")
         random = {"torch": torch.get_rng_state()}
         if self.worker.device.startswith("cuda"):
             random["cuda"] = torch.cuda.get_rng_state(self.worker.device)
         save_file(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
+
+    def _write_model(self, directory: Path, state: Any) -> None:
+        self.model.save_pretrained(directory, state)
+        write_names(directory, getattr(self.model, "dimension_names", {}))  # a language model has none
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
         """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""

@@ -39,6 +39,7 @@ from rlinf_lite.data.demonstrations import (
 )
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.data.lerobot.statistics import Statistics
+from rlinf_lite.dimensions import VECTORS
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy
 from rlinf_lite.models.sampling import noise_keys
@@ -234,12 +235,13 @@ class EmbodiedFSDPActor(Worker):
 
     def open_demonstrations(
         self, frames: str, statistics: dict[str, Statistics] | None
-    ) -> tuple[dict[str, Statistics], list[str]]:
+    ) -> tuple[dict[str, Statistics], list[str], list[str]]:
         """Get ready to train on the frames that were decoded into this directory.
 
         A policy of random weights takes the statistics of a folder, unless `statistics` says which it took before the
-        run was interrupted (none, where empty). Returns those that it took, and a line for each dimension in which a
-        policy that keeps its own knows nothing of what is there.
+        run was interrupted (none, where empty). Returns those that it took; of `state` and `action` what it says to
+        normalise by them; and a line for each dimension in which a policy that keeps its own knows nothing of what is
+        there.
 
         Raises ValueError where the policy cannot be trained on them: for what it reads, or for one of their sentences.
         """
@@ -251,6 +253,10 @@ class EmbodiedFSDPActor(Worker):
             statistics = found if cfg.data.source == "folder" and is_fresh else {}
         if statistics:
             self.policy.take_statistics(statistics)
+        reads, ranges = self.policy.reads(), self.policy.usual_ranges()
+        unread = "state" if reads is not None and not reads.state_dim else None
+        normalised = [name for name in VECTORS if name in statistics and name in ranges and name != unread]
+        self.policy.take_names(self.demonstrations.frames.names)
         tasks = self.demonstrations.frames.tasks
         for first in range(0, len(tasks), _TASKS_AT_ONCE):
             some = tasks[first : first + _TASKS_AT_ONCE]
@@ -260,7 +266,7 @@ class EmbodiedFSDPActor(Worker):
             except KeyError as error:
                 text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
                 raise LeRobotError(text) from error
-        return statistics, [] if is_fresh else foreign_dimensions(found, self.policy.usual_ranges())
+        return statistics, normalised, [] if is_fresh else foreign_dimensions(found, ranges)
 
     def run_sft(self, step: int) -> dict[str, Any]:
         """Update once, on the batch of `step`, which every rank reads its own part of. Returns as `run_training`."""

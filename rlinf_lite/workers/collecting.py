@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from rlinf_lite.config import Config
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, provenance, recipe
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
 from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
+from rlinf_lite.dimensions import policy_misfits
 from rlinf_lite.envs import Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.metrics import summarize_episodes
@@ -54,6 +56,8 @@ class Collector:
                 text = f"{cfg.data.teacher_dir} does not act in {cfg.env.id} {cfg.env.task}: {error}"
                 advice = "Name the environment of its training (env.id, env.task, env.options), or another policy"
                 raise DemonstrationError(f"data.teacher_dir: {text}. {advice}") from error
+            for problem in policy_misfits("data.teacher_dir", policy_directory(cfg.data.teacher_dir), spec):
+                raise DemonstrationError(f"{problem}")
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Of every episode played so far; `env_id` is its number."""
@@ -125,8 +129,8 @@ def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
         for camera, (height, width) in spec.cameras.items()
     }
     if spec.state_dim:
-        features[STATE] = vector_feature("state", spec.state_dim)
-    features[ACTION] = vector_feature("action", spec.action_dim)
+        features[STATE] = vector_feature("state", spec.state_dim, spec.state_names)
+    features[ACTION] = vector_feature("action", spec.action_dim, spec.action_names)
     return features | {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
 
 

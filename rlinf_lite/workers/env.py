@@ -29,7 +29,8 @@ from rlinf_lite.envs import (
     get_env_spec,
     make_env,
 )
-from rlinf_lite.envs.check import check_ends, check_episodes, check_finite
+from rlinf_lite.envs.check import array_problems, check_ends, check_episodes, check_finite
+from rlinf_lite.envs.errors import EpisodeContractError
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
@@ -80,6 +81,8 @@ class _Stage:
         with self.simulating():
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
+                if problems := array_problems(result, actions.shape[:2]):
+                    raise EpisodeContractError(" ".join(problems), range(len(self.env_ids)))
                 when = f"in chunk {self.t + 1} since the phase began"
                 check_ends(when, result)
                 check_episodes(when, result, len(self.env_ids))

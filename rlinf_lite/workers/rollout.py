@@ -23,6 +23,7 @@ from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import concat_rows, num_rows, take_rows
 from rlinf_lite.models import NOISE_KEY, ActionOutput, Mode, Policy, build_policy, graphs
+from rlinf_lite.models.base import PolicyInputs
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
@@ -53,9 +54,9 @@ class MultiStepRolloutWorker(Worker):
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
 
-    def init(self, layout: Layout, spec: EnvSpec) -> None:
+    def init(self, layout: Layout, spec: EnvSpec) -> PolicyInputs | None:
         """Build the policy, whose weights arrive with the first `sync_model_from_actor`; or act with that of the actor
-        in this process, where it is whole there."""
+        in this process, where it is whole there. Returns what the policy says to read."""
         graphs.enabled = self.cfg.rollout.cuda_graphs
         self.layout, self.version = layout, -1
         be_deterministic(self.device, self.cfg.runner.deterministic)
@@ -76,6 +77,7 @@ class MultiStepRolloutWorker(Worker):
         if self.actor is None:
             sender, timeout_s = layout.weight_routes.sender(self.rank), self.cfg.runner.phase_timeout_s
             self.receiver = WeightReceiver(self, "actor", sender, self.policy, timeout_s)
+        return self.policy.reads()
 
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
         """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`

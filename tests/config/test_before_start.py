@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.config import ConfigError, load_config, rules
-from rlinf_lite.preview.dry_run import describe, policy_problems
+from rlinf_lite.preview.dry_run import describe, policy_problems, shown
 
 NAME = "gym_pendulum_ppo_mlp"
 TASK = """
@@ -220,7 +220,8 @@ def test_a_small_policy_of_ones_own_is_tried_out_in_a_dry_run(task: str, module:
     (module / "own_policies.py").write_text(POLICIES)
     own = [f"env.task={task}", "runner.run_name=own"]
     for name, count in {"Good": 0, "WrongAndLarge": 0, "Wrong": 1}.items():
-        found = policy_problems(load_config(NAME, [*own, f"model.id=own_policies:{name}"], elsewhere=True))
+        config = load_config(NAME, [*own, f"model.id=own_policies:{name}"], elsewhere=True)
+        found = policy_problems(config, shown(config))
         assert len(found) == count, found
     assert found[0].startswith("model.id: own_policies:Wrong: ") and "network returned" in found[0]
 

@@ -128,3 +128,33 @@ def write_h264(file, pictures, options=None):
 def psnr(found, wanted):
     """Peak signal to noise ratio, dB."""
     return 10 * np.log10(255**2 / np.mean((found.astype(float) - wanted) ** 2))
+
+
+def edit_info(directory, change):
+    """Have `change` edit what info.json says."""
+    file = directory / "meta" / "info.json"
+    info = json.loads(file.read_text())
+    change(info)
+    file.write_text(json.dumps(info))
+
+
+def edit_column(directory, key, change):
+    """Replace a column of numbers [N, D] by what `change` makes of it, in the type that it has."""
+    for file in (directory / "data").rglob("*.parquet"):
+        table = pq.read_table(file)
+        old = table[key].combine_chunks()
+        values = change(np.stack(old.to_numpy(zero_copy_only=False)))
+        new = pa.array(list(values), old.type)
+        pq.write_table(table.set_column(table.schema.names.index(key), key, new), file)
+
+
+def put_in_order(directory, key, order, nested=False):
+    """Write the columns of a feature, and their names, in another order; `nested`: as LeRobot names motors."""
+
+    def rename(info):
+        feature = info["features"][key]
+        names = [feature["names"][column] for column in order]
+        feature["names"] = {"motors": names} if nested else names
+
+    edit_info(directory, rename)
+    edit_column(directory, key, lambda values: values[:, list(order)])

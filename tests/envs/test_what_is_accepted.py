@@ -7,6 +7,7 @@ eight steps; what the table says is said by the second one, in its third step. T
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,7 @@ from rlinf_lite.envs.check import check_episodes
 from rlinf_lite.envs.errors import EpisodeContractError
 from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator, simulator_of_vector_env
 from rlinf_lite.envs.simulator import StepOutputs
+from rlinf_lite.workers.env import _Stage
 
 STEPS, AT = 8, 3
 BOX = gymnasium.spaces.Box(-10, 10, (2,), np.float32)
@@ -135,7 +137,9 @@ REFUSED = [  # what is said, in arrays of which types, the error and its words
     (info("no"), (None, "object"), EpisodeContractError, r"info\['success'\] is 'no'; return True or False"),
     (info([True, False]), (None,), EpisodeContractError, r"info\['success'\] is \[True, False\]; return True"),
     ({"reward": math.nan}, (None, "float64", "object"), NonFiniteError, "the reward is nan: look for"),
-    ({"reward": 1e300}, (None, "float64"), NonFiniteError, "the reward is inf: look for"),
+    ({"reward": math.inf}, (None, "float32"), NonFiniteError, "the reward is inf: look for"),
+    ({"reward": 1e300}, (None, "float64"), EpisodeContractError, r"reward is 1e\+300, which does not fit float32"),
+    ({"reward": 10**400}, (None, "object"), EpisodeContractError, "reward is 1000.*, which does not fit float32"),
     ({"reward": None}, (None, "object"), EpisodeContractError, "reward is None; return one number per step"),
     ({"reward": "1.0"}, (None, "object"), EpisodeContractError, "reward is '1.0'; return one number per step"),
     ({"reward": np.ones(2)}, (None,), EpisodeContractError, r"reward is array\(\[1., 1.\]\); return one number"),
@@ -161,7 +165,6 @@ def test_taken(what: dict[str, Any], dtype: str | None, expected: tuple[bool, fl
     assert (record.success_once, record.return_, record.length) == expected
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize(("what", "dtype", "kind", "words"), by_door(REFUSED))
 def test_refused(what: dict[str, Any], dtype: str | None, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=WHERE + words):
@@ -179,7 +182,7 @@ def test_a_batch_has_a_value_for_each_environment() -> None:
                 rest[("reward", "terminated", "truncated").index(name)] = value
                 return obs, *rest, found
 
-            env.step = step  # type: ignore[method-assign]
+            env.step = step
             with pytest.raises(EnvContractError, match=rf"step returned {name} of shape .*return one value per"):
                 play(ChunkedEnv(simulator_of_vector_env(env, "says"), max_episode_steps=STEPS))
 
@@ -245,6 +248,88 @@ def test_environments_that_write_into_their_last_observation_show_what_copies_sh
             obs += [result.obs["state"].copy(), *([] if result.final_obs is None else [result.final_obs[1]["state"]])]
         shown[name] = [part.tolist() for part in obs]
     assert shown["a buffer each"] == shown["copies"] == shown["one for both"]
+
+
+class OneBatch(SaysInABatch):
+    """Its observations, rewards and flags are in the same arrays in each step."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__({}, "bool")
+        self.copies, self.buffers = copies, [np.zeros((2, 2), np.float32), np.ones(2), *np.zeros((2, 2), np.bool_)]
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.written(super().reset(**arguments)[0])[0], {}
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, found = super().step(actions)
+        return *self.written(obs, reward * self.clocks, terminated, truncated), found
+
+    def written(self, *values: Any) -> list[Any]:
+        for buffer, value in zip(self.buffers, values, strict=False):
+            buffer[:] = value
+        return [buffer.copy() if self.copies else buffer for buffer in self.buffers[: len(values)]]
+
+
+def test_a_batch_that_writes_into_its_last_arrays_shows_what_copies_show() -> None:
+    shown = []
+    for copies in (True, False):
+        env = ChunkedEnv(simulator_of_vector_env(OneBatch(copies), "one"), max_episode_steps=5)
+        parts = [env.reset(seeds=[3, 4])["state"].tolist()]
+        for _ in range(3):
+            result = env.chunk_step(np.zeros((2, 2, 1), np.float32))
+            ends = [] if result.final_obs is None else result.final_obs[1]["state"].tolist()
+            parts += [result.obs["state"].tolist(), result.rewards.tolist(), ends]
+        shown.append(parts)
+    assert shown[0] == shown[1]
+
+
+def test_rows_that_a_batchs_mask_leaves_out_say_nothing_of_success() -> None:
+    class Masked(SaysInABatch):
+        def step(self, actions: Any) -> Any:
+            *rest, _ = super().step(actions)
+            return *rest, {"success": np.array([True, False]), "_success": np.array([True, False])}
+
+    env = ChunkedEnv(simulator_of_vector_env(Masked({}, "bool"), "says"), max_episode_steps=STEPS)
+    env.reset(seeds=[1, 2])
+    assert env.chunk_step(np.zeros((2, 1, 1), np.float32)) and env.last_success.tolist() == [1, -1]
+
+
+class OwnVecEnv:
+    """Of two rows; `rewards` and so on: what a chunk's result has in place of what is right."""
+
+    num_envs, action_dim, max_episode_steps = 2, 1, 8
+
+    def __init__(self, **arrays: Any) -> None:
+        self.arrays = arrays
+
+    def chunk_step(self, actions: Any) -> ChunkResult:
+        shape = actions.shape[:2]
+        usual = {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated")}
+        usual |= {"rewards": np.zeros(shape, np.float32), "executed": np.ones(shape, np.bool_)}
+        return ChunkResult({"state": np.zeros((2, 1), np.float32)}, **{**usual, **self.arrays})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            {"terminated": np.full((2, 3), -1, np.int8)},
+            "terminated from chunk_step is int8 of shape (2, 3); return",
+        ),
+        ({"truncated": np.zeros(2, np.bool_)}, "truncated from chunk_step is bool of shape (2,); return bool"),
+        ({"rewards": np.zeros((2, 3))}, "rewards from chunk_step is float64 of shape (2, 3); return float32"),
+        ({"rewards": np.full((2, 3), None)}, "rewards from chunk_step is object of shape (2, 3); return float32"),
+        ({"executed": [[True] * 3] * 2}, "executed from chunk_step is a builtins.list; return bool"),
+    ],
+)
+def test_arrays_of_a_vec_env_of_ones_own_are_of_their_types_in_every_chunk(arrays: Any, words: str) -> None:
+    for given in ({}, arrays):
+        stage = _Stage(0, OwnVecEnv(**given), np.arange(2), [], 1)
+        if not given:
+            assert stage.step(np.zeros((2, 3, 1), np.float32)).executed.all()
+            continue
+        with pytest.raises(EpisodeContractError, match=re.escape(words)):
+            stage.step(np.zeros((2, 3, 1), np.float32))
 
 
 RECORD = dict(

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from rlinf_lite.config import Config, ConfigError, load_config
-from rlinf_lite.envs import EpisodeRecord, balanced_seed, env_seed
+from rlinf_lite.envs import EnvSpec, EpisodeRecord, balanced_seed, env_seed
 from rlinf_lite.envs.metaworld.tasks import MT10
 from rlinf_lite.metrics import summarize_episodes
+from rlinf_lite.models.base import PolicyInputs
 from rlinf_lite.registry import UnknownSuiteError, env_card, suite_overrides, suites
-from rlinf_lite.runners.protocol import protocol_of, suite_of
+from rlinf_lite.runners.protocol import notes_of, protocol_of, suite_of
+
+
+def test_an_instruction_that_the_policy_reads_and_nobody_gives_is_noted() -> None:
+    cfg = load()
+    reader, deaf = (PolicyInputs({}, 4, has_instruction=says) for says in (True, False))
+    silent = EnvSpec(4, 4, {}, [-1.0] * 4, [1.0] * 4, 50, has_instruction=False)
+    speaking = replace(silent, has_instruction=True)
+    said = protocol_of(cfg, ["a"], {}, {}, silent, reader)["notes"]
+    assert said == ['mlp_gaussian reads an instruction, and MT10 gives none: it is "" in every row']
+    for spec, reads in ((silent, deaf), (speaking, reader), (silent, None), (None, reader)):
+        assert notes_of(cfg, spec, reads) == []
 
 
 def load(*overrides: str) -> Config:

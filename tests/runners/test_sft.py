@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_demonstrations, read_provenance
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from tests.data.lerobot_folders import put_in_order
 from tests.runners.conftest import read_metrics
 
 CONFIG = "tabletop_sft_mlp"
@@ -125,6 +127,29 @@ def test_any_dataset_is_imitated_by_the_names_of_its_features(start_sft, tmp_pat
     with pytest.raises(DemonstrationError, match=r"holds other demonstrations.*than the run began with.*those"):
         other_keys = "runner.allow_changes=[data.keys]"
         start_sft(*more[:3], "runner.max_steps=64", f"data.demos_dir={others}", other_keys).run()
+
+
+def test_a_dataset_in_another_order_trains_the_same_weights_which_keep_its_names(start_sft, tmp_path, capsys):
+    demos, short = tmp_path / "demos", ["runner.max_steps=4", "runner.save_interval=4"]
+    assert collect(["--out", str(demos), "--config-name", CONFIG, "--episodes", "20", "--num-envs", "20"]) == 0
+    folder = ["data.source=folder", f"data.demos_dir={demos}", *short]
+    whole = start_sft(*folder, root=tmp_path / "whole").run()
+    start_sft.stop()
+    assert "another order" not in capsys.readouterr().out
+    put_in_order(demos, "observation.state", np.random.default_rng(0).permutation(16), nested=True)
+    put_in_order(demos, "action", (2, 0, 1))
+    other = start_sft(*folder, root=tmp_path / "other").run()
+    expected, got = weights(whole.checkpoint), weights(other.checkpoint)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    for name in ("config.json", "dimension_names.json"):
+        assert (whole.checkpoint / "policy" / name).read_text() == (other.checkpoint / "policy" / name).read_text()
+    said = capsys.readouterr().out
+    assert (
+        "note: the columns of action are in another order there, and are put in the run's by their names: 1, 2, 0"
+        in said
+    )
+    assert "states are normalised by the statistics of" in said and "states and actions" not in said
+    assert json.loads((other.checkpoint / "policy/dimension_names.json").read_text())["action"] == ["x", "y", "close"]
 
 
 def test_an_expert_that_never_succeeds_is_an_error(start_sft):

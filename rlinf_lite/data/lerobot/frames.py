@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,10 @@ class Keys:
     action: str
     instruction: bool = True
     """False: frames have no sentence, because what the policy will see has none."""
+    order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Columns of `state` and `action`, in the order in which they are decoded, where that is not the dataset's."""
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of the columns of `state` and `action`, as they are decoded; absent: they have none."""
 
 
 class Frames:
@@ -51,6 +55,8 @@ class Frames:
             self.tasks: list[str] = content["tasks"]
             self.statistics: dict[str, statistics.Statistics] = content["statistics"]
             """Of `state` and `action`, exact over the whole dataset."""
+            self.names: dict[str, list[str]] = content.get("keys", {}).get("names", {})
+            """Of the columns of `state` and `action`, where they have some."""
             self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
             self.state = _mapped(directory / "state.npy") if content["has_state"] else None
             self.actions, self.task, self.episodes = (
@@ -137,9 +143,9 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     wanted = dict.fromkeys([keys.action, *([keys.state] if keys.state else []), "task_index", *in_table])
     for first, columns in dataset.rows(list(wanted)):
         rows = slice(first, first + len(columns["task_index"]))
-        actions[rows], task[rows] = columns[keys.action], columns["task_index"][:, 0]
+        actions[rows], task[rows] = _ordered(columns[keys.action], keys, "action"), columns["task_index"][:, 0]
         if state is not None and keys.state is not None:
-            state[rows] = columns[keys.state]
+            state[rows] = _ordered(columns[keys.state], keys, "state")
         for camera, key in keys.cameras.items():
             if key in columns:
                 images[camera][rows] = columns[key]
@@ -155,22 +161,33 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     found = {"action": statistics.of_numbers(actions)} | (
         {} if state is None else {"state": statistics.of_numbers(state)}
     )
-    _check_finite(dataset, actions, found["action"], keys.action)
+    _check_finite(dataset, actions, found["action"], keys.action, keys.order.get("action"))
     if state is not None and keys.state is not None:
-        _check_finite(dataset, state, found["state"], keys.state)
+        _check_finite(dataset, state, found["state"], keys.state, keys.order.get("state"))
     tasks = dataset.tasks if keys.instruction else [""] * len(dataset.tasks)
     content = {"tasks": tasks, "cameras": files, "has_state": state is not None, "statistics": found}
     content |= {"source": str(dataset.directory.absolute()), "keys": asdict(keys)}
     (partial / _CONTENTS).write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _check_finite(dataset: LeRobotDataset, values: NDArray[Any], found: statistics.Statistics, key: str) -> None:
+def _ordered(values: NDArray[Any], keys: Keys, name: str) -> NDArray[Any]:
+    return values[:, list(keys.order[name])] if name in keys.order else values
+
+
+def _check_finite(
+    dataset: LeRobotDataset,
+    values: NDArray[Any],
+    found: statistics.Statistics,
+    key: str,
+    order: tuple[int, ...] | None,
+) -> None:
     bad = np.flatnonzero(~np.isfinite(found["mean"]))
     if len(bad):
         frame = int(np.flatnonzero(~np.isfinite(values[:, bad[0]]))[0])
         [(number, episode)] = [x for x in enumerate(dataset.episodes) if 0 <= frame - x[1].first_frame < x[1].length]
+        column = bad[0] if order is None else order[bad[0]]
         where = f"frame {frame - episode.first_frame} of episode {number}"
-        raise LeRobotError(f"{episode.data_file}: {key}[{bad[0]}] is {values[frame, bad[0]]} in {where}")
+        raise LeRobotError(f"{episode.data_file}: {key}[{column}] is {values[frame, bad[0]]} in {where}")
 
 
 def _check_room(dataset: LeRobotDataset, keys: Keys, partial: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from rlinf_lite.dimensions import numbered_names
 
 INFO = Path("meta/info.json")
 V3, V2 = "v3.0", "v2.1"
@@ -225,8 +227,8 @@ def picture_feature(dtype: str, height: int, width: int, fps: int) -> Feature:
     return Feature(dtype, (height, width, 3), ["height", "width", "channels"], info)
 
 
-def vector_feature(name: str, num_dims: int) -> Feature:
-    return Feature("float32", (num_dims,), [f"{name}_{i}" for i in range(num_dims)])
+def vector_feature(name: str, num_dims: int, names: Sequence[str] | None = None) -> Feature:
+    return Feature("float32", (num_dims,), numbered_names(name, num_dims) if names is None else list(names))
 
 
 def counters() -> dict[str, Feature]:

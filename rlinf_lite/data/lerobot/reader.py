@@ -75,6 +75,14 @@ class LeRobotDataset:
                     found = check_video(file, key, self.info.features[key], self.info.fps)
                     _check_clips(file, [(x.clips[key], x.length) for x in episodes], self.info.fps, found)
 
+    def num_failures(self) -> int:
+        """Episodes whose `success` in meta/episodes, which our own datasets have, is false."""
+        failed = 0
+        for file in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
+            if "success" in pq.read_schema(file).names:
+                failed += pq.read_table(file, columns=["success"])["success"].to_pylist().count(False)
+        return failed
+
     def rows(self, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """Number of the first frame, and by feature [n, D] of numbers or uint8 [n, H, W, 3] of "image"s; in order."""
         first = 0

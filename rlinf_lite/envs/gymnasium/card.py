@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rlinf_lite.cards import EnvCard, Observed, Problem, Task
@@ -17,7 +18,8 @@ class Gymnasium(EnvCard):
     simulator_bytes = (8 * 2**20, 4096)
 
     def observed(self, task: str, options: dict[str, Any]) -> Observed | None:
-        return None if options else super().observed(task, options)
+        found = None if options else super().observed(task, options)
+        return found and replace(found, has_instruction=False)
 
     def steps_per_s(self, task: str, options: dict[str, Any]) -> float | None:
         """As the environment's metadata say of its films."""

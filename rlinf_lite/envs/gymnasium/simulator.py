@@ -7,6 +7,7 @@ Observations become uint8 images by camera, text apart, and everything else flat
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,12 @@ class ObsReader:
         ends = np.cumsum([flatdim(space) for space in self._states.values()])
         return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
 
+    @property
+    def state_names(self) -> list[str] | None:
+        """The keys of the space, where each is of one number."""
+        keys = list(self._states)
+        return keys if "" not in keys and all(flatdim(space) == 1 for space in self._states.values()) else None
+
     def _image(self, name: str, item: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
         image, space = self._leaf(name, item), self._images[name]
         if image.dtype != np.uint8 or image.shape != space.shape:
@@ -184,6 +191,8 @@ class GymnasiumSimulator:
         self._action_space = self.envs[0].action_space
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
+        self.state_names = _said_by(self.envs[0], "state_names") or self._reader.state_names
+        self.action_names = _said_by(self.envs[0], "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: list[dict[str, Any]] = [{}] * self.num_envs  # leaves of each row's last observation
 
@@ -232,14 +241,19 @@ def _unpacked(method: str, returned: Any, names: Sequence[str], task_id: str) ->
     raise EnvContractError(f"{method} returned {got}; gymnasium's {method} returns {', '.join(names)}.", task_id)
 
 
+_MAX = float(np.finfo(np.float32).max)
+
+
 def _number(name: str, value: Any, task_id: str) -> float:
     """`value`, or the one number of an array or tensor. Raises EnvContractError for anything else."""
-    if isinstance(value, float | int):
-        return value
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise EnvContractError(f"{name} is {_shown(value)}; return one number per step.", task_id)
-    return float(array.item())
+    if not isinstance(value, float | int):
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise EnvContractError(f"{name} is {_shown(value)}; return one number per step.", task_id)
+        value = float(array.item())
+    if _MAX < abs(value) < math.inf:  # NaN and infinity are ChunkedEnv's to refuse
+        raise EnvContractError(f"{name} is {_shown(value)}, which does not fit float32; scale it down.", task_id)
+    return float(value)
 
 
 def _truth(name: str, value: Any, task_id: str) -> bool:
@@ -259,7 +273,7 @@ def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callab
         text = f"step returned {name} of shape {np.shape(values)}; return one value per environment, {(num_envs,)}."
         raise EnvContractError(text, task_id)
     array = np.asarray(values)[rows]
-    if array.dtype.kind == "b" or (array.dtype.kind in "biuf" and read is _number):
+    if array.dtype.kind == "b" or (read is _number and array.dtype.kind in "iuf" and not (np.abs(array) > _MAX).any()):
         return array
     found = np.empty(len(rows))
     for i, value in enumerate(array.tolist()):
@@ -305,6 +319,8 @@ class VectorEnvSimulator:
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
         self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
+        self.state_names = _said_by(env, "state_names") or self._reader.state_names
+        self.action_names = _said_by(env, "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
 
@@ -332,8 +348,7 @@ class VectorEnvSimulator:
         raw, reward, terminated, truncated, info = self.env.step(batch)
         self._obs = self._read(raw)
         of = rows, self.num_envs
-        with np.errstate(over="ignore"):  # of float64 as float32: infinite, which ChunkedEnv refuses
-            out.reward[rows] = _of_rows("reward", reward, *of, _number, self.task_id)
+        out.reward[rows] = _of_rows("reward", reward, *of, _number, self.task_id)
         out.terminated[rows] = _of_rows("terminated", terminated, *of, _truth, self.task_id)
         out.truncated[rows] = _of_rows("truncated", truncated, *of, _truth, self.task_id)
         out.success[rows] = _success_of_rows(info, *of, self.task_id)
@@ -367,10 +382,21 @@ class VectorEnvSimulator:
         return self._reader.read(rows, self._instructions)
 
 
-def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
-    """Of each row, by the attribute `instruction` of the outermost wrapper that has one, or of the environment."""
-    while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, "instruction"):
+def _who_says(env: Any, attribute: str) -> Any:
+    """The outermost wrapper that has an attribute, or the environment."""
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, attribute):
         env = env.env
+    return env
+
+
+def _said_by(env: Any, attribute: str) -> list[str] | None:
+    said = getattr(_who_says(env, attribute), attribute, None)
+    return None if said is None else list(said)
+
+
+def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
+    """Of each row, by the attribute `instruction`."""
+    env = _who_says(env, "instruction")
     said = getattr(env, "instruction", None)
     if said is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
         has = all(env.call("has_wrapper_attr", "instruction"))

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 NumBlocks = Annotated[Int, Field(ge=1, le=3)]
 CAMERA = {"top": (64, 64)}
+ACTION_NAMES = ("x", "y", "close")
+OWN_STATE_NAMES = ("x", "y", "closed", "holding")
+STATE_NAMES = (
+    *OWN_STATE_NAMES,
+    *("is_pick", "is_push", "is_place", "side"),
+    *("block_x", "block_y", "goal_x", "goal_y"),
+    *("second_x", "second_y", "third_x", "third_y"),
+)
 
 
 class TabletopOptions(Section):
@@ -49,8 +57,9 @@ class Tabletop(EnvCard):
         found = self.tasks.get(task)
         if found is None:
             return None
-        state_dim = found.own_state_dim if options.obs_mode == "rgb" else found.state_dim
-        return Observed(found.action_dim, state_dim, {} if options.obs_mode == "state" else dict(found.cameras))
+        names = OWN_STATE_NAMES if options.obs_mode == "rgb" else STATE_NAMES
+        cameras = {} if options.obs_mode == "state" else dict(found.cameras)
+        return Observed(found.action_dim, len(names), cameras, state_names=names, action_names=ACTION_NAMES)
 
     def lacks_state(self, options: TabletopOptions) -> Problem | None:
         return Problem("env.options.obs_mode", "rgb has no blocks in its state") if options.obs_mode == "rgb" else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlinf_lite.envs.base import FloatArray, IntArray, Obs
 from rlinf_lite.envs.simulator import StepOutputs
-from rlinf_lite.envs.tabletop.card import CAMERA, Tabletop
+from rlinf_lite.envs.tabletop.card import ACTION_NAMES, CAMERA, OWN_STATE_NAMES, STATE_NAMES, Tabletop
 from rlinf_lite.envs.tabletop.episodes import draw
 from rlinf_lite.envs.tabletop.expert import expert_action
 from rlinf_lite.envs.tabletop.language import FAMILIES
@@ -36,6 +36,8 @@ class TabletopSimulator:
         self.task_ids = [""] * num_envs
         self.max_episode_steps: int | None = Tabletop.tasks[task].max_episode_steps
         self.action_low, self.action_high = -np.ones(3, np.float32), np.ones(3, np.float32)
+        self.action_names = ACTION_NAMES
+        self.state_names = OWN_STATE_NAMES if options.obs_mode == "rgb" else STATE_NAMES
         self._options = options
         self._families = tuple(range(len(FAMILIES))) if task == "all" else (FAMILIES.index(task),)
         self._pairs = options.eval_pairs if split == "eval" else "train"

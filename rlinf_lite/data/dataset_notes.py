@@ -1,0 +1,89 @@
+"""What a user should know of a dataset that a run imitates: what of it is not read, or may be of something else.
+
+A dataset that cannot be meant is refused (`demonstrations.open_dataset`); what is listed here may be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlinf_lite.cards import Observed
+from rlinf_lite.config import Config
+from rlinf_lite.config.schema import KeysConfig
+from rlinf_lite.data.demonstrations import keys_of, matched_keys, strange_tasks
+from rlinf_lite.registry import env_card
+
+if TYPE_CHECKING:
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
+    from rlinf_lite.envs import EnvSpec
+    from rlinf_lite.models.base import PolicyInputs
+
+
+def dataset_notes(
+    cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None, reads: PolicyInputs | None
+) -> list[str]:
+    """A line for each such thing. `seen`: what the environment shows, `reads`: what the policy reads; None: not known,
+    so that nothing is said of what depends on it."""
+    lines = strange_tasks(cfg, dataset) if cfg.data.source == "folder" else []
+    if seen is not None:
+        lines += _other_order(cfg, dataset, seen)
+    if cfg.data.source == "folder":
+        lines += [*_unread_state(cfg, dataset, seen, reads), *_sentences(dataset, seen, reads)]
+        lines += [*_pictures(cfg, dataset, seen), *_other_rate(cfg, dataset, seen), *_failures(dataset)]
+    return lines
+
+
+def _other_order(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Iterator[str]:
+    keys = matched_keys(cfg, dataset, seen)
+    for name, key in (("state", keys.state), ("action", keys.action)):
+        if key is not None and name in keys.order:
+            yield (
+                f"the columns of {key} are in another order there, and are put in the run's by their names: "
+                f"{', '.join(map(str, keys.order[name]))}"
+            )
+
+
+def _unread_state(
+    cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None, reads: PolicyInputs | None
+) -> Iterator[str]:
+    key = cfg.data.keys.state
+    if key is None or key not in dataset.info.features:
+        return
+    named = f"data.keys.state is {key}, and " if key != KeysConfig.model_fields["state"].default else ""
+    if reads is not None and not reads.state_dim:
+        yield f"{named}the policy reads no state: {key} of the dataset is not used"
+    elif seen is not None and not seen.state_dim and named:
+        yield f"{named}the environment shows no state: it is not used"
+
+
+def _sentences(dataset: LeRobotDataset, seen: Observed | EnvSpec | None, reads: PolicyInputs | None) -> Iterator[str]:
+    if reads is None or not reads.has_instruction:
+        return
+    empty = sum(not task.strip() for task in dataset.tasks)
+    if seen is not None and not seen.has_instruction:
+        if empty < len(dataset.tasks):
+            yield "the environment gives no instruction: the dataset's sentences are left out"
+    elif empty == len(dataset.tasks):
+        yield f'every task of the dataset is "" ({empty} of {empty}): the policy learns nothing from instructions'
+    elif empty:
+        yield f'{empty} of {len(dataset.tasks)} tasks of the dataset are "", which the policy reads as an instruction'
+
+
+def _pictures(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None) -> Iterator[str]:
+    for key in [] if seen is None else keys_of(cfg, seen).cameras.values():
+        shape = dataset.info.features[key].shape
+        if 3 not in (shape[0], shape[2]):
+            yield f"pictures of {key} have shape {list(shape)}, not three colours, and are taken as colours"
+
+
+def _other_rate(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None) -> Iterator[str]:
+    rate = None if seen is None else env_card(cfg.env.id).steps_per_s(cfg.env.task, cfg.env.options)
+    if rate is not None and round(rate) != round(dataset.info.fps):
+        yield f"a frame is 1/{dataset.info.fps:g} s there, and a step of the environment 1/{rate:g} s"
+
+
+def _failures(dataset: LeRobotDataset) -> Iterator[str]:
+    failed = dataset.num_failures()
+    if failed:
+        yield f"{failed} of {dataset.info.num_episodes} episodes did not succeed, and are imitated as the others are"
