@@ -337,7 +337,6 @@ def test_pictures_that_a_card_has_drawn(monkeypatch: pytest.MonkeyPatch) -> None
     env = make(2, config())
     env.reset(seeds=[1, 2])
     simulator = env.simulator
-    simulator.apart["states"] = "pictures are drawn row by row"
     drawn = torch.arange(12, dtype=torch.uint8).reshape(1, 2, 2, 3).as_subclass(OnCard)
     monkeypatch.setattr(simulator, "_split_obs", lambda row: (torch.ones(1, 3), {"front": drawn + row}))
     images = simulator.observe(np.array([0, 1]))["images"]["front"]

@@ -45,9 +45,6 @@ class ManiSkillOptions(Section):
     """auto: none for state observations, else gpu or cpu (software Vulkan), whichever is there."""
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
     """Height and width of images."""
-    batch_rows: bool | None = None
-    """On the CPU: compute targets of joints, rewards and states of all rows in one pass, where the task's code allows
-    it, and not row by row; the bits are the same. null: for tasks, robots and controllers of ManiSkill's package."""
     kwargs: dict[str, Any] = {}
     """Further arguments of the task, for gymnasium.make."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import torch
-from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.common import flatten_state_dict
 from mani_skill.utils.registration import REGISTERED_ENVS
@@ -21,21 +18,14 @@ from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.gymnasium.simulator import action_bounds_of
 from rlinf_lite.envs.maniskill.card import instruction_of
 from rlinf_lite.envs.maniskill.expert import expert_action
-from rlinf_lite.envs.maniskill.physics import has_hooks, renew_physics, seeds_of_the_cpu, speed_up
+from rlinf_lite.envs.maniskill.physics import renew_physics
 from rlinf_lite.envs.maniskill.setup import Backends
-from rlinf_lite.envs.maniskill.together import RowsApart, Together, not_maniskills, rows_of, same
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.registry import UnknownEnvError, did_you_mean
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
-
-log = logging.getLogger(__name__)
-
-_CALLS_CHECKED, _CHECK_EVERY = 8, 61
-"""Calls that are checked in every row, and after which number of calls a row is: a prime one, so that checks come at
-all steps of an episode."""
 
 
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
@@ -95,66 +85,30 @@ class Scenes:
 
 
 class CpuSimulator(Scenes):
-    """A `Simulator`; rows are independent scenes, whose physics is stepped in turn. Nobody else changes them.
-
-    Actions, rewards and states of all rows are computed `Together`, where the task's code allows it. Whether the bits
-    are those of each row by itself is checked: at first in every row, then in one row now and then. What fails is
-    computed row by row from then on.
-    """
+    """A `Simulator`; rows are independent scenes, stepped in turn."""
 
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
-        speed_up()
         super().__init__([build(1, cfg, backends) for _ in range(num_envs)], num_envs, cfg)
-        self._num_calls = {"actions": 0, "rewards": 0, "states": 0}
-        self.apart: dict[str, str] = {}
-        """Which of the three are computed row by row, and why."""
-        batch_rows, of = cfg.options.batch_rows, not_maniskills(self.envs[0])
-        self._is_maniskills, self._has_hooks = of is None, list(map(has_hooks, self.envs))
-        if batch_rows is None and of:
-            why = f"{of} is not ManiSkill's own, and env.options.batch_rows is not true"
-            self.apart = dict.fromkeys(self._num_calls, why)
-        elif batch_rows is False:
-            self.apart = dict.fromkeys(self._num_calls, "env.options.batch_rows is false")
-        elif any(env.reconfiguration_freq for env in self.envs):
-            self.apart = dict.fromkeys(self._num_calls, "resets build the scene anew")
-        elif type(self.envs[0])._step_action is not BaseEnv._step_action:
-            self.apart = dict.fromkeys(("actions", "rewards"), "the task has its own _step_action")
-        if backends.render != "none":
-            self.apart["states"] = "pictures are taken scene by scene"
-        self._together: Together | None = None
-        if len(self.apart) < len(self._num_calls):
-            try:
-                self._together = Together(self.envs, self._is_maniskills)
-            except RowsApart as error:
-                self.apart = dict.fromkeys(self._num_calls, str(error))
 
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
-        if self._together is not None:
-            self._together.forget()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             env = self.envs[row]
             try:
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
-                with seeds_of_the_cpu() if self._is_maniskills else nullcontext():  # a task may draw on its own device
-                    self._infos[row] = _reset_unseen(env, seed)
-                self._has_hooks[row] = has_hooks(env)
+                self._infos[row] = _reset_unseen(env, seed)
             except (Exception, SystemExit) as error:
                 raise RowError(row) from error
 
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = torch.from_numpy(np.ascontiguousarray(actions))
-        numbers = rows.tolist()
-        used = self._move(numbers, batch)
-        results = self._of_rows(
-            "rewards",
-            numbers,
-            lambda env, together: _reward_and_info(env, together.lend("the action", batch)),
-            lambda row: _reward_and_info(self.envs[row], used[row]),
-        )
-        for row, (reward, info) in zip(numbers, results, strict=True):
+        for row in rows.tolist():
+            try:
+                reward, info = _step_unseen(self.envs[row], batch[row : row + 1])
+            except (Exception, SystemExit) as error:
+                raise RowError(row) from error
             self._infos[row] = info
             out.reward[row] = reward.item()
             success, fail = info.get("success"), info.get("fail")
@@ -164,18 +118,8 @@ class CpuSimulator(Scenes):
 
     @torch.inference_mode()
     def observe(self, rows: IntArray) -> Obs:
-        def state_of_all(env: Any, together: Together) -> torch.Tensor:
-            state: torch.Tensor = env.get_obs(together.join("info", self._infos))
-            return state
-
-        numbers = rows.tolist()
-        obs: Obs = {"instruction": [self._instruction] * len(numbers)}
-        if "states" not in self.apart:
-            states = self._of_rows("states", numbers, state_of_all, lambda row: self._split_obs(row)[0])
-            return {**obs, "state": torch.cat(states).numpy()}
-        parts = [self._split_obs(row) for row in numbers]
-        if self._together is not None:
-            self._together.look_again()
+        parts = [self._split_obs(row) for row in rows.tolist()]
+        obs: Obs = {"instruction": [self._instruction] * len(parts)}
         states = [state for state, _ in parts if state is not None]
         if states:
             obs["state"] = torch.cat(states).numpy()
@@ -184,104 +128,6 @@ class CpuSimulator(Scenes):
                 name: torch.cat([images[name] for _, images in parts]).cpu().numpy() for name in parts[0][1]
             }
         return obs
-
-    def _move(self, rows: list[int], actions: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Sets what `actions` [B, D] say and steps the physics of `rows`. Returns each one's action [1, D], as used."""
-        used = {row: actions[row : row + 1] for row in rows}
-        together, targets, checked = self._together, None, []
-        if together is not None and "actions" not in self.apart and len(rows) > 1:
-            try:
-                targets = together.act(lambda env: env.agent.set_action(together.lend("the action", actions)))
-                checked = self._to_check("actions", rows)
-            except RowsApart as error:
-                self._set_apart("actions", str(error))
-        if together is not None:
-            together.moved()
-            if targets is None or checked:
-                together.forget()
-            elif any(self._has_hooks[row] for row in rows):
-                together.look_again()
-        # Each loop does one thing in all rows: physics drives out of the caches whatever comes in between.
-        to_set: dict[int, torch.Tensor | None] = {**used}
-        try:
-            if targets is not None:
-                for row in rows:
-                    if row not in checked:
-                        targets.apply(row)
-                    else:
-                        self.envs[row].agent.set_action(used[row])
-                    to_set[row] = None
-                    if row in checked and not targets.are_set(row):
-                        self._set_apart("actions", f"row {row} by itself has other targets", was_wrong=True)
-                        break
-            for row in rows:
-                env = self.envs[row]
-                if to_set[row] is not None:
-                    used[row] = env._step_action(to_set[row])
-                elif self._is_maniskills and not self._has_hooks[row]:
-                    step = env.scene.px.step
-                    for _ in range(env._sim_steps_per_control):
-                        step()
-                else:
-                    env._step_action(None)
-        except (Exception, SystemExit) as error:
-            raise RowError(row) from error
-        for row in rows:
-            self.envs[row]._elapsed_steps += 1
-        return used
-
-    def _of_rows(
-        self,
-        part: str,
-        rows: list[int],
-        of_all: Callable[[Any, Together], Any],
-        of_row: Callable[[int], Any],
-    ) -> list[Any]:
-        """What `of_row` returns for each of `rows`, out of what `of_all` returns for all, if that is the same.
-
-        Each row's own code runs once at most, as it may not give the same twice."""
-        results: dict[int, Any] = {}
-        together = self._together
-
-        def alone(row: int) -> Any:
-            if together is not None:
-                together.forget()
-            try:
-                results[row] = of_row(row)
-            except (Exception, SystemExit) as error:
-                raise RowError(row) from error
-            return results[row]
-
-        if together is not None and part not in self.apart and len(rows) > 1:
-            try:
-                batch = together.look(lambda env: of_all(env, together))
-                shares = rows_of(batch, self.num_envs)
-                other = [row for row in self._to_check(part, rows) if not same(alone(row), shares[row])]
-                if not other:
-                    return [shares[row] for row in rows]
-                self._set_apart(part, f"row {other[0]} by itself gives something else", was_wrong=True)
-            except RowsApart as error:
-                self._set_apart(part, str(error))
-        return [results[row] if row in results else alone(row) for row in rows]
-
-    def _to_check(self, part: str, rows: list[int]) -> list[int]:
-        call = self._num_calls[part]
-        self._num_calls[part] += 1
-        if call < _CALLS_CHECKED:
-            return rows
-        number, now = divmod(call + list(self._num_calls).index(part), _CHECK_EVERY)  # each in a step of its own
-        return [] if now else [rows[number % len(rows)]]
-
-    def _set_apart(self, part: str, why: str, was_wrong: bool = False) -> None:
-        self.apart[part] = why
-        if not was_wrong or self._num_calls[part] <= _CALLS_CHECKED:
-            log.info("%s: %s are computed row by row: %s", self.task_id, part, why)
-        else:
-            log.warning(
-                "%s: %s are computed row by row from now on: %s. Before, some may have been wrong: "
-                "env.options.batch_rows=false computes all of them row by row",
-                self.task_id, part, why,
-            )  # fmt: skip
 
     @torch.inference_mode()
     def expert_actions(self, num_actions: int) -> FloatArray:
@@ -319,9 +165,7 @@ class CudaSimulator(Scenes):
     @torch.inference_mode()
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
         batch = torch.from_numpy(np.ascontiguousarray(actions)).to(self.env.device)
-        action = self.env._step_action(batch)
-        self.env._elapsed_steps += 1
-        reward, info = _reward_and_info(self.env, action)
+        reward, info = _step_unseen(self.env, batch)
         self._infos, self._obs = [info], None
         success, fail = info.get("success"), info.get("fail")
         nothing = torch.zeros_like(reward)
@@ -370,8 +214,11 @@ def _reset_unseen(env: Any, seed: int | list[int] | None, options: dict[str, Any
         env._obs_mode = wanted
 
 
-def _reward_and_info(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The end of `BaseEnv.step` without its observation: reward [B], and the info that success is read from."""
+def _step_unseen(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """`BaseEnv.step` without its observation, which is made at the end of a chunk: reward [B], and the info that
+    success is read from."""
+    action = env._step_action(action)
+    env._elapsed_steps += 1
     info = env.get_info()
     return env.get_reward(obs=_LazyObs(env, info), action=action, info=info), info
 
