@@ -110,10 +110,6 @@ class Policy(nn.Module, ABC):
     it."""
     relative_actions = 0
     """So many action dimensions are relative to the state where the chunk begins, and statistics of them have to be."""
-    positions_per_sample: int | None = None
-    """How often a pass uses the parameters for one sample, such as for each of its tokens; None: not known. Of a small
-    model that uses them once, cores do not share the samples of a micro-batch. A subclass with another network says
-    anew what it is."""
 
     @abstractmethod
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:

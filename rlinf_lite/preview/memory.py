@@ -35,8 +35,6 @@ from rlinf_lite.models.graphs import Calls
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Counts, Meter, count, fake_tensors
 from rlinf_lite.registry import env_card
-from rlinf_lite.threads import training_threads
-from rlinf_lite.training.lanes import lanes_for
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.workers.layout import padded
 
@@ -538,17 +536,13 @@ def _training(
     plan: Plan | ReasoningPlan, role: str, counts: Counts, activations: int, host: dict[str, int]
 ) -> RankMemory:
     """A process that trains a model, alone or as one of several that have shards of it: fp32 weights, AdamW."""
-    config, shards, lanes = plan.config, _shards(plan, role), 1
+    config, shards = plan.config, _shards(plan, role)
     precision = config.actor.precision
-    if slots(config.cluster)[0] == "cpu" and _is_whole(plan, role):  # each lane has gradients
-        on_a_node = -(-(plan.size(role) or 1) // config.cluster.num_nodes)
-        lanes = lanes_for(training_threads(config.actor.num_threads, on_a_node), counts.parameters)
     gradients = _part(plan, role, counts, _FP32 * counts.trained)
-    working = {"gradients": lanes * gradients, "activations": activations}
+    working = {"gradients": gradients, "activations": activations}
     together = config.actor.tensor_model_parallel_size if isinstance(config, ReasoningConfig) else 1
     if config.actor.strategy != "fsdp" and (plan.size(role) or 1) > together:
-        # a copy of them is averaged over ranks, when activations and what other lanes have are gone
-        working["averaged gradients"] = max(gradients - activations - (lanes - 1) * gradients, 0)
+        working["averaged gradients"] = max(gradients - activations, 0)  # a copy, when activations are gone
     if shards > 1:
         # and gradients of one of them before they are reduced
         element, share_trained = _BF16 if precision == "bf16" else _FP32, counts.trained / counts.parameters

@@ -6,8 +6,6 @@ A step, whoever trains:
     learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, then one optimizer step; any number of
     learner.result(sums)                         # metrics over all ranks
 
-A small model on CPUs computes the parts of a micro-batch at the same time (`lanes.py`): `lanes.cut` cuts it.
-
 What a role adds is how its batch becomes micro-batches, and their loss: `workers/actor.py` (samples of trajectories,
 chunks of demonstrations) and `workers/reasoning/` (rows of tokens; the micro-batches of language models are cut in its
 `base.py`).
@@ -34,12 +32,10 @@ from rlinf_lite.dimensions import write_names
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
-from rlinf_lite.training.lanes import Lanes, lanes_for, take_gradients
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, HostMemory, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.strategies import Replicated, Strategy, init_process_group
-from rlinf_lite.twins import CopyError, check_copies
+from rlinf_lite.training.strategies import Strategy, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -48,11 +44,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-B = TypeVar("B")  # a micro-batch, or the part of it that a lane computes
+B = TypeVar("B")  # a micro-batch
 R = TypeVar("R")
 LossFn = Callable[[Any, B, MetricSums], Tensor]
 """The loss of some samples under a model, as their part of the loss of all ranks' micro-batches times `dp_size`, over
-which gradients are averaged. Adds its metrics to the sums. Called by several threads at once."""
+which gradients are averaged. Adds its metrics to the sums."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -64,8 +60,8 @@ class Learner:
 
     Ranks of one `dp_rank`, of `dp_size`, train the same rows; all others have rows of their own.
 
-    `num_parameters`, `num_threads` and `lanes` are there from the beginning, `optimizer` from `start_training` on.
-    While it trains, `num_threads` threads compute, divided among the lanes.
+    `num_parameters` and `num_threads` are there from the beginning, `optimizer` from `start_training` on. While it
+    trains, `num_threads` of torch's threads compute.
     With `actor.offload` an actor's parameters and its optimizer's state are on the device from when something needs
     them until its weights have been sent (`sending`); gradients are nowhere between updates.
     """
@@ -99,22 +95,8 @@ class Learner:
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
-        num_lanes = lanes_for(self.num_threads, self.num_parameters) if self._can_have_lanes() else 1
-        self._torch_threads = self.num_threads // num_lanes
-        self.lanes = Lanes(self.model, num_lanes, self._torch_threads)
         self._offloads, self._away = cfg.actor.offload and name == "actor", set()
         self._host = HostMemory()
-
-    def _can_have_lanes(self) -> bool:
-        """Lanes hold gradients of their own, and copies of the model."""
-        if self.worker.device != "cpu" or not (self.worker.world_size == 1 or isinstance(self.strategy, Replicated)):
-            return False
-        try:
-            check_copies(self.model)
-        except CopyError as error:
-            log.info("%s: the threads share each operation, not the samples: %s", self.name, error)
-            return False
-        return True
 
     def start_training(self, optim: OptimConfig, total_steps: int, value_steps: int = 0) -> None:
         """Make a new optimizer, whose learning rates follow their schedule up to step `total_steps`. In the first
@@ -168,44 +150,43 @@ class Learner:
                 factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
             group["lr"] = group["base_lr"] * factor
 
-    def passes(self, kind: str, compute: Callable[[Any, B], R], micro_batches: Iterable[Sequence[B]]) -> Iterator[R]:
-        """`compute(model, part)` of each part of each micro-batch, in order, by all of `num_threads`: see
-        `Lanes.passes`."""
+    def passes(self, compute: Callable[[Any, B], R], micro_batches: Iterable[B]) -> Iterator[R]:
+        """Results of `compute(model, micro_batch)` for each micro-batch, in order."""
         self.to_device(with_optimizer=False)
-        with torch_threads(self._torch_threads):
-            for result in self.lanes.passes(kind, compute, micro_batches):
+        with torch_threads(self.num_threads):
+            for micro_batch in micro_batches:
+                result = compute(self.model, micro_batch)
                 self.worker.report_progress()
                 yield result
 
     def update(
         self,
-        micro_batches: Iterable[Sequence[B]],
+        micro_batches: Iterable[B],
         loss_fn: LossFn[B],
         sums: MetricSums,
         where: str,
         samples: Callable[[], str],
         only: Sequence[nn.Parameter] | None = None,
     ) -> tuple[bool, MetricSums]:
-        """One optimizer step on the micro-batches of all ranks, which are as many on each, in parts for the lanes;
-        metrics go to `sums`.
+        """One optimizer step on the micro-batches of all ranks, which are as many on each; metrics go to `sums`.
 
         Where loss or gradient is not finite there is no step, which is counted, and `where` and `samples()` are logged.
         `only`: parameters that train this time; the others stay as they are. Returns whether there was a step, and the
         metrics of this update alone. Raises NonFiniteUpdateError.
         """
 
-        def compute(model: Any, part: B) -> MetricSums:
+        def compute(model: Any, micro_batch: B) -> MetricSums:
             measured = MetricSums()
-            loss_fn(model, part, measured).backward()
+            loss_fn(model, micro_batch, measured).backward()
             return measured
 
         self.to_device(with_optimizer=True)
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
-        take_gradients(every)  # of an update that raised; `Optimizer.zero_grad` looks for hooks and profilers besides
+        self.optimizer.zero_grad()  # of an update that raised
         found = MetricSums()
-        for measured in self.passes("update", compute, micro_batches):
+        for measured in self.passes(compute, micro_batches):
             found.merge(measured)
-        with torch_threads(self._torch_threads):
+        with torch_threads(self.num_threads):
             # the mean of all ranks' gradients, clipped
             parameters = every
             if only is not None:
@@ -225,7 +206,7 @@ class Learner:
                 self.optimizer.step()
                 sums.merge(found)
                 sums.add_scalar(f"train/{self.name}/grad_norm", norm)
-            take_gradients(every)
+            self.optimizer.zero_grad()
         sums.add_scalar(f"train/{self.name}/skipped_updates", float(not finite), how="sum")
 
         self._bad_updates_in_a_row = 0 if finite else self._bad_updates_in_a_row + 1

@@ -12,7 +12,7 @@ from torch import nn
 
 def autocast(device: torch.device | str, precision: str, cached: bool | None = None) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where `actor.precision` is bf16. On CPUs without its cache of cast weights: threads of a
-    process (`lanes.py`) share it, and any of them clears it, so that gradients would be rounded as chance has it.
+    process share it, and any of them clears it, so that gradients would be rounded as chance has it.
     `cached`: with or without it, for a preview of another device."""
     if precision == "fp32":
         return nullcontext()

@@ -22,7 +22,6 @@ import logging
 import math
 import mmap
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,7 +38,6 @@ from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
 from rlinf_lite.scheduler.segments import no_room
 from rlinf_lite.scheduler.shared_memory import as_bytes
-from rlinf_lite.twins import CopyError, Parts
 from rlinf_lite.weights.pages import lock_pages
 
 if TYPE_CHECKING:
@@ -404,14 +402,13 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[_Entry]) -> None:
-        """Make parameters in host memory views of the segment, but for those that the module has views of. Buffers are
-        copied: what a pass changes is the module's own."""
+        """Make parameters in host memory views of the segment. A view of a parameter that the module keeps elsewhere
+        would still see its old memory, as after `nn.Module.to`. Buffers are copied: a pass may change them."""
         segment = _Segment(path, entries, create=False, lock=self._worker.device != "cpu")
         self._segment, self._written = path, segment.tensors
-        own = {name: x for name, x in self._module.named_parameters() if name in self._written and _in_host_memory(x)}
-        viewed = _viewed(self._module, own) if own else set()
-        for name in own.keys() - viewed:
-            own[name].data = self._written[name]
+        for name, parameter in self._module.named_parameters():
+            if name in self._written and _in_host_memory(parameter):
+                parameter.data = self._written[name]
 
     def _own(self) -> dict[str, Tensor]:
         """The module's tensors, which a pass, or who loads weights, may have made anew."""
@@ -436,23 +433,6 @@ class WeightReceiver:
                     _overwrite(name, own[name], tensor)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-
-
-def _viewed(module: nn.Module, parameters: Mapping[str, Tensor]) -> set[str]:
-    """Names of those `parameters` whose memory something else in the module has as well, such as a view that it keeps
-    in a list; all names where that cannot be seen."""
-    try:
-        parts = Parts(module, to_look=True)
-    except CopyError:
-        return set(parameters)
-    users = Counter(x.untyped_storage().data_ptr() for x in parts.tensors if x.layout is torch.strided)
-
-    def is_viewed(parameter: Tensor) -> bool:
-        storage = parameter.untyped_storage()
-        memory = range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
-        return users[memory.start] > 1 or any(array.ctypes.data in memory for array in parts.arrays)
-
-    return {name for name, parameter in parameters.items() if is_viewed(parameter)}
 
 
 def _overwrite(name: str, own: Tensor, sent: Tensor) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +196,7 @@ class EmbodiedFSDPActor(Worker):
         recomputes = recomputed_logprobs(cfg)[0]
         if cfg.algorithm.update_epochs > 1 or recomputes:
             with self.timer("fixed inputs"):
-                batch.forward_inputs |= self._computed("fixed inputs", lambda policy, x: policy.fixed_inputs(x))
+                batch.forward_inputs |= self._computed(lambda policy, x: policy.fixed_inputs(x))
         if recomputes:
             with self.timer("log-probs"):
                 batch.proximal = self._score()
@@ -220,9 +219,7 @@ class EmbodiedFSDPActor(Worker):
                 parts = micro_batches(minibatch, self.rank, self.world_size, num_samples, cfg.actor.micro_batch_size)
                 environments = partial(_listed, "environments", minibatch // num_decisions)
                 loss_fn = partial(self._loss, denominator)
-                stepped, own_sums = learner.update(
-                    map(learner.lanes.cut, parts), loss_fn, sums, where, environments, only
-                )
+                stepped, own_sums = learner.update(parts, loss_fn, sums, where, environments, only)
                 self.unchanged = self.unchanged and not stepped
                 if target_kl is not None:
                     of_update = own_sums.result(learner.over_ranks)
@@ -293,8 +290,7 @@ class EmbodiedFSDPActor(Worker):
             self.learner.set_learning_rate(step)
             parts = np.array_split(own, -(-len(own) // cfg.actor.micro_batch_size))
             episodes = partial(_listed, "episodes", demonstrations.episodes(batch))
-            inputs = ([read(lane) for lane in self.learner.lanes.cut(part)] for part in parts)
-            self.learner.update(inputs, loss_fn, sums, f"step {step}", episodes)
+            self.learner.update(map(read, parts), loss_fn, sums, f"step {step}", episodes)
         self.version += 1
         return self.learner.result(sums)
 
@@ -384,11 +380,10 @@ class EmbodiedFSDPActor(Worker):
     def _score(self, index: np.ndarray | None = None) -> Tensor:
         """Log-probabilities [n, C, D] of all samples or of `index` [n], under the weights that the policy has; on the
         CPU."""
-        return self._computed("log-probs", lambda policy, x: {"": policy(x).logprobs.float()}, index)[""]
+        return self._computed(lambda policy, x: {"": policy(x).logprobs.float()}, index)[""]
 
     def _computed(
         self,
-        kind: str,
         compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]],
         index: np.ndarray | None = None,
     ) -> dict[str, Tensor]:
@@ -398,8 +393,7 @@ class EmbodiedFSDPActor(Worker):
         inputs, learner = self.batch.forward_inputs, self.learner
         index = np.arange(len(self.batch.mask)) if index is None else index
         num_samples = len(index)
-        whole = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
-        micro_batches = [learner.lanes.cut(part) for part in whole]
+        parts = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
 
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
             with torch.no_grad(), learner.autocast():
@@ -407,8 +401,7 @@ class EmbodiedFSDPActor(Worker):
                 return compute(policy, {name: x[rows].to(self.device) for name, x in inputs.items()})
 
         kept: dict[str, Tensor] = {}
-        parts = chain.from_iterable(micro_batches)
-        for part, found in zip(parts, learner.passes(kind, of_part, micro_batches), strict=True):
+        for part, found in zip(parts, learner.passes(of_part, parts), strict=True):
             if not found:
                 break
             for name, x in found.items():

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,6 @@ class Receiving(Worker):
         self.module = make_module().requires_grad_(False)
         if "bf16" in kind or (kind == "two types" and self.rank):
             cast_parameters(self.module, torch.bfloat16)
-        if kind == "views, some seen elsewhere":
-            self.module[2].turned = [self.module[2].weight.detach().t()]
-            self.module[2].array = self.module[2].bias.detach().numpy()[::-1]
         self.receiver = WeightReceiver(self, "actor", 0, self.module, timeout_s=20)
         pretend_gpu(kind, self.rank)
         self.num_lent, copy_lent = 0, self.receiver._copy_lent
@@ -93,12 +89,6 @@ class Receiving(Worker):
     def replace(self):
         """As who loads weights by themselves may do."""
         self.module.load_state_dict({name: x.clone() for name, x in self.module.state_dict().items()}, assign=True)
-
-    def kept(self):
-        """What the module has besides its weights, of which a pass keeps one when it first needs it."""
-        if not hasattr(self.module[1], "later"):
-            self.module[1].later = {"weight": self.module[1].weight.detach()[1:]}
-        return self.module[2].turned[0].clone(), self.module[2].array.copy(), self.module[1].later["weight"].clone()
 
     def use(self):
         """As a pass may change statistics: in place, and by another tensor. Returns them."""
@@ -162,29 +152,6 @@ def test_what_is_frozen_between_two_transfers_arrives_as_it_was_then(groups):
         for weights in received:
             for name in sent[0].keys() - {FIXED_AT_FIRST}:
                 assert torch.equal(weights[name], sent[0][name]), (version, name)
-
-
-@pytest.mark.parametrize("groups", ["views, some seen elsewhere"], indirect=True)
-def test_views_of_weights_follow_them(groups):
-    """Wherever they are kept, whenever they were made, and where another actor goes on in memory of its own."""
-    actor, rollout = groups
-    for version in range(4):
-        if version == 2:
-            actor.init(1000, "").wait()
-        received, _ = wait_all(rollout.receive(version), actor.change_and_send(version), timeout_s=60)
-        for weights, (turned, array, later) in zip(received, rollout.kept().wait(), strict=True):
-            assert torch.equal(weights["2.weight"].t(), turned)
-            assert weights["2.bias"].flip(0).tolist() == array.tolist()
-            assert torch.equal(weights["1.weight"][1:], later)
-
-
-def test_compiled_modules_and_those_that_cannot_be_looked_into():
-    module = make_module()
-    module[0].compile()
-    parameters = dict(module.named_parameters())
-    assert sync._viewed(module, parameters) == set()
-    module.lock = threading.Lock()
-    assert sync._viewed(module, parameters) == parameters.keys()
 
 
 @pytest.mark.parametrize("groups", ["views", "copied", "buckets"], indirect=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
-from rlinf_lite.models.branches import beside
 from rlinf_lite.models.heads import Gaussian
 from rlinf_lite.models.mlp.card import MLP
 
@@ -32,7 +31,6 @@ class MLPGaussianPolicy(Policy):
     """
 
     policy_id, card = "mlp_gaussian", MLP
-    positions_per_sample = 1
 
     def __init__(
         self,
@@ -120,9 +118,8 @@ class MLPGaussianPolicy(Policy):
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         state, sampled = forward_inputs["state"], forward_inputs["sampled_actions"]
-        values = beside(self.critic, state)
         mean = self._mean(state)
-        return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), values().float())
+        return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), self.critic(state).float())
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
         """Z-scores of the state; actions keep the environment's bounds, which exploration is measured in."""

@@ -78,7 +78,7 @@ class LanguageModelWorker(Worker):
             with torch.no_grad(), self.learner.autocast():
                 return forward(model, micro_batch[1]), micro_batch
 
-        for values, (_, rows, weight) in self.learner.passes("score", compute, self._micro_batches(batch)):
+        for values, (_, rows, weight) in self.learner.passes(compute, self._micro_batches(batch)):
             if weight:
                 valid = mask[rows.index, : rows.response_length]
                 column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
@@ -105,18 +105,17 @@ class LanguageModelWorker(Worker):
             learner.update(self._micro_batches(batch), weighted, sums, f"{learner.name}, step {step}", samples)
         return learner.result(sums)
 
-    def _micro_batches(self, batch: DataProto) -> Iterator[list[MicroBatch]]:
+    def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
         """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
         without rows computes an empty one."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
         own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
         num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
-        width = batch.batch["attention_mask"].shape[1] if len(batch) else 0
-        for part in parts:
-            yield [(batch, take_rows(batch, rows, self.device), 1.0) for rows in self.learner.lanes.cut(part, width)]
+        for rows in parts:
+            yield batch, take_rows(batch, rows, self.device), 1.0
         filling = batch if len(batch) else empty_row(batch)
         for _ in range(num_most - len(parts)):
-            yield [(filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0)]
+            yield filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0
 
 
 def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
