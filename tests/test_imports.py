@@ -12,7 +12,6 @@ from pathlib import Path
 LAYERS = [
     {"child_process", "lazy", "shipped", "file_modes", "checksums", "script", "threads", "cards", "hub"},
     {"registry", "dimensions"},
-    {"renamed_keys"},
     {"scheduler"},  # placement, messages, errors and progress need neither ray nor torch
     {"config"},
     {"algorithms", "rewards", "metrics", "weights"},

@@ -17,7 +17,6 @@ from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
 from rlinf_lite.registry import nearest
-from rlinf_lite.renamed_keys import with_new_names
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -78,7 +77,6 @@ def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[A
     Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
     """
     schema: Any = schema_of(content)
-    content = with_new_names(content)
     try:
         config = schema.model_validate(content)
         return config, find_problems(config, set(suspects))

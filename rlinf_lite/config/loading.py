@@ -27,7 +27,6 @@ from rlinf_lite.config.names import built_in_cards, walk
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.registry import card_in, did_you_mean
-from rlinf_lite.renamed_keys import new_name, new_names, new_value, say_renamed, with_new_names
 from rlinf_lite.shipped import shipped
 
 
@@ -82,12 +81,9 @@ def load_config(
         advice = [str(_swept(item, (Config, ReasoningConfig))) for item in sweeps]
         raise ConfigError(name, [*map(str, problems), *advice, _explain(error, name)]) from error
     values = [item for item in parsed if not _is_for_hydra(item)]
-    composed, names = _of_the_parts_that_are_named(composed, values)
-    renamed = {item.key_or_group: new_name(item.key_or_group, names) for item in values}
-    say_renamed({old: new for old, new in renamed.items() if new != old})
+    composed = _without_options_of_replaced_parts(composed, values)
     for item in values:
-        problems += _apply(composed, item, new_name(item.key_or_group, names))
-    suspects = {new_name(key, names) or key for key in suspects}
+        problems += _apply(composed, item)
     schema = schema_of(composed)
     for item in sweeps:
         if _fields(item.key_or_group, (schema,)):
@@ -122,11 +118,8 @@ def _as_hydra_writes(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _of_the_parts_that_are_named(
-    composed: DictConfig, values: list[Override]
-) -> tuple[DictConfig, dict[str, str | None]]:
-    """What the files say, by the keys' new names, and those names. Options that files give one environment or policy
-    are not another's, which an override puts in its place."""
+def _without_options_of_replaced_parts(composed: DictConfig, values: list[Override]) -> DictConfig:
+    """What the files say, without the options of an environment or policy that an override replaces by another."""
     content: Any = OmegaConf.to_container(composed, resolve=False)
     for section in ("env", "model"):
         ids = [item.value() for item in values if item.key_or_group == f"{section}.id" and not item.is_delete()]
@@ -136,7 +129,7 @@ def _of_the_parts_that_are_named(
             there["id"] = ids[-1]
             if before is not None and not isinstance(card_in(section, content), type(before)):
                 there.pop("options", None)
-    return OmegaConf.create(with_new_names(content)), new_names(content)
+    return OmegaConf.create(content)
 
 
 _LIST = "rlinf-lite configs lists them"
@@ -234,13 +227,12 @@ def _is_for_hydra(item: Override) -> bool:
     return "/" in item.key_or_group or item.package is not None or item.key_or_group.split(".")[0] == "hydra"
 
 
-def _apply(composed: DictConfig, item: Override, key: str | None) -> Iterator[Problem]:
-    """Merge one override, of `key`; None: it has no effect. Dicts replace what was there, as every other value does."""
-    if key is None:
-        return
+def _apply(composed: DictConfig, item: Override) -> Iterator[Problem]:
+    """Merge one override. Dicts replace what was there, as every other value does."""
+    key = item.key_or_group
     try:
         if not item.is_delete():
-            OmegaConf.update(composed, key, new_value(item.key_or_group, item.value()), merge=False, force_add=True)
+            OmegaConf.update(composed, key, item.value(), merge=False, force_add=True)
             return
         parent, _, last = key.rpartition(".")
         node = OmegaConf.select(composed, parent) if parent else composed

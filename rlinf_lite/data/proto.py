@@ -275,8 +275,7 @@ class DataProto:
                 batch[key] = tensor
             else:
                 arrays[key] = tensor.numpy()
-        dtypes = rest.get("dtypes", {})  # not there in what earlier versions wrote
-        arrays |= {key: _objects(values).astype(dtypes.get(key, "O")) for key, values in rest["objects"].items()}
+        arrays |= {key: _objects(values).astype(rest["dtypes"].get(key, "O")) for key, values in rest["objects"].items()}
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_lite.config.explain import yaml_text
-from rlinf_lite.renamed_keys import with_new_names
 from rlinf_lite.report.charts import CHARTS, Axis, Chart, Series
 from rlinf_lite.report.page import IntervalPlot, Measured, measured, template
 from rlinf_lite.report.run_files import ReportError, RunFiles
@@ -60,7 +59,7 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
         plot=IntervalPlot(shown) if shown else None,
         tasks=list(tasks) if len(tasks) > 1 else [],
         charts=list(_charts(compared)),
-        configs=differences([with_new_names(files.config) for files in runs]),
+        configs=differences([files.config for files in runs]),
         versions=differences([files.versions for files in runs]),
     )
 

@@ -403,14 +403,13 @@ class ReasoningRunner(Runner):
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:
             raise CheckpointError(f"{self._resume_from}: {error}") from error
-        was, now = (str(digest)[:8] for digest in (position.get("problems"), self.problems.train.digest))
-        if self._resume_from is not None and "problems" in position and was != now:
+        was, now = (str(digest)[:8] for digest in (position["problems"], self.problems.train.digest))
+        if self._resume_from is not None and was != now:
             change = Change("data.train_files", f"rows {was}", f"rows {now}", is_fixed=True)
             check_changes([change], self.cfg, self._resume_from)
-        self._drawn = {int(step): rows for step, rows in position.get("drawn", {}).items()}
+        self._drawn = {int(step): rows for step, rows in position["drawn"].items()}
         self.kl.load_state_dict(position["kl"])
-        # a checkpoint from before this was kept is one from behind that stage
-        self._supervised_updates = position.get("supervised_updates", self.cfg.sft.num_steps)
+        self._supervised_updates = position["supervised_updates"]
         self._resumable = self._position()
 
     def _save_state(self, directory: Path) -> None:

@@ -13,7 +13,6 @@ from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.schema import BaseConfig, Config
 from rlinf_lite.file_modes import write_whole
-from rlinf_lite.renamed_keys import with_new_names
 from rlinf_lite.runners.checkpoints import CheckpointError
 
 CONFIG = "config.yaml"
@@ -74,7 +73,7 @@ def read_config(file: Path) -> dict[str, Any] | None:
         content = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return with_new_names(content) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def find_changes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
