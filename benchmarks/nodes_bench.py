@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/nodes_bench.py
 
 Three nodes of `netns_cluster.py`; the actor is on the first. Bytes are those that the interface of the first node has
-sent and received, headers and Ray's own traffic included, per transfer. `scale_sim.py` takes its costs from the result.
+sent and received, headers and Ray's own traffic included, per transfer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Write the tables of docs/memory.md, what a 7B policy takes on 1 to 8 GPUs, and of docs/placement.md, what it sends
-between 1 to 64 nodes; computed by rlinf_lite.preview.
+"""Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.preview.
 
 python docs/make_memory_tables.py
 """
@@ -10,13 +9,11 @@ import functools
 from pathlib import Path
 
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.plan import Plan, plan_of
+from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import Estimate, estimate
-from rlinf_lite.preview.traffic import Traffic, traffic
 
 OUT = Path(__file__).resolve().parent / "memory.md"
-TRAFFIC_OUT = OUT.with_name("placement.md")
 CONFIG = "tabletop_ppo_vla"
 SETTINGS = [
     "rollout.model_dir=null",
@@ -47,15 +44,6 @@ BEGIN, END = "<!-- begin: computed by docs/make_memory_tables.py -->", "<!-- end
 ABOUT = """OpenVLA-OFT's architecture, {parameters:.2f} B parameters: one camera of 224 x 224, chunks of 8 actions of 7
 dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
-NUM_NODES = (1, 8, 64)
-ENVS_PER_NODE, DECISIONS = 128, 16
-LAYOUTS = {
-    "every role on every node": ("0-{last}", "0-{last}", "0-{last}"),
-    "env; rollout and actor": ("0-{middle}", "{next}-{last}", "{next}-{last}"),
-    "env and rollout; actor": ("0-{middle}", "0-{middle}", "{next}-{last}"),
-}
-"""Where env, rollout and actor are; halves of the nodes."""
-KINDS = ("observations", "actions", "trajectories", "weights", "gradients", "control")
 
 
 @functools.cache
@@ -163,60 +151,9 @@ def _verdict(count: float) -> str:
     return f"**{_gib(count)}**" if count + RESERVED_BYTES <= CARD_BYTES else _gib(count)
 
 
-def traffic_page() -> str:
-    """docs/placement.md with the table as it should be."""
-    before, rest = TRAFFIC_OUT.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{_traffic_table()}\n{END}{after}"
-
-
-def sent(method: str, layout: str, num_nodes: int) -> Traffic:
-    """In a step, between nodes of 8 GPUs."""
-    num_slots = 8 * num_nodes
-    slots = {"middle": num_slots // 2 - 1, "next": num_slots // 2, "last": num_slots - 1}
-    env, rollout, actor = (line.format(**slots) for line in LAYOUTS[layout])
-    settings = [
-        *SETTINGS,
-        *METHODS[method],
-        f"actor.micro_batch_size={MICRO_BATCH}",
-        f"cluster.num_nodes={num_nodes}",
-        "cluster.num_gpus_per_node=8",
-        f"cluster.component_placement={{env: '{env}', rollout: '{rollout}', actor: '{actor}'}}",
-        f"env.train.num_envs={ENVS_PER_NODE * num_nodes}",
-        f"actor.global_batch_size={ENVS_PER_NODE * DECISIONS * num_nodes}",
-        f"rollout.num_chunks={DECISIONS}",
-        "rollout.pipeline_stage_num=1",
-        "rollout.dtype=bf16",
-    ]
-    plan = plan_of(load_config(CONFIG, settings))
-    assert isinstance(plan, Plan)
-    return traffic(plan, computed(method, 1))
-
-
-def _traffic_table() -> str:
-    lines = [f"| trains | slots | nodes | {' | '.join(KINDS)} | busiest node |", "|---" * (4 + len(KINDS)) + "|"]
-    for method in METHODS:
-        for layout in LAYOUTS:
-            for num_nodes in NUM_NODES:
-                if num_nodes > 1 or layout == next(iter(LAYOUTS)):
-                    found = sent(method, layout, num_nodes)
-                    cells = [_size(found.total(kind)) for kind in KINDS]
-                    row = [method, layout, str(num_nodes), *cells, _size(found.busiest())]
-                    lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def _size(count: int) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return "-" if count == 0 else f"{count} B"
-
-
 def main() -> None:
-    for path, text in ((OUT, page()), (TRAFFIC_OUT, traffic_page())):
-        path.write_text(text)
-        print(f"written to {path}")
+    OUT.write_text(page())
+    print(f"written to {OUT}")
 
 
 if __name__ == "__main__":

@@ -275,7 +275,9 @@ class DataProto:
                 batch[key] = tensor
             else:
                 arrays[key] = tensor.numpy()
-        arrays |= {key: _objects(values).astype(rest["dtypes"].get(key, "O")) for key, values in rest["objects"].items()}
+        arrays |= {
+            key: _objects(values).astype(rest["dtypes"].get(key, "O")) for key, values in rest["objects"].items()
+        }
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:
