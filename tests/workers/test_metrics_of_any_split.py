@@ -36,12 +36,12 @@ MLP = ("gym_pendulum_ppo_mlp", "model.num_action_chunks=2", "model.options.hidde
 VLA = ("tabletop_ppo_vla", "rollout.model_dir=null")
 FLOW = ("tabletop_ppo_flow", "rollout.model_dir=null", "model.options.trainable=all", "model.options.keep_prefix=false")
 PPO = ("algorithm.critic_warmup_steps=0", "algorithm.update_epochs=2")
-CLIPS = ("algorithm.value_clip=0.02", "algorithm.clip_ratio_low=0.02", "algorithm.clip_ratio_high=0.02")
+CLIPS = ("algorithm.value_clip=0.1", "algorithm.clip_ratio_low=0.02", "algorithm.clip_ratio_high=0.02")
 ROBOTS = {
     "PPO, MLP": (*MLP, *PPO, *CLIPS, "algorithm.clip_ratio_c=1.05", "algorithm.entropy_coef=0.01"),
     "PPO, MLP, of older weights": (
         *(*MLP, *PPO, "algorithm.recompute_logprobs=true", "algorithm.logprob_type=action_level"),
-        "algorithm.correction={kind: reject, metric: k3, low: 0.0, high: 0.02}",
+        "algorithm.correction={kind: reject, metric: k3, low: 0.0, high: 0.001}",
     ),
     "PPO, VLA": (*VLA, *PPO, *CLIPS),
     "PPO, flow": (*FLOW, *PPO, "algorithm.clip_ratio_low=0.02", "algorithm.clip_ratio_high=0.02"),
@@ -128,7 +128,7 @@ def trajectories(cfg: Any, spec: EnvSpec) -> Trajectories:
         dones=torch.zeros(NUM_ENVS, T, chunk, dtype=torch.bool),
         mask=mask,
         logprobs=by_decision(acted.logprobs + drift),
-        values=by_decision(acted.values),
+        values=by_decision(acted.values + 2 * drift.mean((1, 2))[:, None]),
         next_values=torch.from_numpy(rng.normal(size=(NUM_ENVS, T)).astype(np.float32)),
         versions=torch.zeros(NUM_ENVS, T, dtype=torch.int64),
         forward_inputs={name: by_decision(x) for name, x in acted.forward_inputs.items()},
