@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_lite.algorithms.masked import masked_mean
+from rlinf_lite.algorithms.masked import k3, masked_mean
 from rlinf_lite.algorithms.records import LOG_RATIO_LIMIT, InputError
 from rlinf_lite.config.rules import correction_problems
 from rlinf_lite.config.schema import CorrectionConfig
@@ -62,13 +62,13 @@ def correction(
     of_row = cfg.level == "sequence"
     log_weights = torch.where(valid, proximal.float() - behaviour.float(), 0.0)
     log_weights = log_weights.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    k3 = log_weights.exp() - 1 - log_weights
+    of_position = k3(log_weights)
     if kind == "tis" and of_row:
         total = log_weights.sum(dim=1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         log_weights = torch.where(valid, total, 0.0)
     weights = log_weights.exp()
 
-    judged = {"ratio": log_weights, "k1": log_weights, "k2": 0.5 * log_weights.square(), "k3": k3}[cfg.metric]
+    judged = {"ratio": log_weights, "k1": log_weights, "k2": 0.5 * log_weights.square(), "k3": of_position}[cfg.metric]
     if kind == "reject" and of_row:
         judged = masked_mean(judged, valid, dim=1).unsqueeze(1)  # [B, 1]
     if cfg.metric == "ratio":
@@ -83,7 +83,7 @@ def correction(
         "importance_weight_mean": masked_mean(weights, of),
         "importance_weight_mean_square": masked_mean(weights.square(), of),
         "importance_weight_max": torch.where(of, weights, 0.0).max(),
-        "behaviour_k3": masked_mean(k3, of),
+        "behaviour_k3": masked_mean(of_position, of),
         "rejected_fraction": masked_mean((~kept).float(), of),
     }
     if kind == "none":

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlinf_lite.algorithms.masked import masked_mean
+from rlinf_lite.algorithms.masked import k3, masked_mean
 from rlinf_lite.algorithms.records import LOG_RATIO_LIMIT, InputError, LossInputs, LossOutputs, require
 from rlinf_lite.cards import LossNeeds
 from rlinf_lite.config.schema import AlgorithmConfig, BaseAlgorithmConfig
@@ -105,7 +105,7 @@ def gspo(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     log_ratio, advantages = _log_ratio(inputs), _valid(inputs.advantages, inputs.mask)
     row_log_ratio = masked_mean(log_ratio.detach(), inputs.mask, dim=1).unsqueeze(1)  # [B, 1]
     logprobs = _valid(inputs.logprobs, inputs.mask)
-    ratio = (row_log_ratio + logprobs - logprobs.detach()).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+    ratio = (row_log_ratio + (logprobs - logprobs.detach())).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     losses, clipped = _clipped(ratio, advantages, cfg)
     return _policy_outputs(losses, log_ratio, ratio, clipped, inputs, cfg)
 
@@ -157,7 +157,7 @@ def value_loss(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     if cfg.value_clip is not None:
         old_values = require(inputs.old_values, "old_values", "value_loss with algorithm.value_clip").float()
         old_values = torch.where(valid, old_values, 0.0)
-        clipped = old_values + (values - old_values).clamp(-cfg.value_clip, cfg.value_clip)
+        clipped = values.clamp(old_values - cfg.value_clip, old_values + cfg.value_clip)  # inside, bit for bit the same
         errors = torch.maximum(unclipped, (clipped - returns).square())
     losses = 0.5 * errors
     with torch.no_grad():
@@ -184,7 +184,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str) -> Tensor:
         return 0.5 * difference.square()
     if kind in ("k3", "low_var_kl"):
         log_ratio = (-difference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        return (log_ratio.exp() - log_ratio - 1).clamp(-KL_LIMIT, KL_LIMIT)
+        return k3(log_ratio).clamp(-KL_LIMIT, KL_LIMIT)
     raise _unknown("KL estimate", kind, ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"))
 
 
@@ -263,7 +263,7 @@ def _policy_outputs(
         metrics = {
             "policy_loss": masked_mean(losses, valid),
             "approx_kl": masked_mean(-log_ratio, valid),
-            "approx_kl_k3": masked_mean(log_ratio.exp() - 1 - log_ratio, valid),
+            "approx_kl_k3": masked_mean(k3(log_ratio), valid),
             "clip_fraction": masked_mean(clipped.float(), valid),
             "ratio_mean": masked_mean(ratio, valid),
             "ratio_max": torch.where(valid, ratio, 0.0).max(),

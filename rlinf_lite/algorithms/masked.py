@@ -1,4 +1,4 @@
-"""Statistics over the valid positions of a batch. A mask counts where it is not zero.
+"""Statistics over the valid positions of a batch, and of log-ratios. A mask counts where it is not zero.
 
 Sums run in float64, so that the order of rows does not show in the results.
 """
@@ -18,6 +18,12 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     if dim is None:
         return kept.sum() / valid.sum().clamp(min=1)
     return kept.sum(dim) / valid.sum(dim).clamp(min=1)
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """exp(x) - 1 - x of each position, never negative: in float64, as float32 would give +-6e-8 for a small x."""
+    x = log_ratio.double()
+    return (torch.expm1(x) - x).to(log_ratio.dtype)
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:

@@ -27,6 +27,16 @@ class Tick(NamedTuple):
     label: str
     value: float
 
+    def middle(self, width: float) -> float:
+        """Where the middle of the label goes in a drawing of this width: at the tick, or as near as it fits."""
+        half = text_width(self.label) / 2
+        return min(max(self.at, half), width - half)
+
+
+def text_width(text: str, font_size: float = 11) -> float:
+    """Pixels that a label takes, about: the widest common fonts have digits of 0.64 times their size."""
+    return 0.64 * font_size * len(text)
+
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About `count` round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover [low, high]."""
@@ -42,10 +52,10 @@ def inner_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [tick for tick in nice_ticks(low, high, count) if low - 1e-9 <= tick <= high * (1 + 1e-9)]
 
 
-def ticks(values: Sequence[float], scale: Scale, is_percent: bool = False) -> list[Tick]:
-    """Where the values lie, in pixels, with their labels."""
+def ticks(values: Sequence[float], scale: Scale, is_percent: bool = False, unit: str = "") -> list[Tick]:
+    """Where the values lie, in pixels, with their labels, which end in `unit`."""
     labels = tick_labels(values, is_percent)
-    return [Tick(scale(value), label, value) for value, label in zip(values, labels, strict=True)]
+    return [Tick(scale(value), f"{label}{unit}", value) for value, label in zip(values, labels, strict=True)]
 
 
 def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
@@ -65,15 +75,25 @@ def compact(value: float) -> str:
         return "0"
     unit, suffix = _magnitude(abs(value))
     if unit > 1:
-        return f"{value / unit:.3g}{suffix}".replace("-", "−")
+        return f"{_rounded(value / unit)}{suffix}"
     if abs(value) < 1e-3:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e−{abs(int(exponent))}".replace("-", "−")
-    return f"{value:.3g}".replace("-", "−") if abs(value) < 1000 else f"{value:,.0f}".replace("-", "−")
+    return _rounded(value) if abs(value) < 1000 else f"{value:,.0f}".replace("-", "−")
+
+
+def _rounded(value: float) -> str:
+    """Three significant digits, and never an exponent, which 999.9 would get."""
+    return f"{float(f'{value:.3g}'):,.12g}".replace("-", "−")
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
+
+
+def counted(number: float, plural: str) -> str:
+    """1 step, 2,000 steps."""
+    return f"{number:,.0f} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def duration(seconds: float) -> str:

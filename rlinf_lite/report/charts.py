@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Self
 
-from rlinf_lite.report.axes import Scale, Tick, compact, inner_ticks, nice_ticks, percent, ticks
+from rlinf_lite.report.axes import Scale, Tick, compact, counted, inner_ticks, nice_ticks, percent, text_width, ticks
 from rlinf_lite.report.run_files import Line, RunFiles
 
 Point = tuple[float, float]
@@ -118,8 +118,8 @@ class Chart:
     """Where everything lies in a drawing of `width` x `height` pixels."""
 
     width, height = 380, 206
-    left, right, top, bottom = 46, 366, 10, 178
-    """The edges of the plot, inside the labels."""
+    right, top, bottom, label_gap = 366, 10, 178, 6
+    """The edges of the plot, inside the labels; `left` follows from the longest of them."""
 
     def __init__(self, spec: Spec, series: Sequence[Series], marks: Sequence[float], x_name: str) -> None:
         """`marks`: where evaluations took place, on the x axis, which is in `x_name`."""
@@ -134,10 +134,11 @@ class Chart:
         if low > 0 and low < 0.5 * high:
             low = 0.0  # a scale that nearly reaches zero had better show it
         y_ticks = nice_ticks(low, max(high, low))
-        self.x = Scale(min(0.0, *xs), max(xs) or 1.0, self.left, self.right)
         self.y = Scale(y_ticks[0], y_ticks[-1], self.bottom, self.top)
-        self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
         self.y_ticks: list[Tick] = ticks(y_ticks, self.y, spec.is_percent)
+        self.left = 2 * self.label_gap + max(text_width(tick.label) for tick in self.y_ticks)
+        self.x = Scale(min(0.0, *xs), max(xs) or 1.0, self.left, self.right)
+        self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
 
     def path(self, points: Sequence[Point]) -> str:
         """A polyline, kept inside the chart where a value lies outside the bounds."""
@@ -158,7 +159,7 @@ class Chart:
         kept = [at for i, at in enumerate(sorted(values)) if i % every == 0 or at in self.marks]
         edges = [self.x.low, *((a + b) / 2 for a, b in itertools.pairwise(kept)), self.x.high]
         for at, (start, end) in zip(kept, itertools.pairwise(edges), strict=True):
-            yield self.x(start), self.x(end), "\n".join([f"{at:,.0f} {self.x_name}", *values[at]])
+            yield self.x(start), self.x(end), "\n".join([counted(at, self.x_name), *values[at]])
 
     def describe(self) -> str:
         """First and last values, for those who do not see it."""
@@ -166,7 +167,8 @@ class Chart:
         for series in self.series:
             (first_x, first), (last_x, last) = series.points[0], series.points[-1]
             first_text, last_text = self.format(first), self.format(last)
-            parts.append(f"{series.name}: {first_text} at {first_x:,.0f} {self.x_name}, {last_text} at {last_x:,.0f}")
+            at = counted(first_x, self.x_name)
+            parts.append(f"{series.name}: {first_text} at {at}, {last_text} at {last_x:,.0f}")
         return f"{self.title}. {'; '.join(parts)}"
 
 

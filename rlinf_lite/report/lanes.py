@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlinf_lite.report.axes import Scale, Tick, inner_ticks, ticks
+from rlinf_lite.report.axes import Scale, Tick, inner_ticks, text_width, ticks
 from rlinf_lite.report.run_files import Line
 
 ORDER = ("driver", "env", "rollout", "reward", "reference", "critic", "actor")
 MIN_WIDTH = 0.8
 """Pixels: what is shorter is merged with its neighbours."""
 ZOOM_DECISIONS = 12
-CHARACTER = 6.5
-"""Pixels, about: driver phases that are wide enough are labelled."""
+NAME_SIZE = 12.5
+"""Pixels: the font of the lanes' names."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +53,29 @@ class Bar:
 class Timeline:
     """Where every task from `start` to `end` lies in a drawing that is `width` pixels wide."""
 
-    width, left, right = 1120, 84, 1112
+    width, right, label_gap = 1120, 1112, 10
     lane_height, lane_pitch, axis_height = 22, 30, 24
 
     def __init__(self, tasks: list[Task], start: float, end: float, label: str) -> None:
-        self.label, self._x = label, Scale(start, end, self.left, self.right)
+        self.label = label
+        self.left = 1.5 * self.label_gap + max(text_width(task.lane, NAME_SIZE) for task in tasks)
+        self._x = Scale(start, end, self.left, self.right)
         lanes: dict[str, list[Task]] = {task.lane: [] for task in tasks}
         for task in tasks:
             if task.end > start and task.start < end:
                 lanes[task.lane].append(task)
         shortest = MIN_WIDTH * (end - start) / self.width
         self.lanes = {lane: [self._bar(task) for task in _merged(found, shortest)] for lane, found in lanes.items()}
-        self.unit, factor = ("s", 1.0) if end - start >= 2 else ("ms", 1000.0)
+        unit, factor = ("s", 1.0) if end - start >= 2 else ("ms", 1000.0)
         span = Scale(0.0, (end - start) * factor, self.left, self.right)
-        self.ticks: list[Tick] = ticks(inner_ticks(span.low, span.high, 8), span)
+        self.ticks: list[Tick] = ticks(inner_ticks(span.low, span.high, 8), span, unit=f" {unit}")
 
     def _bar(self, task: Task) -> Bar:
         left, right = self._x(max(task.start, self._x.low)), self._x(min(task.end, self._x.high))
         width = max(right - left, 0.4)
         times = f"{task.count} times, " if task.count > 1 else ""
         title = f"{task.lane}: {task.name}\n{times}{1000 * (task.end - task.start):,.1f} ms"
-        labelled = task.component == "driver" and width > CHARACTER * (len(task.name) + 2)
+        labelled = task.component == "driver" and width > text_width(f" {task.name} ")
         return Bar(task.look, left, width, title, task.name if labelled else "")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from rlinf_lite.report.axes import counted
 from rlinf_lite.workers.messages import EpisodeVideo
 
 Colour = tuple[int, int, int]
@@ -125,6 +126,6 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
 
 def _outcome(video: EpisodeVideo) -> str:
     if video.steps_to_success is not None:
-        return f"success after {video.steps_to_success} steps"
+        return f"success after {counted(video.steps_to_success, 'steps')}"
     outcome = {True: "success", False: "failure", None: "episode"}[video.success]
-    return f"{outcome}, {video.length} steps"
+    return f"{outcome}, {counted(video.length, 'steps')}"

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from rlinf_lite.algorithms import (
     actor_critic_loss,
     aggregate_loss,
     cispo,
+    correction,
     dppo_tv,
     entropy_at_level,
     expand_to_level,
@@ -30,6 +32,7 @@ from rlinf_lite.algorithms import (
 )
 from rlinf_lite.algorithms.losses import AggregationMode
 from rlinf_lite.config import AlgorithmConfig
+from rlinf_lite.config.schema import CorrectionConfig
 
 B, T = 8, 5
 MODES = get_args(AggregationMode)
@@ -219,6 +222,46 @@ def test_value_loss_equals_a_slow_loop(mode: AggregationMode, value_clip: float 
             losses[b, t] = max(losses[b, t], 0.5 * (clipped - wanted) ** 2)
     outputs = value_loss(inputs, AlgorithmConfig(loss_agg_mode=mode, value_clip=value_clip))
     assert float(outputs.loss.detach()) == pytest.approx(slow_aggregate(losses, mode), abs=1e-4)
+
+
+@pytest.mark.parametrize("value_clip", [0.05, 0.2, 0.5, 5.0, 1e3])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_value_clip_fraction_counts_no_rounding(value_clip: float, scale: float) -> None:
+    """Old values of another size than the new ones: a sum of one and the difference between both is not the other."""
+    rng = np.random.default_rng(0)
+    values, old, returns = (rng.normal(size=(64, 16)).astype(np.float32) * np.float32(s) for s in (0.3, scale, 1.0))
+    mask = rng.random((64, 16)) < 0.7
+    num_clipped = 0
+    low, high = old - np.float32(value_clip), old + np.float32(value_clip)
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        if not low[b, t] <= values[b, t] <= high[b, t]:
+            kept = low[b, t] if values[b, t] < low[b, t] else high[b, t]
+            num_clipped += abs(kept - returns[b, t]) > abs(values[b, t] - returns[b, t])
+    zeros = torch.zeros(64, 16)
+    columns = dict(zip(("values", "old_values", "returns"), map(torch.from_numpy, (values, old, returns)), strict=True))
+    inputs = LossInputs(zeros, zeros, zeros, torch.from_numpy(mask), **columns)
+    found = value_loss(inputs, AlgorithmConfig(value_clip=value_clip)).metrics["value_clip_fraction"]
+    assert float(found) == pytest.approx(num_clipped / mask.sum(), abs=1e-7)
+    assert (num_clipped == 0) == (value_clip == 1e3 or (value_clip == 5.0 and scale <= 1))
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-5, 1e-4, 1e-3, 0.1])
+def test_k3_is_half_the_square_of_a_small_log_ratio_and_never_negative(size: float) -> None:
+    log_ratio = size * torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    zeros, mask = torch.zeros(64, 16), torch.ones(64, 16)
+    wanted = float((torch.expm1(log_ratio.double()) - log_ratio.double()).mean())
+    assert (kl_penalty(zeros, log_ratio, "k3") >= 0).all()
+    metrics = policy_loss("ppo", LossInputs(log_ratio, zeros, zeros, mask), CFG).metrics
+    corrected = correction(log_ratio, zeros, mask, CorrectionConfig(kind="reject", metric="k3", low=0.0))
+    assert float(metrics["approx_kl_k3"]) == pytest.approx(wanted, rel=1e-4)
+    assert float(corrected.metrics["behaviour_k3"]) == pytest.approx(wanted, rel=1e-4)
+    assert float(corrected.metrics["rejected_fraction"]) == 0
+
+
+def test_the_ratio_of_a_sequence_is_the_same_at_each_of_its_positions() -> None:
+    old, zeros = -50 * torch.rand(1, 64, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 64)
+    metrics = gspo(LossInputs(old + 0.01, old, zeros, torch.ones(1, 64)), CFG).metrics
+    assert float(metrics["ratio_max"]) == pytest.approx(float(metrics["ratio_mean"]), abs=2e-7)
 
 
 def test_masked_positions_get_no_gradient_even_where_they_are_nan() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from rlinf_lite.cli.report import report
 from rlinf_lite.metrics import Span, summarize_episodes, write_chrome_trace
-from rlinf_lite.report import ReportError, write_report
+from rlinf_lite.report import ReportError, write_comparison, write_report
 from rlinf_lite.report.axes import compact, duration, nice_ticks, tick_labels
 from rlinf_lite.report.page import TaskTable
 from rlinf_lite.report.run_files import RunFiles
@@ -323,7 +323,48 @@ def test_numbers():
     assert tick_labels([0.0, 0.25, 0.5], percent=True) == ["0%", "25%", "50%"]
     assert tick_labels([0.3, 0.325, 0.35], percent=True) == ["30.0%", "32.5%", "35.0%"]
     assert [compact(x) for x in (0.5, 1234.0, 225_280.0, -3.1e-5)] == ["0.5", "1,234", "225 k", "−3.1e−5"]
+    assert [compact(x) for x in (-999.9, 999_960.0, 1e9)] == ["−1,000", "1,000 k", "1,000 M"]
     assert [duration(s) for s in (0.012, 12.34, 245.0, 11_520.0)] == ["12 ms", "12.3 s", "4 min 05 s", "3 h 12 min"]
+
+
+def labels(text: str) -> list[tuple[str, float, float, float]]:
+    """Every text of every drawing with its left and right end and the drawing's width, where a character takes 0.6
+    times the font's size, as digits do."""
+    found = []
+    for width, drawing in re.findall(r'<svg[^>]*viewBox="0 0 (\S+) .*?>(.*?)</svg>', text, re.DOTALL):
+        for at, look, label in re.findall(r'<text x="(\S+)" y="\S+" class="(.*?)">(.*?)</text>', drawing):
+            size = 0.6 * (12.5 if "lane" in look else 11) * len(label)
+            left = float(at) - {"end": size, "mid": size / 2}.get(look.split()[0], 0.0)
+            found.append((label, left, left + size, float(width)))
+    return found
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-5, 1e-3, 1e-2, 1.0, 1e4, 1e7, 1e9])
+def test_no_label_leaves_its_drawing(tmp_path: Path, size: float) -> None:
+    """Values of every size and sign, alike and apart, in training and in evaluations, of runs of every length."""
+    runs = []
+    for i, values in enumerate(([-5.8, -1.2], [-1.234567, 1.234567], [9.99, 9.99], [-9.99, -9.99], [0.0, 1.1])):
+        run = write_run(tmp_path / f"run{i}")
+        metrics = ("train/actor/policy_loss", "train/critic/explained_variance", "async/staleness_max")
+        lines = [write_eval(run, 0, None)]
+        for step, value in zip((1, 999 * 10**i), values, strict=True):
+            line = {"step": step, "time": 100.0 + step, "env/num_steps": 977 * step, "time/step": 1.0}
+            lines.append(line | dict.fromkeys(metrics, value * size))
+        lines.append(write_eval(run, 999 * 10**i, None))
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for path in (run / "eval").iterdir():
+            content = json.loads(path.read_text())
+            content["total"] |= {"return_mean": values[0] * size, "return_interval": [-abs(values[0]) * size, size]}
+            path.write_text(json.dumps(content))
+        spans = [Span("train", 0.0, max(size, 1e-3), f"{role} 10") for role in ("driver", "reference", "rollout")]
+        write_chrome_trace(spans, run / "timeline.json", step=3)
+        runs.append(run)
+    texts = [page(run) for run in runs] + [write_comparison(runs, tmp_path / "all.html").read_text(encoding="utf-8")]
+    assert any(label.startswith("−") for label, *_ in labels(texts[0]))
+    for text in texts:
+        found = labels(text)
+        assert len(found) > 20
+        assert not [label for label, left, right, width in found if left < 0 or right > width]
 
 
 def test_curves_are_drawn_over_env_steps_and_over_steps(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Episode GIFs: frames, outcome and caption of every episode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from rlinf_lite.report.video import FAILURE, FRAME, GAP, SUCCESS, UNKNOWN, write_gif
+from rlinf_lite.report.video import FAILURE, FRAME, GAP, SUCCESS, UNKNOWN, describe, write_gif
 from rlinf_lite.workers.messages import EpisodeVideo
 
 
@@ -26,6 +28,14 @@ def test_tiles_are_framed_by_success_and_enlarged(tmp_path):
     frames = np.array([picture.getpixel((GAP + i * width, GAP)) for i in range(3)])
     assert np.abs(frames - [SUCCESS, FAILURE, UNKNOWN]).max() <= 4
     assert picture.width == GAP + 3 * width
+
+
+def test_one_step_is_no_steps() -> None:
+    shown = EpisodeVideo(0, "push", True, 1, 1, np.zeros((2, 8, 8, 3), np.uint8))
+    assert describe([shown, replace(shown, success=False, steps_to_success=None)]) == (
+        "push: success after 1 step. push: failure, 1 step."
+    )
+    assert describe([replace(shown, steps_to_success=2)]) == "push: success after 2 steps."
 
 
 def test_an_episode_that_ended_stands_still(tmp_path):
