@@ -7,8 +7,10 @@ LeRobot's requirements conflict with this project's, so that the script runs in 
 
 Each folder has an `expected.npz` with the items `LeRobotDataset[i]`, pictures as uint8 [N, H, W, 3]. Videos are decoded
 by LeRobot's PyAV backend. `subtask` is what LeRobot's `active_at` finds at the time of a frame ("": nothing).
-Statistics of episodes, which are most of a folder's bytes and which no reader here looks at, are left out of
-`meta/episodes` before that. The files in the repository were made with Python 3.12.1, lerobot 0.6.1, torch 2.11.0, datasets 4.8.5, av 15.1.0.
+Statistics, which are most of a folder's bytes and which no reader here looks at, are left out before that.
+
+The files in the repository were made with Python 3.12.1, lerobot 0.6.1, torch 2.11.0, datasets 4.8.5, av 15.1.0.
+LeRobot 0.6.1 writes no video of a rate like 29.97, so that `ntsc` has pictures in its table.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def annotate(root: Path) -> None:
             EpisodeStaging(Path(staging), record.episode_index).write("plan", rows)
             EpisodeStaging(Path(staging), record.episode_index).write("interjections", [speech_atom(times[0], "Hm.")])
         LanguageColumnsWriter().write_all(records, Path(staging), root)
-    Executor._ensure_annotation_metadata_in_info(root)  # noqa: SLF001  (nothing public does only this)
+    Executor._ensure_annotation_metadata_in_info(root)  # nothing public does only this
 
 
 def leave_out_statistics(root: Path) -> None:
@@ -112,7 +114,7 @@ def leave_out_statistics(root: Path) -> None:
 def expect(root: Path) -> None:
     dataset = opened(root)
     items = [dataset[i] for i in range(len(dataset))]
-    content = {
+    content: dict[str, Any] = {
         "state": np.stack([item["observation.state"].numpy() for item in items]),
         "action": np.stack([item["action"].numpy() for item in items]),
         "task": np.array([item["task"] for item in items]),
@@ -162,12 +164,7 @@ def main(root: Path) -> None:
     dataset_tools.add_features(
         opened(root / "images"), {"subtask_index": (numbers, subtask)}, root / "subtask_index", "zoo/subtask_index"
     )
-    try:
-        write(root / "ntsc", (3, 2), "video", [FRONT], fps=29.97)
-    except Exception as error:  # LeRobot's own refusal is a result, too
-        print(f"fps 29.97, video: {type(error).__name__}: {error}")
-        shutil.rmtree(root / "ntsc")
-        write(root / "ntsc", (3, 2), "image", [FRONT], fps=29.97)
+    write(root / "ntsc", (3, 2), cameras=[FRONT], fps=29.97)
 
     for folder in sorted(root.iterdir()):
         leave_out_statistics(folder)

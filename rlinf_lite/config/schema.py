@@ -329,6 +329,9 @@ class KeysConfig(Section):
     """Feature of the state, where the environment shows one."""
     action: str = "action"
     """Feature of the actions, in the environment's units."""
+    instruction: Literal["task", "subtask"] = "task"
+    """Which sentence a frame has: of its task, or the subtask that LeRobot's annotations (language_persistent) have at
+    its time."""
 
 
 class DataConfig(Section):

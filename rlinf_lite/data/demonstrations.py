@@ -26,8 +26,8 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.lerobot import statistics
-from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
-from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
+from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode
+from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.hub import HubError, local_path
 from rlinf_lite.registry import did_you_mean, env_card, is_installed
@@ -150,6 +150,7 @@ def check_demonstrations(cfg: Config) -> None:
         dataset = open_dataset(cfg, directory, seen)
         if seen is not None:
             dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))
+            check_writable(dataset, keys_of(cfg, seen), _frames_root(cfg, dataset))
 
 
 def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
@@ -189,8 +190,11 @@ def decode_frames(
 ) -> Path:
     """Decode what `dataset` has of what the environment shows, unless that has been done; see `lerobot.frames.decode`.
     Returns the directory for `Demonstrations`."""
-    root = dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
-    return decode(dataset, keys_of(cfg, spec), root, report)
+    return decode(dataset, keys_of(cfg, spec), _frames_root(cfg, dataset), report)
+
+
+def _frames_root(cfg: Config, dataset: LeRobotDataset) -> Path:
+    return dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
 
 
 def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
@@ -198,7 +202,9 @@ def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
     instruction = isinstance(seen, Observed) or seen.has_instruction
-    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, instruction)
+    return Keys(
+        cameras, keys.state if seen.state_dim else None, keys.action, instruction, keys.instruction == "subtask"
+    )
 
 
 def stride_of(cfg: Config) -> int:
@@ -364,12 +370,15 @@ def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSp
             unless = ". Write data.keys.state=null if the policy reads none" if name == "state" else ""
             text = f"{number_key} has {feature.width} numbers, and the environment's {name} {num_dims}{unless}"
             problems.append(f"data.keys.{name}: {text}")
+    if SUBTASKS in keys.features and SUBTASKS not in dataset.info.features:
+        problems.append(f"data.keys.instruction: subtask, and there are no annotations {SUBTASKS}. Write task")
     if problems:
         raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
+    dataset.check(keys.features)
 
 
 def _is_vector(feature: Feature) -> bool:
-    return feature.dtype not in ("image", "video", "string") and len(feature.shape) == 1
+    return feature.is_numeric and len(feature.shape) == 1
 
 
 def _options(env_id: str, given: Any) -> Any:
