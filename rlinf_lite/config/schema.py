@@ -332,6 +332,9 @@ class KeysConfig(Section):
     match_names: bool = True
     """Columns of state and action are put in the environment's order where both name them; false: they are taken in
     the dataset's order, whatever they are called."""
+    instruction: Literal["task", "subtask"] = "task"
+    """Which sentence a frame has: of its task, or the subtask that LeRobot's annotations (language_persistent) have at
+    its time."""
 
 
 class DataConfig(Section):

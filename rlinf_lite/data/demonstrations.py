@@ -26,8 +26,8 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.data.lerobot import statistics
-from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
-from rlinf_lite.data.lerobot.layout import PICTURES, Feature, LeRobotError, is_dataset
+from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode
+from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
 from rlinf_lite.hub import HubError, local_path
@@ -152,6 +152,7 @@ def check_demonstrations(cfg: Config, seen: Observed | EnvSpec | None = None) ->
         dataset = open_dataset(cfg, directory, seen)
         if seen is not None:
             dataset.check_videos(list(keys_of(cfg, seen).cameras.values()))
+            check_writable(dataset, matched_keys(cfg, dataset, seen), _frames_root(cfg, dataset))
         return dataset
     return None
 
@@ -193,15 +194,19 @@ def decode_frames(
 ) -> Path:
     """Decode what `dataset` has of what the environment shows, unless that has been done; see `lerobot.frames.decode`.
     Returns the directory for `Demonstrations`."""
-    root = dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
-    return decode(dataset, matched_keys(cfg, dataset, spec), root, report)
+    return decode(dataset, matched_keys(cfg, dataset, spec), _frames_root(cfg, dataset), report)
+
+
+def _frames_root(cfg: Config, dataset: LeRobotDataset) -> Path:
+    return dataset.directory / FRAMES if cfg.data.cache_dir is None else Path(cfg.data.cache_dir)
 
 
 def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
     """Which feature of a dataset is what the environment shows."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
-    return Keys(cameras, keys.state if seen.state_dim else None, keys.action, seen.has_instruction)
+    state, subtasks = keys.state if seen.state_dim else None, keys.instruction == "subtask"
+    return Keys(cameras, state, keys.action, seen.has_instruction, subtasks)
 
 
 def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Keys:
@@ -408,14 +413,17 @@ def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSp
             unless = ". Write data.keys.state=null if the policy reads none" if name == "state" else ""
             text = f"{number_key} has {feature.width} numbers, and the environment's {name} {num_dims}{unless}"
             problems.append(f"data.keys.{name}: {text}")
+    if SUBTASKS in keys.features and SUBTASKS not in dataset.info.features:
+        problems.append(f"data.keys.instruction: subtask, and there are no annotations {SUBTASKS}. Write task")
     if problems:
         raise DemonstrationError(f"{dataset.directory}: {'; '.join(problems)}")
+    dataset.check(keys.features)
     if seen is not None:
         matched_keys(cfg, dataset, seen)
 
 
 def _is_vector(feature: Feature) -> bool:
-    return feature.dtype not in ("image", "video", "string") and len(feature.shape) == 1
+    return feature.is_numeric and len(feature.shape) == 1
 
 
 def _options(env_id: str, given: Any) -> Any:

@@ -65,7 +65,8 @@ class SFTRunner(SimulationRunner):
             f"demonstrations: {had['num_episodes']}{of_played} episodes{success}, "
             f"{had['num_chunks']:,} chunks, {had['num_env_steps']:,} env steps, in {directory}"
         )
-        for line in dataset_notes(cfg, dataset, self.spec, self.reads):
+        read_otherwise = chunks.frames.notes if cfg.data.source == "folder" else ()
+        for line in (*read_otherwise, *dataset_notes(cfg, dataset, self.spec, self.reads)):
             self.progress.message(f"note: {line}")
         for line in beyond_bounds(chunks.frames, self.spec):
             self.progress.message(f"note: {line}; what is beyond is learned as the bound")

@@ -116,9 +116,9 @@ def write_v21(directory: Path, lengths=(4, 6)):
     return episodes
 
 
-def write_h264(file, pictures, options=None):
+def write_h264(file, pictures, options=None, rate=FPS):
     with av.open(str(file), "w") as container:
-        stream = container.add_stream("libx264", rate=FPS, options=options)
+        stream = container.add_stream("libx264", rate=rate, options=options)
         stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "yuv420p"
         for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))

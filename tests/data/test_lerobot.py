@@ -271,8 +271,8 @@ def test_damage_names_the_file(copy):
     assert str(data) in refused("action has 7 numbers in info.json, and 3 there")
     edit_info(copy, lambda info: info["features"][STATE].update(dtype="float64"))
     refused("observation.state is float64 in info.json, and float there")
-    edit_info(copy, lambda info: info["features"].update(reward={"dtype": "float32", "shape": [1], "names": None}))
-    refused("has no one column 'reward', which info.json lists")
+    rewrite(data, lambda table: table.rename_columns(["other" if x == STATE else x for x in table.column_names]))
+    refused("has no one column 'observation.state', which info.json lists")
     edit_info(copy, lambda info: info["features"][TOP]["info"].update({"video.codec": "h264"}))
     assert str(clip) in refused("codec is av1 there and h264 in info.json")
     edit_info(copy, lambda info: info["features"][TOP].update(shape=[64, 64, 3]))
@@ -375,7 +375,7 @@ def test_values_of_other_types_are_named(copy, where, value, said):
 
     edit_info(copy, change)
     with pytest.raises(LeRobotError) as caught:
-        LeRobotDataset(copy)
+        read(copy)
     assert str(caught.value).startswith(f"{copy}/meta/info.json: {said}")
 
 
@@ -598,7 +598,7 @@ def test_memory_does_not_grow_with_the_frames(tmp_path):
     for name, dtype, of_one in (("actions", np.float32, (7,)), ("task", np.int32, ())):
         np.save(tmp_path / f"{name}.npy", np.zeros((num_frames, *of_one), dtype))
     np.save(tmp_path / "episodes.npy", np.array([[0, num_frames]]))
-    said = {"tasks": ["push"], "cameras": {"top": "images_0.npy"}, "has_state": False, "statistics": {}}
+    said = {"tasks": ["push"], "cameras": {"top": "images_0.npy"}, "has_state": False, "statistics": {}, "notes": []}
     (tmp_path / "contents.json").write_text(json.dumps(said))
     demos = Demonstrations(tmp_path, 8, 1)
     rng = np.random.default_rng(0)

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lite.data.lerobot import statistics
-from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.data.lerobot.layout import INFO, SUBTASKS, LeRobotError, read_text
 
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
-FORMAT = 2
+FORMAT = 3
 """Of decoded frames, and of what has been checked before they are kept."""
 _CONTENTS = "contents.json"
 
@@ -39,10 +39,18 @@ class Keys:
     action: str
     instruction: bool = True
     """False: frames have no sentence, because what the policy will see has none."""
+    subtasks: bool = False
+    """Sentences are LeRobot's subtasks at that time, not those of the frames' tasks."""
     order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Columns of `state` and `action`, in the order in which they are decoded, where that is not the dataset's."""
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of the columns of `state` and `action`, as they are decoded; absent: they have none."""
+
+    @property
+    def features(self) -> list[str]:
+        """All that are read."""
+        found = [self.action, *([self.state] if self.state else []), *self.cameras.values()]
+        return found + ([SUBTASKS] if self.instruction and self.subtasks else [])
 
 
 class Frames:
@@ -57,6 +65,8 @@ class Frames:
             """Of `state` and `action`, exact over the whole dataset."""
             self.names: dict[str, list[str]] = content.get("keys", {}).get("names", {})
             """Of the columns of `state` and `action`, where they have some."""
+            self.notes: list[str] = content["notes"]
+            """A line for each way in which files were read otherwise than they say."""
             self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
             self.state = _mapped(directory / "state.npy") if content["has_state"] else None
             self.actions, self.task, self.episodes = (
@@ -89,7 +99,7 @@ def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
             raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
     states = [file.stat() for file in files]
     seen = [(file.name, state.st_size, state.st_mtime_ns) for file, state in zip(files, states, strict=True)]
-    described = json.dumps([FORMAT, asdict(keys), (dataset.directory / "meta/info.json").read_text(), seen])
+    described = json.dumps([FORMAT, asdict(keys), read_text(dataset.directory / INFO), seen])
     return root / hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
@@ -106,13 +116,14 @@ def decode(
     directory = frames_directory(dataset, keys, root)
     if (directory / _CONTENTS).is_file():
         return directory
+    dataset.check(keys.features)
     dataset.check_videos(list(keys.cameras.values()))
     try:
         partial = root / f".partial_{os.getpid()}"
         shutil.rmtree(partial, ignore_errors=True)  # of a process of this number that was killed
         partial.mkdir(parents=True)
     except OSError as error:
-        raise LeRobotError(f"data.cache_dir: {root} cannot be written to: {error}. Name another directory") from error
+        raise _unwritable(root, error) from error
     try:
         _check_room(dataset, keys, partial)
         _fill(dataset, keys, partial, report)
@@ -123,6 +134,18 @@ def decode(
             return directory  # another run was quicker
         raise
     return directory
+
+
+def check_writable(dataset: LeRobotDataset, keys: Keys, root: Path) -> None:
+    """Raise LeRobotError where frames are not decoded yet, and could not be written below `root`."""
+    there = next(path for path in (root, *root.absolute().parents) if path.exists())
+    decoded = (frames_directory(dataset, keys, root) / _CONTENTS).is_file()
+    if not decoded and not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        raise _unwritable(root, PermissionError("it is read-only"))
+
+
+def _unwritable(root: Path, error: OSError) -> LeRobotError:
+    return LeRobotError(f"data.cache_dir: {root} cannot be written to: {error}. Name another directory")
 
 
 def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[str, int, int], None]) -> None:
@@ -140,18 +163,23 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
         for camera, key in keys.cameras.items()
     }
     in_table = [key for key in keys.cameras.values() if info.features[key].dtype == "image"]
-    wanted = dict.fromkeys([keys.action, *([keys.state] if keys.state else []), "task_index", *in_table])
+    sentences = {SUBTASKS} & set(keys.features)
+    wanted = dict.fromkeys([keys.action, *([keys.state] if keys.state else []), "task_index", *in_table, *sentences])
+    numbers: dict[str, int] = {}  # by subtask
     for first, columns in dataset.rows(list(wanted)):
         rows = slice(first, first + len(columns["task_index"]))
         actions[rows], task[rows] = _ordered(columns[keys.action], keys, "action"), columns["task_index"][:, 0]
+        if sentences:
+            task[rows] = [numbers.setdefault(text, len(numbers)) for text in columns[SUBTASKS]]
         if state is not None and keys.state is not None:
             state[rows] = _ordered(columns[keys.state], keys, "state")
         for camera, key in keys.cameras.items():
             if key in columns:
                 images[camera][rows] = columns[key]
         report("frames", rows.stop, total)
-    for strange in task[(task < 0) | (task >= len(dataset.tasks))][:1]:
-        raise LeRobotError(f"{dataset.directory}: a frame has task {strange}, and there are {len(dataset.tasks)}")
+    tasks = list(numbers) if sentences else dataset.tasks
+    for strange in task[(task < 0) | (task >= len(tasks))][:1]:
+        raise LeRobotError(f"{dataset.directory}: a frame has task {strange}, and there are {len(tasks)}")
     for camera, key in keys.cameras.items():
         if info.features[key].dtype == "video":
             for done, (frame, picture) in enumerate(dataset.pictures(key), 1):
@@ -164,8 +192,14 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     _check_finite(dataset, actions, found["action"], keys.action, keys.order.get("action"))
     if state is not None and keys.state is not None:
         _check_finite(dataset, state, found["state"], keys.state, keys.order.get("state"))
-    tasks = dataset.tasks if keys.instruction else [""] * len(dataset.tasks)
-    content = {"tasks": tasks, "cameras": files, "has_state": state is not None, "statistics": found}
+    tasks = tasks if keys.instruction else [""] * len(tasks)
+    content = {
+        "tasks": tasks,
+        "cameras": files,
+        "has_state": state is not None,
+        "statistics": found,
+        "notes": dataset.notes,
+    }
     content |= {"source": str(dataset.directory.absolute()), "keys": asdict(keys)}
     (partial / _CONTENTS).write_text(json.dumps(content, indent=1) + "\n")
 

@@ -24,6 +24,8 @@ CHUNKS_SIZE = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 PICTURES = "observation.images."
 STATE, ACTION = "observation.state", "action"
+SUBTASKS = "language_persistent"
+"""LeRobot's column of annotations that hold from their time on; those of style "subtask" may be instructions."""
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 """Columns of every dataset, besides `task_index`."""
 _PLACES: dict[str, dict[str, Any]] = {
@@ -42,7 +44,8 @@ class Feature:
     """One entry of `features`."""
 
     dtype: str
-    """A numpy type, "string", "image" (PNG files in the table) or "video"."""
+    """A numpy type, "string", "image" (files of pictures in the table), "video", "language", or one that is not known:
+    an error only where it is read."""
     shape: tuple[int, ...]
     names: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +54,13 @@ class Feature:
     @property
     def is_picture(self) -> bool:
         return self.dtype in ("image", "video")
+
+    @property
+    def is_numeric(self) -> bool:
+        try:
+            return np.dtype(self.dtype).kind in "biuf"
+        except (TypeError, ValueError, SyntaxError):
+            return False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -116,17 +126,6 @@ class _FeatureEntry(BaseModel):
     names: Any = None
     info: dict[str, Any] | None = None
 
-    @field_validator("dtype")
-    @classmethod
-    def _is_known(cls, dtype: str) -> str:
-        try:
-            known = dtype in ("image", "video", "string") or np.dtype(dtype).kind in "biuf"
-        except (TypeError, ValueError, SyntaxError):
-            known = False
-        if not known:
-            raise ValueError("a numpy type of numbers is needed, or string, image, video")
-        return dtype
-
     @field_validator("shape")
     @classmethod
     def _is_of_a_picture(cls, shape: list[int], others: ValidationInfo) -> list[int]:
@@ -151,6 +150,11 @@ class _InfoFile(BaseModel):
     robot_type: str | None = None
 
 
+def read_text(file: Path) -> str:
+    """Text of a JSON file, UTF-8 on every system, without the byte order mark that some editors put first."""
+    return file.read_text(encoding="utf-8-sig")
+
+
 def is_dataset(directory: Path) -> bool:
     return (directory / INFO).is_file()
 
@@ -167,7 +171,7 @@ def read_info(directory: Path) -> Info:
             "meta/, data/ and videos/"
         )
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise LeRobotError(f"{file} cannot be read: {error}") from error
     version = content.get("codebase_version") if isinstance(content, dict) else None

@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rlinf_lite.data.lerobot.layout import V2, Feature, LeRobotError, read_info
+from rlinf_lite.data.lerobot.layout import INFO, SUBTASKS, V2, Feature, LeRobotError, counters, read_info, read_text
 from rlinf_lite.data.lerobot.video import TOLERANCE_S, check_video, pictures_at
 from rlinf_lite.registry import did_you_mean
 
 _ROWS_AT_ONCE = 256
+_COUNTERS = ["index", "episode_index", "frame_index"]
 _EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}
 
 
@@ -54,6 +55,10 @@ class LeRobotDataset:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.info = read_info(directory)
+        self.notes: list[str] = []
+        """What was read otherwise than the files say, a line each."""
+        self._unreadable: dict[str, str] = {}
+        """Features that cannot be read, and why: an error where one is needed, else a note."""
         self.tasks = self._read_tasks()
         self.episodes = self._read_episodes()
         self._check_tables()
@@ -66,6 +71,18 @@ class LeRobotDataset:
                 f"{config_key}: {self.directory} has no feature {key!r}. {did_you_mean(key, self.info.features)}"
             )
         return found
+
+    def check(self, keys: Sequence[str]) -> None:
+        """Raise LeRobotError where the tables do not have these features as info.json lists them. That of other ones,
+        which are not read, becomes a note."""
+        needed = [key for key in (*keys, *_COUNTERS, "timestamp", "task_index") if key in self._unreadable]
+        if needed:
+            raise LeRobotError(self._unreadable[needed[0]])
+        if self._unreadable:
+            self.notes = [
+                f"{self.directory}: {', '.join(self._unreadable)} cannot be read, and this run does not need to: "
+                f"{next(iter(self._unreadable.values()))}"
+            ]
 
     def check_videos(self, keys: Sequence[str]) -> None:
         """Open every video of these features, and compare it with where its episodes are."""
@@ -84,36 +101,52 @@ class LeRobotDataset:
         return failed
 
     def rows(self, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-        """Number of the first frame, and by feature [n, D] of numbers or uint8 [n, H, W, 3] of "image"s; in order."""
+        """Number of the first frame, and by feature [n, D] of numbers, uint8 [n, H, W, 3] of "image"s or sentences [n]
+        of `language_persistent`; in order."""
         first = 0
-        counters = ["index", "episode_index", "frame_index"]
         clock = [key for key in ("timestamp",) if key in self.info.features]
         numbers = iter(self._expected_counters())
         for file in dict.fromkeys(episode.data_file for episode in self.episodes):
             try:
-                for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[*keys, *counters, *clock]):
+                for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=[*keys, *_COUNTERS, *clock]):
                     expected = np.array([next(numbers) for _ in range(len(batch))])
-                    found = np.stack([batch[name].to_numpy(zero_copy_only=False) for name in counters], axis=1)
+                    found = np.stack([batch[name].to_numpy(zero_copy_only=False) for name in _COUNTERS], axis=1)
                     wrong = np.flatnonzero((found != expected).any(1))
                     if len(wrong):
-                        of_row = dict(zip(counters, found[wrong[0]].tolist(), strict=True))
-                        due = dict(zip(counters, expected[wrong[0]].tolist(), strict=True))
+                        of_row = dict(zip(_COUNTERS, found[wrong[0]].tolist(), strict=True))
+                        due = dict(zip(_COUNTERS, expected[wrong[0]].tolist(), strict=True))
                         raise LeRobotError(f"{file}: frame {first + wrong[0]} is {of_row}, by meta/episodes {due}")
                     for key in clock:
                         self._check_clock(file, first, expected[:, 2], self._values(file, key, batch[key])[:, 0])
-                    yield first, {key: self._values(file, key, batch[key]) for key in keys}
+                    yield (
+                        first,
+                        {
+                            key: self._subtasks(file, batch[key], first, expected[:, 2])
+                            if key == SUBTASKS
+                            else self._values(file, key, batch[key])
+                            for key in keys
+                        },
+                    )
                     first += len(batch)
             except (OSError, pa.ArrowException) as error:
                 raise LeRobotError(f"{file} is damaged: {error}") from error
 
     def pictures(self, key: str) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number of the frame, and its picture uint8 [H, W, 3], of a "video" feature; file after file."""
+        furthest_s, of_file = 0.0, self.directory
         for file, episodes in self._by_file(key).items():
             frames = [episode.first_frame + i for episode in episodes for i in range(episode.length)]
             times = [
                 episode.clips[key].start_s + i / self.info.fps for episode in episodes for i in range(episode.length)
             ]
-            yield from zip(frames, pictures_at(file, times), strict=True)
+            distances_s: list[float] = []
+            yield from zip(frames, pictures_at(file, times, deviates=distances_s.append), strict=True)
+            furthest_s, of_file = max((furthest_s, of_file), (max(distances_s), file))
+        if furthest_s > TOLERANCE_S:
+            self.notes.append(
+                f"{of_file}: pictures are up to {1e3 * furthest_s:.1f} ms from the times of their frames; the nearest "
+                "are taken"
+            )
 
     def _by_file(self, key: str) -> dict[Path, list[EpisodeEntry]]:
         """The episodes of every video of a feature, in the order of its pictures."""
@@ -123,7 +156,7 @@ class LeRobotDataset:
         return dict(sorted(found.items(), key=lambda item: min(episode.first_frame for episode in item[1])))
 
     def _values(self, file: Path, key: str, column: pa.Array) -> NDArray[Any]:
-        feature = self.info.features[key]
+        feature = self._feature(key)
         if feature.dtype == "image":
             return np.stack([self._png(file, key, feature, x) for x in column.field("bytes").to_pylist()])
         while isinstance(column, pa.ExtensionArray):
@@ -141,6 +174,19 @@ class LeRobotDataset:
         if values.size != num_rows * feature.width:
             raise LeRobotError(f"{file}: {num_rows} rows of {key} have {values.size} numbers, not {feature.width} each")
         return values.reshape(-1, feature.width)
+
+    def _subtasks(self, file: Path, column: pa.Array, first: int, frame_index: NDArray[Any]) -> NDArray[Any]:
+        """Sentences [n]: of a frame's annotations in style "subtask" the last one that has begun by then."""
+        found = list[str]()
+        for number, (rows, t) in enumerate(zip(column.to_pylist(), frame_index / self.info.fps, strict=True), first):
+            said = [row for row in rows or () if row["style"] == "subtask" and row["content"] is not None]
+            begun = [row for row in said if np.float32(row["timestamp"]) <= np.float32(t)]
+            if not begun:
+                raise LeRobotError(
+                    f"{file}: frame {number} has no subtask in {SUBTASKS}. Set data.keys.instruction=task"
+                )
+            found.append(max(enumerate(begun), key=lambda x: (x[1]["timestamp"], x[0]))[1]["content"])
+        return np.array(found, object)
 
     def _check_clock(self, file: Path, first: int, frame_index: NDArray[Any], found_s: NDArray[Any]) -> None:
         """By the time of a frame others find its picture; here its number is used, which has to be the same."""
@@ -196,9 +242,16 @@ class LeRobotDataset:
                 raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
             if found != num_rows:
                 raise LeRobotError(f"{file} has {found} frames, and its episodes have {num_rows} in meta/episodes")
-            for key, feature in info.features.items():
-                if feature.dtype != "video":
-                    _check_column(file, key, feature, schema)
+            for key in info.features.keys() | counters().keys() - {"timestamp"}:
+                if self._feature(key).dtype != "video" and key not in self._unreadable:
+                    wrong = _wrong_column(key, self._feature(key), schema)
+                    if wrong:
+                        where = self.directory / INFO if wrong.startswith("features.") else file
+                        self._unreadable[key] = f"{where}: {wrong}"
+        self._unreadable = {key: self._unreadable[key] for key in sorted(self._unreadable)}
+
+    def _feature(self, key: str) -> Feature:
+        return self.info.features.get(key) or counters()[key]
 
     def _read_tasks(self) -> list[str]:
         if self.info.version == V2:
@@ -245,6 +298,8 @@ class LeRobotDataset:
         place = {"chunk_index": line["data/chunk_index"], "file_index": line["data/file_index"]}
         clips = {}
         for key in self._videos():
+            if key in self._unreadable:
+                continue
             path = info.video_path or ""
             at = {name: line[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
             file = self.directory / path.format(video_key=key, **at)
@@ -267,8 +322,14 @@ class LeRobotDataset:
         if not files:
             raise LeRobotError(f"{self.directory / 'meta/episodes'}: there is no table of episodes")
         numbers = ["episode_index", "length", "dataset_from_index", "data/chunk_index", "data/file_index"]
-        numbers += [f"videos/{key}/{name}" for key in self._videos() for name in ("chunk_index", "file_index")]
-        times = [f"videos/{key}/{name}" for key in self._videos() for name in ("from_timestamp", "to_timestamp")]
+        for file in files:
+            known = self._names(file)
+            for key in self._videos():
+                if not any(name.startswith(f"videos/{key}/") for name in known):
+                    self._unreadable[key] = f"{file} has no columns videos/{key}/..., and info.json lists {key}"
+        videos = [key for key in self._videos() if key not in self._unreadable]
+        numbers += [f"videos/{key}/{name}" for key in videos for name in ("chunk_index", "file_index")]
+        times = [f"videos/{key}/{name}" for key in videos for name in ("from_timestamp", "to_timestamp")]
         wanted: dict[str, Literal["integer", "floating"]] = {
             **dict.fromkeys(numbers, "integer"),
             **dict.fromkeys(times, "floating"),
@@ -280,12 +341,13 @@ class LeRobotDataset:
     ) -> pa.Table:
         """Rows of a file of `meta/`, whose `wanted` columns have numbers of these kinds, none of them empty; with
         `all_columns` what else it has."""
+        names = self._names(file)
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise LeRobotError(f"{file} has no column {', '.join(missing)}, which info.json's features need")
         try:
-            names = pq.read_schema(file).names
-            missing = [name for name in wanted if name not in names]
-            if missing:
-                raise LeRobotError(f"{file} has no column {', '.join(missing)}, which info.json's features need")
-            table = pq.read_table(file, columns=None if all_columns else list(wanted))
+            with pq.ParquetFile(file) as opened:  # pq.read_table adds columns for folders named like `task=push`
+                table = opened.read(columns=None if all_columns else list(wanted))
             for name, kind in wanted.items():
                 found = table.schema.field(name).type
                 if not (pa.types.is_integer if kind == "integer" else pa.types.is_floating)(found):
@@ -297,10 +359,17 @@ class LeRobotDataset:
         except (OSError, pa.ArrowException) as error:
             raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
 
+    def _names(self, file: Path) -> list[str]:
+        try:
+            names: list[str] = pq.read_schema(file).names
+            return names
+        except (OSError, pa.ArrowException) as error:
+            raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
+
     def _json_lines(self, file: Path, wanted: Mapping[str, type]) -> list[dict[str, Any]]:
         """Of a v2.1 table, whose lines have these keys."""
         try:
-            lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+            lines = [json.loads(line) for line in read_text(file).split("\n") if line.strip()]
         except (OSError, ValueError) as error:
             raise LeRobotError(f"{file} cannot be read: {error}") from error
         for number, line in enumerate(lines, 1):
@@ -332,23 +401,31 @@ def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_
         )
 
 
-def _check_column(file: Path, key: str, feature: Feature, schema: pa.Schema) -> None:
+def _wrong_column(key: str, feature: Feature, schema: pa.Schema) -> str | None:
+    """How a table differs from info.json in this column."""
     if schema.get_field_index(key) < 0:
-        raise LeRobotError(
-            f"{file} has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}"
-        )
+        return f"has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}"
     found = schema.field(key).type
     if feature.dtype == "image":
-        if not (pa.types.is_struct(found) and found.get_field_index("bytes") >= 0):
-            raise LeRobotError(f"{file}: {key} is an image in info.json, and {found} there")
-        return
+        right = pa.types.is_struct(found) and found.get_field_index("bytes") >= 0
+        return None if right else f"{key} is an image in info.json, and {found} there"
+    if feature.dtype == "language":
+        row = getattr(found, "value_type", found)
+        missing = {"content", "style", *(["timestamp"] if key == SUBTASKS else [])} - set(getattr(row, "names", ()))
+        return f"{key} is language in info.json, and {found} there" if missing else None
+    if feature.dtype != "string" and not feature.is_numeric:
+        return f"features.{key}.dtype is {feature.dtype!r}: a numpy type of numbers is needed, or string, image, video"
     while isinstance(found, pa.BaseExtensionType):
         found = found.storage_type
     length = found.list_size if pa.types.is_fixed_size_list(found) else None
-    while pa.types.is_nested(found):
+    while pa.types.is_nested(found) and hasattr(found, "value_type"):
         found = found.value_type
-    due = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
-    if found != due:
-        raise LeRobotError(f"{file}: {key} is {feature.dtype} in info.json, and {found} there")
+    if feature.dtype == "string":
+        right = any(is_text(found) for is_text in (pa.types.is_string, pa.types.is_large_string))
+    else:
+        right = found == pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if not right:
+        return f"{key} is {feature.dtype} in info.json, and {found} there"
     if length is not None and len(feature.shape) == 1 and length != feature.width:
-        raise LeRobotError(f"{file}: {key} has {feature.width} numbers in info.json, and {length} there")
+        return f"{key} has {feature.width} numbers in info.json, and {length} there"
+    return None

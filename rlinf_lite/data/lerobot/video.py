@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import av
@@ -21,7 +23,11 @@ from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
 TIMEOUT_S = 120.0
 """Longest wait for the encoder to take in a picture, and for it to finish a file."""
 TOLERANCE_S = 1e-4
-"""How far a picture's time may be from the one that is asked for, as in LeRobot."""
+"""How far a picture's time may be from its frame's without a note, as in LeRobot."""
+DRIFT_S = 4e-3
+"""How far it may be at all: where LeRobot puts videos together, times drift by up to 3 ms."""
+RATE_TOLERANCE = 1e-2
+"""How far a video's mean rate may be from info.json's, as a share: of drifting times it is not quite the same."""
 
 
 class VideoWriter:
@@ -100,9 +106,14 @@ def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
         num_pictures = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         pairs = [
             ("size", f"{feature.size[0]} x {feature.size[1]}", f"{found.height} x {found.width}"),
-            ("rate", f"{float(fps):g} pictures/s", f"{float(rate or fps):g} pictures/s"),
         ]
-        of_file = {"video.codec": codec, "video.pix_fmt": found.pix_fmt, "video.fps": float(rate or fps)}
+        got_fps = float(rate or fps)
+        if not math.isclose(got_fps, fps, rel_tol=RATE_TOLERANCE):
+            pairs.append(("rate", f"{float(fps):g} pictures/s", f"{got_fps:g} pictures/s"))
+        of_file: dict[str, object] = {"video.codec": codec, "video.pix_fmt": found.pix_fmt}
+        said_fps = info.get("video.fps")
+        if not (isinstance(said_fps, int | float) and _is_rate(said_fps, got_fps)):
+            of_file["video.fps"] = got_fps
         of_file |= {"video.height": found.height, "video.width": found.width}
         pairs += [(name, _shown(info[name]), _shown(got)) for name, got in of_file.items() if info.get(name)]
     wrong = [f"{what} is {got} there and {said} in info.json" for what, said, got in pairs if said != got]
@@ -113,24 +124,33 @@ def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
     return num_pictures
 
 
-def pictures_at(file: Path, times_s: Sequence[float], num_threads: int = 0) -> Iterator[NDArray[np.uint8]]:
-    """The pictures uint8 [H, W, 3] at these ascending times, in one pass over the file from the first of them.
+def pictures_at(
+    file: Path, times_s: Sequence[float], num_threads: int = 0, deviates: Callable[[float], None] = lambda _: None
+) -> Iterator[NDArray[np.uint8]]:
+    """The pictures uint8 [H, W, 3] nearest to these ascending times, in one pass over the file from the first of them.
 
-    `num_threads` 0: as many as there are cores. Raises LeRobotError where one is missing or the file is damaged, as far
-    as the codec shows it: videos have no checksums, and a changed byte may give another picture that is as good.
+    `num_threads` 0: as many as there are cores. `deviates` is called with each picture's distance in seconds. Raises
+    LeRobotError where one is missing or the file is damaged, as far as the codec shows it: videos have no checksums,
+    and a changed byte may give another picture that is as good.
     """
     num_given = 0
     try:
-        for picture in _decoded(file, times_s, num_threads, from_start=times_s[0] <= 1):
+        for picture, distance_s in _decoded(file, times_s, num_threads, from_start=times_s[0] <= 1):
+            deviates(distance_s)
             yield picture
             num_given += 1
     except LeRobotError:
         if num_given or times_s[0] <= 1:
             raise
-        yield from _decoded(file, times_s, num_threads, from_start=True)  # pictures may need some before the key frame
+        for picture, distance_s in _decoded(file, times_s, num_threads, from_start=True):
+            deviates(distance_s)  # pictures may need some before the key frame
+            yield picture
 
 
-def _decoded(file: Path, times_s: Sequence[float], num_threads: int, from_start: bool) -> Iterator[NDArray[np.uint8]]:
+def _decoded(
+    file: Path, times_s: Sequence[float], num_threads: int, from_start: bool
+) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    """Pictures, and how far each is from its time."""
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
@@ -138,31 +158,39 @@ def _decoded(file: Path, times_s: Sequence[float], num_threads: int, from_start:
         stream.codec_context.options = {"err_detect": "explode"}  # else H.264 makes up for what it cannot decode
         assert stream.time_base is not None
         if not from_start:  # at a key frame, before what is asked for
-            container.seek(int((times_s[0] - TOLERANCE_S) / stream.time_base), stream=stream)
+            container.seek(int((times_s[0] - DRIFT_S) / stream.time_base), stream=stream)
         wanted, shown = 0, 0.0
+        last: av.VideoFrame | None = None
         try:
-            for frame in container.decode(stream):
-                assert frame.pts is not None
-                shown = float(frame.pts * stream.time_base)
-                if shown < times_s[wanted] - TOLERANCE_S:
-                    continue
-                if shown > times_s[wanted] + TOLERANCE_S:
-                    raise LeRobotError(
-                        f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
-                    )
-                if frame.is_corrupt:
-                    raise LeRobotError(f"{file} is damaged: the picture at {shown:.2f} s could not be decoded whole")
-                picture = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-                while wanted < len(times_s) and abs(times_s[wanted] - shown) <= TOLERANCE_S:
-                    yield picture
+            for frame in chain(container.decode(stream), (None,)):  # None: after the last picture
+                before, shown = shown, shown if frame is None else float((frame.pts or 0) * stream.time_base)
+                while frame is None or times_s[wanted] <= shown + TOLERANCE_S:  # between `last` and `frame`
+                    late = frame is not None and (last is None or shown - times_s[wanted] < times_s[wanted] - before)
+                    nearest, distance_s = frame if late else last, abs(times_s[wanted] - (shown if late else before))
+                    if nearest is None or distance_s > DRIFT_S:
+                        if frame is None:
+                            break
+                        raise LeRobotError(
+                            f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
+                        )
+                    if nearest.is_corrupt:
+                        at = f"the picture at {shown if late else before:.2f} s"
+                        raise LeRobotError(f"{file} is damaged: {at} could not be decoded whole")
+                    yield np.asarray(nearest.to_ndarray(format="rgb24"), np.uint8), distance_s
                     wanted += 1
-                if wanted == len(times_s):
-                    return
+                    if wanted == len(times_s):
+                        return
+                last = frame
         except av.error.FFmpegError as error:
             raise LeRobotError(f"{file} is damaged after {shown:.2f} s: {error}") from error
     raise LeRobotError(
         f"{file} ends at {shown:.2f} s, and the dataset has a frame at {times_s[wanted]:.2f} s: is it truncated?"
     )
+
+
+def _is_rate(said: float, found: float) -> bool:
+    """Rates that files say may be cut to whole numbers: 29 for 29.97."""
+    return math.isclose(said, found, rel_tol=RATE_TOLERANCE) or said == int(found)
 
 
 def _shown(value: object) -> str:
@@ -173,7 +201,7 @@ def _open(file: Path) -> av.container.InputContainer:
     if not file.is_file():
         raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
     try:
-        container = av.open(str(file))
+        container = av.open(f"file:{file}")  # else what comes before a colon is a protocol
     except av.error.FFmpegError as error:
         raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated?") from error
     if not container.streams.video:
