@@ -65,7 +65,7 @@ LANGUAGE = {
 }
 SPLITS = {
     "one pass": (1, 100),
-    "uneven": (1, 4),
+    "uneven": (1, 3),
     "two ranks": (2, 100),
     "two ranks, uneven": (2, 2),
 }
@@ -143,7 +143,7 @@ def placed(worker: Any, rank: int, world_size: int, port: int) -> Any:
 
 def robot_steps(kind: str, size: int, rank: int = 0, world_size: int = 1, port: int = 0) -> list[dict[str, float]]:
     name, *overrides = ROBOTS[kind]
-    threads = "actor.num_threads=1" if world_size == 2 or size != 4 else "actor.num_threads=2"
+    threads = "actor.num_threads=1" if world_size == 2 or size != 3 else "actor.num_threads=2"
     cfg = load_config(f"embodiment/{name}", [*overrides, f"actor.optim={SMOOTH}", "actor.strategy=replicated", threads])
     sizes = {"global_batch_size": 9, "micro_batch_size": size}
     cfg = cfg.model_copy(update={"actor": cfg.actor.model_copy(update=sizes)})
@@ -260,6 +260,10 @@ def test_metrics_of_a_step_are_those_of_its_whole_batch(logged: Logged, kind: st
 
 
 def test_what_is_clipped_or_rejected_is_some_of_all(logged: Logged) -> None:
-    names = ("actor/clip_fraction", "actor/clip_fraction_lower", "critic/value_clip_fraction")
-    for kind, of_kind in (("PPO, MLP", names), ("PPO, MLP, of older weights", ("actor/rejected_fraction",))):
-        assert all(0.02 < logged[kind]["one pass"][0][f"train/{name}"] < 0.98 for name in of_kind)
+    for kind, name in (
+        ("PPO, MLP", "actor/clip_fraction"),
+        ("PPO, MLP", "actor/clip_fraction_lower"),
+        ("PPO, MLP, of older weights", "actor/rejected_fraction"),
+        ("language, PPO", "critic/value_clip_fraction"),
+    ):
+        assert 0.02 < logged[kind]["one pass"][0][f"train/{name}"] < 0.98, name
