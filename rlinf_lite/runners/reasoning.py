@@ -285,9 +285,10 @@ class ReasoningRunner(Runner):
             truths, given = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch
             columns = (texts, given["response"], truths, scores.tolist(), given["reward_metrics"])
             with videos.with_suffix(".answers.jsonl").open("w") as file:
-                for row in zip(*columns, strict=True):
-                    names = ("prompt", "response", "ground_truth", "score", "metrics")
-                    file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+                for *row, metrics in zip(*columns, strict=True):
+                    names = ("prompt", "response", "ground_truth", "score")
+                    answer = dict(zip(names, row, strict=True)) | ({"metrics": metrics} if metrics else {})
+                    file.write(json.dumps(answer) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources = batch.non_tensor_batch["data_source"].tolist()
         of_answers = (rows.tolist(), sources, lengths, scores.tolist(), successes)
