@@ -12,7 +12,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -150,20 +149,35 @@ def import_part(path: str, where: str, error: type[PartError] = PartError) -> An
     return part
 
 
+_PLACES = {"data_source": None, "solution": 0, "solution_str": 0, "ground_truth": 1, "extra_info": 2}
+"""Where a reward function gets what an argument of this name stands for."""
+
+
 def import_reward_function(path: str, error: type[PartError] = PartError) -> Any:
-    """The function at `pkg.module:function`, for `reward.fn` in processes that are started anew. Raises as
-    `import_part`, and `error` for what is no function, defined in a script or a notebook, or takes verl's arguments."""
-    where, first = "reward.fn", None
+    """The function at `pkg.module:function`, for `reward.fn` in other processes. Raises as `import_part`, and `error`
+    for what is no function, defined in a script or a notebook, or takes other arguments, verl's for example."""
+    where = "reward.fn"
     if path.startswith(f"{MAIN}:"):
         raise error(f"{path} cannot be imported by another process. Move it to a file of its own", where)
     function = import_part(path, where, error)
     if not callable(function):
         raise error(f"{path} is {function!r}, no function. Name one", where)
-    with suppress(TypeError, ValueError):  # of a builtin, which has no signature
-        first = next(iter(inspect.signature(function).parameters), None)
-    if first == "data_source":
-        text = f"{path} begins with data_source, and is called as (solution, ground_truth, extra_info)"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin, which has none
+        return function
+    names, called = list(signature.parameters), "is called as (solution, ground_truth, extra_info)"
+    if names[:1] == ["data_source"]:
+        text = f"{path} begins with data_source, and {called}"
         raise error(f"{text}. Leave that out, and give the others this order", where)
+    takes = f"{path} takes ({', '.join(names)}), and {called}"
+    by_place = [name for name, one in signature.parameters.items() if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    if any(_PLACES.get(name, place) != place for place, name in enumerate(by_place)):
+        raise error(f"{takes}. Give its arguments this order", where)
+    try:
+        signature.bind("", "", {})
+    except TypeError as problem:
+        raise error(f"{takes}: {problem}. Take these three", where) from None
     return function
 
 

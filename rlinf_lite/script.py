@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import shutil
 import signal
 import sys
@@ -47,10 +48,10 @@ def own_command(program: str, module: str) -> str:
     the working directory where that is above; where it is not installed, as `module` of this Python."""
     path = Path(sys.executable).parent / program
     if not path.is_file():
-        return f"{sys.executable} -m {module}"
+        return f"{shlex.quote(sys.executable)} -m {module}"
     if shutil.which(program) == str(path):
         return program
-    return shown_path(path)
+    return shlex.quote(shown_path(path))
 
 
 def shown_path(path: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_lite.config import ConfigError, ReasoningConfig, load_config
+from rlinf_lite.config.loading import as_override
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.jobs import RLJobBuilder
 from rlinf_lite.scheduler import SchedulerError
@@ -29,7 +30,8 @@ def main() -> int:
     directory = Path("results").absolute() / "jobs" / name
     apart = ["cluster.fuse=null"]  # a job's roles have processes of their own
     try:
-        cfg = cast(ReasoningConfig, load_config(CONFIG, [f"runner.logger.log_path={directory}", *apart, *sys.argv[1:]]))
+        written = as_override("runner.logger.log_path", str(directory))
+        cfg = cast(ReasoningConfig, load_config(CONFIG, [written, *apart, *sys.argv[1:]]))
 
         builder = RLJobBuilder().device_per_node(DEVICES).device_type("CPU").config(cfg.model_dump(mode="json"))
         builder.trainer("ppo_roles", "Trainer")  # Ray's workers import from this script's directory, as it does

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from rlinf_lite.cli.examples import load_example
 from rlinf_lite.cli.parse import SCRIPTS, names_and_overrides
 from rlinf_lite.config import Config, ConfigError, ReasoningConfig, load_config
+from rlinf_lite.config.loading import as_override
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.registry import PartError, suite_overrides, suites
@@ -65,8 +67,8 @@ def main(words: Sequence[str] | None = None) -> int:
             verify(checkpoint)
             config = str(checkpoint / "training_state" / "config.yaml")
             written = (arguments.out.parent if arguments.out else checkpoint.parent.parent).absolute()
-            overrides += [f"actor.checkpoint_load_path={checkpoint}", "actor.checkpoint_save_path=null"]
-            overrides += [f"runner.logger.log_path={written}"]
+            overrides += [as_override("actor.checkpoint_load_path", str(checkpoint)), "actor.checkpoint_save_path=null"]
+            overrides.append(as_override("runner.logger.log_path", str(written)))
         if arguments.suite:
             of_suite = suite_overrides(arguments.suite, load_config(config, elsewhere=True).env.id)
         cfg = load_config(config, [*overrides, *of_suite, *changes])
@@ -78,9 +80,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if of_suite:
             print(f"--suite {arguments.suite} has set {' '.join(of_suite)}", file=sys.stderr)
         if checkpoint is None and runs and (policy_directory(runs[0]) / "config.json").is_file():
-            print(
-                f"It is a policy: --config-name NAME actor.checkpoint_load_path={runs[0]} measures it", file=sys.stderr
-            )
+            policy = shlex.quote(as_override("actor.checkpoint_load_path", runs[0]))
+            print(f"It is a policy: --config-name NAME {policy} measures it", file=sys.stderr)
         return 2
 
     from rlinf_lite.data.prompt_files import DatasetError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -62,7 +61,7 @@ def parse_cli(
     parser.add_argument("--help", "-h", action="store_true", help="this text, and exit")
     parser.add_argument("--help-all", action="store_true", help="the same with every key, and exit")
     arguments = parser.parse_intermixed_args(argv)
-    from rlinf_lite.config.loading import load_config  # Hydra, which other commands do without
+    from rlinf_lite.config.loading import as_override, load_config  # Hydra, which other commands do without
 
     if arguments.help or arguments.help_all:
         parser.print_help()
@@ -70,7 +69,7 @@ def parse_cli(
         sys.exit(0)
     named, overrides = config_and_overrides(arguments.words, arguments.config_name)
     if arguments.resume is not None:
-        overrides.append(f"runner.resume={arguments.resume}")
+        overrides.append(as_override("runner.resume", arguments.resume))
     name = named or default_config
     if name is None:
         print(
@@ -82,10 +81,9 @@ def parse_cli(
     if not named:
         print(f"config: {name}", flush=True)
     if run_config := _config_of_run(name):
-        overrides = [f"runner.resume={name}", *overrides]
+        overrides = [as_override("runner.resume", name), *overrides]
         name = str(run_config)
-    resumed = [text.partition("=")[2] for text in overrides if text.startswith("runner.resume=")]
-    overrides = [*(_where_it_is(resumed[-1]) if resumed else []), *overrides]
+    overrides = [*_where_it_is(overrides), *overrides]
     if arguments.config_path is not None:
         name = str(Path(arguments.config_path) / f"{name.removesuffix('.yaml')}.yaml")
     try:
@@ -172,25 +170,33 @@ def _config_of_run(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _where_it_is(resumed: str) -> list[str]:
-    """Overrides that have a run go on in its own directory, wherever its config was written for: one that is resumed
-    by that directory, or by a checkpoint there."""
+def _where_it_is(overrides: Sequence[str]) -> list[str]:
+    """Overrides that have a run go on in its own directory, wherever its config was written for: one that `overrides`
+    resume by that directory, or by a checkpoint there."""
+    from hydra.errors import HydraException
+
+    from rlinf_lite.config.loading import as_override, parse_override
+
+    said = [text for text in overrides if text.startswith("runner.resume=")]
+    if not said:
+        return []
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, run_of
     from rlinf_lite.runners.run_config import CONFIG, read_config
 
     try:
-        checkpoint = find_checkpoint(Path(resumed))
-    except CheckpointError:  # which is said where it is read
+        resumed = Path(str(parse_override(said[-1]).value()))
+        checkpoint = find_checkpoint(resumed)
+    except (CheckpointError, HydraException):  # which is said where it is read
         return []
-    holders = (Path(resumed).resolve(), run_of(checkpoint))
+    holders = (resumed.resolve(), run_of(checkpoint))
     run = next((path for path in holders if path is not None and (path / CONFIG).is_file()), None)
     if run is None:
         return []
     saved = read_config(checkpoint / "training_state" / CONFIG) or {}
     log_path = saved.get("runner", {}).get("logger", {}).get("log_path")
     is_one_root = log_path == saved.get("actor", {}).get("checkpoint_save_path")
-    where = json.dumps(shown_path(run.parent), ensure_ascii=False)
-    return [f"runner.logger.log_path={where}", *["actor.checkpoint_save_path=null"] * is_one_root]
+    where = as_override("runner.logger.log_path", shown_path(run.parent))
+    return [where, *["actor.checkpoint_save_path=null"] * is_one_root]
 
 
 def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:

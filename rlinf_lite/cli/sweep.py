@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -17,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rlinf_lite.cli.parse import names_and_overrides
 from rlinf_lite.cli.tables import print_table
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.loading import parse_override
+from rlinf_lite.config.names import as_file_name
 from rlinf_lite.config.schema import ClusterConfig
 from rlinf_lite.report.page import measured
 from rlinf_lite.report.run_files import RunFiles
@@ -34,7 +34,7 @@ PATIENCE = 2
 POLL_S = 0.1
 
 MAX_NAME = 70
-"""Characters of a run's name; its number keeps it apart."""
+"""Bytes of a run's name; its number keeps it apart."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
     keys, choices, fixed = list[str](), list[list[str]](), list[str]()
     for text in overrides:
         try:
-            item = OverridesParser.create().parse_override(text)
+            item = parse_override(text)
         except HydraException:
             fixed.append(text)  # load_config says what is wrong with it
             continue
@@ -161,8 +161,8 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
             continue
         seen[content] = said
         parts = [f"{key.rpartition('.')[2]}{value.strip('[{}]')}" for key, value in zip(keys, values, strict=True)]
-        kept, count = str(config.runner.run_name)[: MAX_NAME - 4], f"{number:02d}"
-        run_name = "-".join(re.sub(r"[^\w.-]+", "_", part, flags=re.ASCII) for part in (kept, count, *parts))[:MAX_NAME]
+        kept = as_file_name(str(config.runner.run_name), MAX_NAME - 4)
+        run_name = as_file_name("-".join([kept, f"{number:02d}", *parts]), MAX_NAME)
         if config.runner.task_type == "eval":
             raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
         words = ("train", name, *fixed, *chosen, f"runner.run_name={run_name}")

@@ -6,15 +6,20 @@ Hydra refuses a key that no file mentions, and files mention only what they chan
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -66,14 +71,14 @@ def load_config(
     if isinstance(overrides, str):
         raise TypeError(f"load_config: overrides is the text {overrides!r}. Give a list, [{overrides!r}]")
     if isinstance(overrides, Mapping):
-        overrides = [f"{key}={_as_hydra_writes(value)}" for key, value in overrides.items()]
+        overrides = [f"{key}={as_hydra_writes(value)}" for key, value in overrides.items()]
     parsed, sweeps, problems, suspects = _parse_overrides(overrides)
     name = str(name_or_path)
     try:
         directory, name = _find(name)
-        arguments = [item.input_line or "" for item in parsed if _is_for_hydra(item)]
+        arguments = [_for_hydra(item) for item in parsed if _is_for_hydra(item)]
         if directory != config_dir():
-            arguments.append(f"hydra.searchpath=[file://{config_dir()}]")
+            arguments.append(f"hydra.searchpath={as_hydra_writes([f'file://{config_dir()}'])}")
         with initialize_config_dir(str(directory), version_base="1.3"):
             composed = compose(name, overrides=arguments)
         OmegaConf.set_struct(composed, False)
@@ -97,25 +102,67 @@ def load_config(
         raise ConfigError(name, [*map(str, problems), reason]) from error
     assert isinstance(content, dict)
 
+    runner = content.setdefault("runner", {})
+    if isinstance(runner, dict) and runner.get("run_name") is None:
+        runner["run_name"] = name.rsplit("/", 1)[-1]
     config: Config
     config, found = validate({str(key): value for key, value in content.items()}, {*suspects, *unused})
     if elsewhere:
         found = [problem for problem in found if not problem.of_machine]
     if problems or found:
         raise ConfigError(name, [str(problem) for problem in (*problems, *found)])
-    if config.runner.run_name is not None:
-        return config
-    runner = config.runner.model_copy(update={"run_name": name.rsplit("/", 1)[-1]})
-    return config.model_copy(update={"runner": runner})
+    return config
 
 
-def _as_hydra_writes(value: Any) -> str:
-    """Without quotes around keys, which its grammar has none of."""
+def parse_override(text: str) -> Override:
+    """What `key=value` says in Hydra's grammar, whose words are of ASCII: letters beyond it are replaced by words of
+    ASCII before it is parsed, and put back. Raises HydraException."""
+    mark = next(mark for count in itertools.count(1) if (mark := "Q" * count) not in text)
+    in_ascii = re.sub(r"[^\x00-\x7f]", lambda found: mark + f"{ord(found[0]):06x}".translate(_HEX_AS_LETTERS), text)
+
+    def put_back(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(f"{mark}([a-p]{{6}})", lambda found: chr(int(found[1].translate(_LETTERS_AS_HEX), 16)), value)
+        if isinstance(value, dict):
+            return {put_back(key): put_back(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [put_back(one) for one in value]
+        if is_dataclass(value) and not isinstance(value, type):  # a quoted string, several values, the override itself
+            return replace(value, **{field.name: put_back(getattr(value, field.name)) for field in fields(value)})
+        return value
+
+    item: Override = OverridesParser.create().parse_override(in_ascii)
+    return item if in_ascii == text else put_back(item)
+
+
+_HEX_AS_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
+_LETTERS_AS_HEX = {new: old for old, new in _HEX_AS_LETTERS.items()}
+
+
+def as_override(key: str, value: str) -> str:
+    """`key=value`, with Hydra's quotes around the value where it would be read as anything else than this text."""
+    with suppress(HydraException):
+        item = parse_override(f"{key}={value}")
+        if not item.is_sweep_override() and item.value() == value:
+            return f"{key}={value}"
+    return f"{key}={as_hydra_writes(value)}"
+
+
+def as_hydra_writes(value: Any) -> str:
+    """A value in Hydra's grammar, which has no quotes around keys."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_as_hydra_writes(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {as_hydra_writes(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_as_hydra_writes, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=str)
+        return f"[{', '.join(map(as_hydra_writes, value))}]"
+    if isinstance(value, bool | int | float | None):
+        return json.dumps(value)
+    return QuotedString(str(value), Quote.double).with_quotes()
+
+
+def _for_hydra(item: Override) -> str:
+    """An override that Hydra itself is to parse."""
+    line = item.input_line or ""
+    return line if line.isascii() else f"{item.get_key_element()}={as_hydra_writes(item.value())}"
 
 
 def _without_options_of_replaced_parts(composed: DictConfig, values: list[Override]) -> DictConfig:
@@ -188,12 +235,13 @@ def _parse_overrides(
     suspects: set[str] = set()
     for text in overrides:
         try:
-            item = OverridesParser.create().parse_override(text)
+            item = parse_override(text)
         except HydraException as error:
-            reason = str(error).splitlines()[0]
-            advice = f"cannot be read as an override ({reason}). Write key=value, in quotes for the shell"
-            problems.append(Problem(text, advice))
-            suspects.add(text.partition("=")[0].lstrip("+~"))
+            reason, (key, is_pair, value) = str(error).splitlines()[0], text.partition("=")
+            quoted = shlex.quote(f"{key}={as_hydra_writes(value)}")
+            advice = f"A text with such signs has quotes within those of the shell: {quoted}" if is_pair else ""
+            problems.append(Problem(text, f"cannot be read as an override ({reason}). {advice or 'Write key=value'}"))
+            suspects.add(key.lstrip("+~"))
             continue
         if not item.is_sweep_override():
             parsed.append(item)

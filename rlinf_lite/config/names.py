@@ -3,6 +3,8 @@ comes to."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ COMPONENTS = ("actor", "rollout", "env")
 """Of an embodied run."""
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
 """Of a reasoning run."""
+
+MAX_FILE_NAME = 255
+"""Bytes of a file's name, on the file systems of Linux."""
 
 Cards = Mapping[str, Sequence[Card]]
 """By the key of a section that a card describes, the cards that do."""
@@ -126,3 +131,9 @@ def fused_roles(config: Any) -> list[str]:
     """The roles that `cluster.fuse` names and that the run has; unknown names too."""
     lacking = set(ROLES) - set(roles_of(config)) if isinstance(config, ReasoningConfig) else set()
     return [name for name in names_in_fuse(config) if name not in lacking]
+
+
+def as_file_name(text: str, max_bytes: int) -> str:
+    """`text` as a part of a file's name, or "": letters and digits of any script and `.+-_`, other signs as `_`."""
+    plain = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", text)).lstrip(".-")
+    return plain.encode()[:max_bytes].decode(errors="ignore")

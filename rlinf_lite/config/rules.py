@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
-from rlinf_lite.config.names import cards_of, loss_needs_of, needs_of, schema_keys
+from rlinf_lite.config.names import MAX_FILE_NAME, cards_of, loss_needs_of, needs_of, schema_keys
 from rlinf_lite.config.resources import policy_directory, start_dir, start_key, why_no_policy
 from rlinf_lite.config.schema import BaseAlgorithmConfig, BaseConfig, CorrectionConfig
 
@@ -337,12 +337,38 @@ def _the_engine_is_one(config: Any, plan: Any) -> Iterator[Problem]:
         yield Problem("rollout.engine", text)
 
 
+@rule("runner.run_name")
+def _run_name_is_one(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    name = str(config.runner.run_name)
+    reasons = {
+        "is empty": not name.strip(),
+        "has / or \\, which paths are made of": "/" in name or "\\" in name,
+        "begins with a dot or a dash": name.startswith((".", "-")),
+        "begins or ends with a space": name != name.strip(),
+        "has signs that cannot be printed": not name.isprintable(),
+        f"is longer than a file's name may be, {MAX_FILE_NAME} bytes": len(os.fsencode(name)) > MAX_FILE_NAME,
+    }
+    if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
+        yield Problem("runner.run_name", f"{name!r} {reason}. Choose another, of letters and digits")
+
+
 def _written_rule(key: str) -> None:
     @rule(key)
     def directories_can_be_written(config: Any, plan: Any) -> Iterator[Problem]:
         """Nothing is made before the run begins: the nearest directory above that is there is looked at."""
         written = attrgetter(key)(config)
         if written is None:
+            return
+        reasons = {
+            "is empty": not written.strip(),
+            "has control characters": re.search(r"[\x00-\x1f\x7f]", written) is not None,
+            "begins with ~, which only shells read as a home directory": written.startswith("~"),
+            f"has a name of more than {MAX_FILE_NAME} bytes": any(
+                len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(written).parts
+            ),
+        }
+        if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
+            yield Problem(key, f"{written!r} {reason}. Name a directory")
             return
         path = Path(written).absolute()
         above = next(one for one in (path, *path.parents) if one.exists())

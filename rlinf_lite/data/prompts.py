@@ -82,6 +82,11 @@ class PromptDataset:
         ids = self._tokenise([found])[0]
         return Prompt(ids, prompt, found.data_source, found.ground_truth, found.extra_info, row)
 
+    def place(self, row: int) -> str:
+        """The file and the line of a row, as errors say them."""
+        file, place = self._places[row].tolist()
+        return f"{self._files[file].path}, row {place + 1}"
+
     def batch(self, rows: Sequence[int] | np.ndarray) -> DataProto:
         """`collate` of these rows."""
         return self.collate([self[int(row)] for row in rows])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import RenderUnavailableError
 
+_EGL_CUDA_DEVICE_NV = 0x323A
 _INSTALL = (
     "Install an OpenGL driver that works without a display (EGL): a GPU's own comes with it, a software one is, on "
     "Debian, apt-get install libegl1 libgl1-mesa-dri"
@@ -47,6 +51,8 @@ class Painter:
             self._gl = _gl_context(self._width, self._height)
             self._gl.make_current()
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        except RenderUnavailableError as error:
+            raise RenderUnavailableError(f"{key}: {error}") from error
         except Exception as error:  # a missing library is an AttributeError of PyOpenGL's, a missing driver many others
             raise RenderUnavailableError(
                 f"{key}: no picture can be drawn by MUJOCO_GL={_backend() or 'its default'} "
@@ -109,11 +115,9 @@ def _own_gpu_first() -> Iterator[None]:
     listed = egl_ext.eglQueryDevicesEXT
 
     def own_first() -> list[Any]:
-        devices, number = list(listed()), os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
-        if number.isdecimal() and "MUJOCO_EGL_DEVICE_ID" not in os.environ:
-            gpus = [i for i, device in enumerate(devices) if _is_nvidia(device)]
-            if int(number) < len(gpus):
-                devices.insert(0, devices.pop(gpus[int(number)]))
+        devices = list(listed())
+        if "MUJOCO_EGL_DEVICE_ID" not in os.environ and (own := _own_gpu(devices)) is not None:
+            devices.insert(0, devices.pop(own))
         return devices
 
     egl_ext.eglQueryDevicesEXT = own_first
@@ -121,6 +125,56 @@ def _own_gpu_first() -> Iterator[None]:
         yield
     finally:
         egl_ext.eglQueryDevicesEXT = listed
+
+
+def _own_gpu(devices: Sequence[Any]) -> int | None:
+    """Which of EGL's devices is the first of CUDA_VISIBLE_DEVICES; None: it names none that is here.
+
+    The driver knows, whatever the names are: it gives the devices that are visible their places there. One that does
+    not say so is taken to list GPUs as `nvidia-smi` does. Raises RenderUnavailableError for a name of neither.
+    """
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    gpus = [i for i, device in enumerate(devices) if _is_nvidia(device)]
+    if not gpus or names[0] in ("", "-1", "NoDevFiles"):
+        return None
+    places = {i: place for i in gpus if (place := _cuda_place(devices[i])) is not None}
+    firsts = [i for i, place in places.items() if place == 0]
+    if len(firsts) == 1 and len(places) <= len(names):  # older drivers number what is not visible, too
+        return firsts[0]
+    if len(gpus) == 1 and not names[0].isdecimal():
+        return gpus[0]
+    number = int(names[0]) if names[0].isdecimal() else _number_of(names[0])
+    if number is None:
+        raise RenderUnavailableError(
+            f"CUDA_VISIBLE_DEVICES names {names[0]!r}, and neither EGL nor `nvidia-smi -L` says which of {len(gpus)} "
+            "GPUs that is. Name GPUs by their numbers, or set MUJOCO_EGL_DEVICE_ID to the device that is to draw"
+        )
+    return gpus[number] if number < len(gpus) else None
+
+
+def _cuda_place(device: Any) -> int | None:
+    """A device's number among those that are visible to CUDA; None where the driver gives it none."""
+    from OpenGL import EGL
+
+    if not (address := EGL.eglGetProcAddress("eglQueryDeviceAttribEXT")):
+        return None
+    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_ssize_t))(address)
+    place = ctypes.c_ssize_t(-1)
+    return place.value if query(device, _EGL_CUDA_DEVICE_NV, ctypes.byref(place)) and place.value >= 0 else None
+
+
+def _number_of(name: str) -> int | None:
+    """The number of the one GPU that has, or holds a MIG instance that has, a UUID that begins so."""
+    number, found = -1, set[int]()
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "-L"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+        for line in lines:  # GPU 0: NVIDIA A100 (UUID: GPU-5d5ba0d6-...), and under it those of its MIG instances
+            if gpu := re.match(r"GPU (\d+):", line):
+                number = int(gpu[1])
+            if (uuid := re.search(r"\(UUID: ([^)\s]+)\)", line)) and uuid[1].startswith(name):
+                found.add(number)
+    return found.pop() if len(found) == 1 else None
 
 
 def _is_nvidia(device: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -266,16 +267,16 @@ class _Video:
 
 
 def _commands(run: RunFiles) -> dict[str, str]:
-    checkpoint, commands = run.checkpoint, dict[str, str]()
+    checkpoint, commands, directory = run.checkpoint, dict[str, str](), shlex.quote(str(run.run_dir))
     if checkpoint is not None and "__main__:" in run.config_text:  # which no other program has
         commands["Measure the policy"] = "rlinf_lite.evaluate, in the program or notebook that trained it"
     elif checkpoint is not None:
         planned = run.total_steps or 0
         more = f" runner.max_steps={2 * planned}" if 0 < planned <= run.completed_steps else ""
-        commands["Measure the policy"] = f"rlinf-lite eval {run.run_dir}"
-        commands["Go on"] = f"rlinf-lite train {run.run_dir}{more}"
-    commands["Curves"] = f"tensorboard --logdir {run.run_dir}"
-    commands["This page anew"] = f"rlinf-lite report {run.run_dir}"
+        commands["Measure the policy"] = f"rlinf-lite eval {directory}"
+        commands["Go on"] = f"rlinf-lite train {directory}{more}"
+    commands["Curves"] = f"tensorboard --logdir {directory}"
+    commands["This page anew"] = f"rlinf-lite report {directory}"
     return commands
 
 

@@ -7,16 +7,21 @@ in C end too, whether or not the caller is still there. What hung is then in the
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import os
+import re
 import sys
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from numbers import Real
 from typing import Any
 
-from rlinf_lite.rewards.registry import RewardFn, import_reward
+from rlinf_lite.rewards.registry import Answer, RewardFn, import_reward
 
 _LARGEST = (2 - 2**-23) * 2.0**127  # that float32 holds, as which scores go on
+_MAX_NAME = 80
 
 
 def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
@@ -39,18 +44,41 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
             connection.send(answer)
 
 
-def _call(function: RewardFn, arguments: tuple[Any, ...]) -> float | str:
-    """The score, any finite number, numpy's and torch's too (true is 1); or a traceback."""
+def _call(function: RewardFn, arguments: tuple[Any, ...]) -> Answer | str:
+    """What the function says, or a traceback."""
     try:
         value: Any = function(*arguments)
-        number = value.item() if hasattr(value, "item") else value
-        if not isinstance(number, Real):
-            raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
-        if not abs(float(number)) <= _LARGEST:
-            raise ValueError(f"a reward function returned {number}; a finite number that float32 holds is needed")
-        return float(number)
+        if inspect.iscoroutine(value):
+            import asyncio
+
+            value = asyncio.run(value)
+        return _read(value)
     except BaseException:  # a function that exits has failed like any other
         return traceback.format_exc()
+
+
+def _read(value: Any) -> Answer:
+    """The score that a function returned, a number or the `score` of a dict; and the dict's other finite numbers."""
+    if not isinstance(value, Mapping):
+        return _number(value), {}
+    if "score" not in value:
+        raise KeyError(f"a reward function returned a dict without 'score' ({', '.join(map(repr, value))[:80]})")
+    found = dict[str, float]()
+    for name, entry in value.items():
+        with suppress(TypeError, ValueError):  # what is no number is left out
+            if name != "score":
+                found[re.sub(r"[^\w.@/-]", "_", str(name))[:_MAX_NAME]] = _number(entry)
+    return _number(value["score"]), found
+
+
+def _number(value: Any) -> float:
+    """A finite number, numpy's and torch's too (true is 1). Raises TypeError or ValueError."""
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, Real):
+        raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")
+    if not -_LARGEST <= number <= _LARGEST:  # type: ignore[operator]  # ints may be too large for a float
+        raise ValueError(f"a reward function returned {number!s:.80}; a finite number that float32 holds is needed")
+    return float(number)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_lite.child_process import ChildProcess
-from rlinf_lite.rewards.registry import RewardError
+from rlinf_lite.rewards.registry import Answer, RewardError
 
 START_TIMEOUT_S = 120.0
 _GRACE_S = 1.0  # the process ends itself at its limit; after so much more it is killed
 
 
 class CallFailedError(Exception):
-    """A call raised, returned no finite number, took too long or brought its process down. Its text is a traceback."""
+    """A call raised, returned no score, took too long or brought its process down. Its text is a traceback."""
 
 
 class IsolatedFunction:
@@ -25,8 +25,8 @@ class IsolatedFunction:
         self.path, self.timeout_s = path, timeout_s
         self._start()
 
-    def __call__(self, *arguments: Any) -> float:
-        """Its score. Raises CallFailedError."""
+    def __call__(self, *arguments: Any) -> Answer:
+        """Raises CallFailedError."""
         if self._child.has_ended():
             self._start()
         connection = self._child.connection
@@ -34,12 +34,12 @@ class IsolatedFunction:
             connection.send(arguments)
             if not connection.poll(self.timeout_s + _GRACE_S):
                 raise CallFailedError(self._ended(f"took longer than {self.timeout_s} s and was killed"))
-            answer = connection.recv()
+            answer: Answer | str = connection.recv()
         except (EOFError, OSError) as error:
             raise CallFailedError(self._ended("ended its process")) from error
         if isinstance(answer, str):
             raise CallFailedError(answer)
-        return float(answer)
+        return answer
 
     def close(self) -> None:
         self._child.close()

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 
 from rlinf_lite.registry import MAIN, PartError, did_you_mean, import_reward_function
 
-RewardFn = Callable[[str, str, dict[str, Any]], float]
-"""`score(solution, ground_truth, extra_info)`."""
+RewardFn = Callable[[str, str, dict[str, Any]], Any]
+"""`score(solution, ground_truth, extra_info)`: a number, or a dict with the number `score`."""
+Answer = tuple[float, dict[str, float]]
+"""A score, and other numbers by name."""
 F = TypeVar("F", bound=RewardFn)
 
 
 class RewardError(PartError):
-    """A reward function that cannot be imported or lacks a package."""
+    """A reward function that cannot be imported, lacks a package, or fails at every response of a batch."""
 
 
 class UnknownSourceError(RewardError):
@@ -36,7 +38,7 @@ _RULES = {"openai/gsm8k": _GSM8K, "arithmetic": _GSM8K, "MATH": _BOXED, "lightev
 
 
 def register_reward(*data_sources: str) -> Callable[[F], F]:
-    """Score rows of these sources by a function `(solution, ground_truth, extra_info) -> float` of a module.
+    """Score rows of these sources by a function `(solution, ground_truth, extra_info)` of a module.
 
     It runs in a process of its own, under the scorer's time limit. The module has to be imported wherever rows are
     scored. Raises RewardError where a source has a rule, or the function cannot be imported elsewhere.
@@ -72,7 +74,7 @@ def rule_of(data_source: str) -> Rule:
 
 
 def import_reward(path: str) -> RewardFn:
-    """The function at `pkg.module:function`. Raises RewardError where there is none, or it takes verl's arguments,
+    """The function at `pkg.module:function`. Raises RewardError where there is none, or it takes other arguments,
     PartImportError where its module raises."""
     found: RewardFn = import_reward_function(path, RewardError)
     return found

@@ -6,7 +6,8 @@ Columns are those of `data.sequences` besides `scores` [B], `group` [B] (the num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -55,6 +56,16 @@ def first_groups(batch: DataProto, num_groups: int) -> DataProto:
     groups = batch.batch["group"]
     kept = torch.unique(groups)[:num_groups]
     return batch[torch.isin(groups, kept)]
+
+
+def reward_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Means of the numbers that a reward function gave besides scores, each over the rows that have it; the same in
+    any order of the rows."""
+    given: dict[str, list[float]] = {}
+    for row in rows:
+        for name, number in row.items():
+            given.setdefault(f"reward/{name}", []).append(number)
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in sorted(given.items())}
 
 
 def num_groups(batch: DataProto) -> int:

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,10 +26,11 @@ from rlinf_lite.config.resources import start_dir
 from rlinf_lite.control import Supervisor
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
-from rlinf_lite.data.prompts import ResumableSampler
+from rlinf_lite.data.prompts import PromptDataset, ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.rewards import RewardError, RewardScorer, UnknownSourceError
+from rlinf_lite.rewards.scorer import Scoring
 from rlinf_lite.runners import experience
 from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
@@ -176,9 +177,10 @@ class ReasoningRunner(Runner):
             # part by part scored by policy, reference and critic, while the rollout workers generate the next
             pending: list[tuple[DataProto, list[Handle]]] = []
             waiting: list[DataProto] = []
+            scorings: list[dict[str, Scoring]] = []
             for part, rewarding in generating.parts:
                 sequences, rewards, _ = self._wait(part, rewarding, generating.started, what="responses")
-                self._take_metrics(sequences, rewards)
+                scorings += self._take_metrics(sequences, rewards)
                 batch = sequences.union(rewards)
                 if refill:  # may bring more groups than are missing: those that end first, the short ones, get no lead
                     waiting.append(batch)
@@ -188,7 +190,8 @@ class ReasoningRunner(Runner):
                 num_tokens += int(batch.batch["response_mask"].sum())
                 num_groups += experience.num_groups(batch)
                 batch = experience.split_baselines(batch, algorithm)
-                scores.append(batch.select([name for name in batch.batch if name.endswith("scores")], [], []))
+                columns = [name for name in batch.batch if name.endswith("scores")]
+                scores.append(batch.select(columns, ["reward_metrics"], []))
                 if algorithm.filter_groups:
                     batch = experience.first_groups(experience.with_signal(batch), wanted - num_kept)
                 num_kept += experience.num_groups(batch)
@@ -203,19 +206,22 @@ class ReasoningRunner(Runner):
                 if self.critic is not None:
                     scoring.append(self.critic.compute_values(rows))
                 pending.append((batch, scoring))
+            _check_scored(scorings, self.problems.train)
             for batch, scoring in pending:
                 if scoring:
-                    for columns in self._wait(*scoring, what="log-probabilities and values"):
-                        self._take_metrics(columns)
-                        batch = batch.union(columns)
+                    for found in self._wait(*scoring, what="log-probabilities and values"):
+                        self._take_metrics(found)
+                        batch = batch.union(found)
                 trained.append(batch)
             if num_kept >= wanted:
                 break
 
-        scored = DataProto.concat(scores).batch
+        whole = DataProto.concat(scores)
+        scored = whole.batch
         metrics = {
             "rollout/all_rewards": float(scored["scores"].mean()),
             "rollout/generated_tokens": float(num_tokens),
+            **experience.reward_metrics(whole.non_tensor_batch["reward_metrics"]),
         }
         if "model_scores" in scored:
             metrics["rollout/model_rewards"] = float(scored["model_scores"].mean())
@@ -271,22 +277,24 @@ class ReasoningRunner(Runner):
             prompts.meta_info = {"seed": self.cfg.runner.seed, "greedy": True}
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
-        self._take_metrics(batch, rewards)
+        _check_scored(self._take_metrics(batch, rewards), val)
         scores, by_rule = rewards.batch["scores"], rewards.batch["rule_scores"].tolist()
         successes = [None if math.isnan(score) else score >= 1 for score in by_rule]  # None: no rule judges it
         if videos is not None:
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
-            truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
+            truths, given = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch
+            columns = (texts, given["response"], truths, scores.tolist(), given["reward_metrics"])
             with videos.with_suffix(".answers.jsonl").open("w") as file:
-                for row in zip(texts, responses, truths, scores.tolist(), strict=True):
+                for *row, metrics in zip(*columns, strict=True):
                     names = ("prompt", "response", "ground_truth", "score")
-                    file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+                    answer = dict(zip(names, row, strict=True)) | ({"metrics": metrics} if metrics else {})
+                    file.write(json.dumps(answer) + "\n")
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources = batch.non_tensor_batch["data_source"].tolist()
-        columns = (rows.tolist(), sources, lengths, scores.tolist(), successes)
+        of_answers = (rows.tolist(), sources, lengths, scores.tolist(), successes)
         answers = [  # an answer is an episode of one decision per token
             EpisodeRecord(row, source or "problems", row, length, score, success, success)
-            for row, source, length, score, success in zip(*columns, strict=True)
+            for row, source, length, score, success in zip(*of_answers, strict=True)
         ]
         data, generation = self.cfg.data, self.cfg.rollout
         protocol = {
@@ -428,17 +436,32 @@ class ReasoningRunner(Runner):
             directory = str(checkpoint / "training_state")
             self._wait(self.critic.load_checkpoint(directory), what="the critic's checkpoint to load")
 
-    def _take_metrics(self, *results: DataProto) -> None:
-        """Spans and failures that came with columns."""
+    def _take_metrics(self, *results: DataProto) -> list[dict[str, Scoring]]:
+        """Take spans, failures and cuts that came with columns. Returns what rewards there were, by who scored."""
+        scorings = []
         for result in results:
             for metrics in result.meta_info.pop("metrics", []):
                 self._spans += metrics["spans"]
-                failed = metrics.get("num_failed", 0)
-                self._failed_rewards += failed
                 self._cut_rewards += metrics.get("num_cut", 0)
-                if failed and not self._warned_of_rewards:
-                    log.warning("a reward could not be computed and is 0; the first of them:\n%s", metrics["traceback"])
-                    self._warned_of_rewards = True
+                scorings.append(metrics.get("scorings", {}))
+                for scoring in scorings[-1].values():
+                    self._failed_rewards += scoring.num_failed
+                    if scoring.num_failed and not self._warned_of_rewards:
+                        log.warning("a reward could not be computed and is 0; the first of them:\n%s", scoring.why)
+                        self._warned_of_rewards = True
+        return scorings
+
+
+def _check_scored(scorings: Sequence[Mapping[str, Scoring]], problems: PromptDataset) -> None:
+    """Raise RewardError where rules, or the reward model, failed at everything that they had to score of a batch.
+    `scorings`: of all its parts, each by who scored."""
+    for key in dict.fromkeys(key for part in scorings for key in part):
+        parts = [part[key] for part in scorings if key in part]
+        num_scored = sum(part.num_scored for part in parts)
+        if num_scored and num_scored == sum(part.num_failed for part in parts):
+            first = next(part for part in parts if part.num_failed)
+            text = f"no response of a batch could be scored ({num_scored} of {num_scored} failed)"
+            raise RewardError(f"{text}. The first, to {problems.place(first.row)}:\n{first.why}", key)
 
 
 def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,11 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
     kinds = [change for change in changes if change.key == "runner.task_type"]
     refused = [change for change in changes if change.is_fixed and (change.within(final) or not change.within(allowed))]
     if kinds:
-        raise CheckpointError(
-            f"{checkpoint} is of another kind of run ({kinds[0]}). To start from its weights: "
-            f"runner.resume=never actor.checkpoint_load_path={checkpoint}"
-        )
+        from rlinf_lite.config.loading import as_override  # which other commands do without
+
+        weights = shlex.quote(as_override("actor.checkpoint_load_path", str(checkpoint)))
+        text = f"{checkpoint} is of another kind of run ({kinds[0]})"
+        raise CheckpointError(f"{text}. To start from its weights: runner.resume=never {weights}")
     if not refused:
         return
     lines = [f"{checkpoint} cannot be resumed: it is of a run with other settings", *(f"  - {one}" for one in refused)]

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import platform
-import re
 import secrets
 import shlex
 import socket
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from rlinf_lite.config.names import as_file_name
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.runners.checkpoints import (
     CHECKSUMS,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 _MAX_NAMES = 20
-_MAX_PART = 80  # a file name has at most 255 characters
+_MAX_PART = 80  # bytes, of the 255 that a file's name may have
 
 
 class RunInUseError(CheckpointError):
@@ -169,8 +169,7 @@ def find_run(cfg: BaseConfig) -> RunClaim:
     if source is None:
         # <config>-<task>-seed<seed>-<start>-<random>, of characters that file systems and shells like
         name, _, seed, task = _identity(cfg.model_dump(mode="json"))
-        parts = [re.sub(r"[^\w.+-]+", "_", part, flags=re.ASCII) for part in (name, task) if part is not None]
-        parts = [part.lstrip(".-")[:_MAX_PART] or "run" for part in parts]
+        parts = [as_file_name(part, _MAX_PART) or "run" for part in (name, task) if part is not None]
         start, random = time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)
         return _claim(cfg, "-".join([*parts, f"seed{seed}", start, random]))
     checkpoint = find_checkpoint(source)
@@ -211,13 +210,17 @@ def run_to_resume(cfg: BaseConfig, checkpoint: Path) -> RunClaim:
             logged = (json.loads(line)["step"] for line in lines if line.endswith("\n"))
             later += [step for step in logged if step > steps]
     if later:
+        from rlinf_lite.config.loading import as_override  # which other commands do without
+
         where = f"runner.logger.log_path where no {claim.log_dir.name} is"
         if run is not None:
-            where = f"runner.logger.log_path={run.parent} actor.checkpoint_save_path=null, or another {where}"
+            root = shlex.quote(as_override("runner.logger.log_path", str(run.parent)))
+            where = f"{root} actor.checkpoint_save_path=null, or another {where}"
+        resume = shlex.quote(as_override("runner.resume", str(claim.checkpoint_dir)))
         raise CheckpointError(
             f"{checkpoint}, of step {steps}, does not lie in the run {claim.checkpoint_dir}, which has come to step "
             f"{max(later)} and would lose what it has from there on. To go on with that run: "
-            f"runner.resume={claim.checkpoint_dir}. To go on from this checkpoint: {where}"
+            f"{resume}. To go on from this checkpoint: {where}"
         )
     return claim
 

@@ -6,6 +6,7 @@ no file is left half written, and no update half submitted. The second one raise
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import threading
@@ -119,9 +120,12 @@ class RunResult:
             steps = "" if self.completed_steps < self.total_steps else f"runner.max_steps={2 * self.total_steps or 1}"
             if self.program:
                 more = "".join(f', "{step}"' for step in steps.split())
+                from rlinf_lite.config.loading import as_override
+
                 load = "rlinf_lite.load_config(..., [...,"
-                lines.append(f'  go on: in this program, rlinf_lite.train({load} "runner.resume={checkpoint}"{more}]))')
-                weights = f'"actor.checkpoint_load_path={checkpoint}"'
+                keys = ("runner.resume", "actor.checkpoint_load_path")
+                resume, weights = (json.dumps(as_override(key, checkpoint), ensure_ascii=False) for key in keys)
+                lines.append(f"  go on: in this program, rlinf_lite.train({load} {resume}{more}]))")
                 lines.append(f"  measure: in this program, rlinf_lite.evaluate({load} {weights}]))")
             else:
                 lines.append(f"  go on: {own} train {run} {steps}".rstrip())

@@ -435,3 +435,23 @@ def test_collected_episodes_are_a_dataset(
     assert command_line(["collect", "--out", str(tmp_path / "x"), "--env", "tabletob"]) == 2
     assert "Did you mean tabletop?" in capsys.readouterr().err
     assert command_line(["collect", "--env", "tabletop"]) == 2 and "--out" in capsys.readouterr().err
+
+
+def test_a_run_of_any_letters_is_trained_resumed_and_measured_by_the_commands_that_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command_line: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = {"train.num_envs": 4, "train.max_episode_steps": 4, "eval.num_envs": 2, "eval.num_episodes": 2}
+    words = [f"env.{key}={value}" for key, value in (sizes | {"eval.max_episode_steps": 4}).items()]
+    words += ["rollout.num_chunks=4", "rollout.pipeline_stage_num=1", "algorithm.update_epochs=1"]
+    words += ["actor.global_batch_size=16", "actor.micro_batch_size=16", "runner.max_steps=1"]
+    words += ["runner.run_name=läufer", "runner.logger.log_path='jö rg/läufe (2), neu'"]
+    assert command_line(["train", "gym_pendulum_ppo_mlp", *words]) == 0
+    shown = capsys.readouterr().out
+    [run] = (tmp_path / "jö rg" / "läufe (2), neu").iterdir()
+    assert run.name.startswith("läufer-Pendulum-v1-seed0-") and "läufer" in (run / "report.html").read_text()
+    commands = {line.partition(":")[0].strip(): shlex.split(line.partition(":")[2]) for line in shown.splitlines()[-2:]}
+    assert command_line(commands["go on"][1:]) == 0
+    assert (run / "checkpoints" / "step_000002").is_dir() and list(run.parent.iterdir()) == [run]
+    assert command_line(commands["measure"][1:]) == 0
+    assert list(run.glob("eval_step_000002*.json"))

@@ -182,6 +182,15 @@ def test_long_names_keep_their_number() -> None:
     assert [trial.run_name for trial in trials] == [f"{'x' * 66}-0{number}-" for number in (1, 2)]
 
 
+def test_values_and_names_may_have_letters_of_any_script() -> None:
+    keys, trials = trials_of(NAME, ["runner.run_name=läufer", "runner.logger.project_name=ä,'ö, ü'", "runner.seed=1,2"])
+    assert keys == ["runner.logger.project_name", "runner.seed"]
+    configs = [load_config(trial.words[1], trial.words[2:]) for trial in trials]
+    assert [cfg.runner.logger.project_name for cfg in configs] == ["ä", "ä", "ö, ü", "ö, ü"]
+    assert [cfg.runner.run_name for cfg in configs] == [trial.run_name for trial in trials]
+    assert trials[0].run_name == "läufer-01-project_nameä-seed1"
+
+
 def test_one_command_trains_every_kind() -> None:
     for name in ("math_arithmetic_grpo", "tabletop_sft_mlp"):
         _, trials = trials_of(name, ["runner.seed=1,2"])

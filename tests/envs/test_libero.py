@@ -493,3 +493,16 @@ assert make_env(EnvConfig.model_validate(given), "train", 1).reset(seeds=[1])["s
 """
     done = python(code, repo, MUJOCO_GL="egl", MUJOCO_EGL_DEVICE_ID="77")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("own", ["GPU-4f3a1c9e", "3"])
+def test_a_device_of_egl_may_be_chosen_whatever_cuda_calls_its_gpus(repo: Path, tmp_path: Path, own: str) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from rlinf_lite.envs.libero.package import import_libero
+import_libero(Path({str(tmp_path)!r}))
+assert os.environ["MUJOCO_EGL_DEVICE_ID"] == "0" and os.environ["MUJOCO_GL"] == "egl"
+"""
+    done = python(code, repo, MUJOCO_GL="egl", MUJOCO_EGL_DEVICE_ID="0", CUDA_VISIBLE_DEVICES=own)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -284,23 +287,53 @@ else:
     assert "Exception ignored" not in done.stderr, "what is wrong is buried under a half-built context's complaint"
 
 
+NVIDIA_SMI = """#!/bin/sh
+[ "$1" = -L ] && cat << 'END'
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-4f3a1c9e-0000-1111-2222-333344445555)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-4f9b0000-0000-1111-2222-333344446666)
+  MIG 1g.5gb      Device  0: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+  MIG 1g.5gb      Device  1: (UUID: MIG-GPU-4f9b0000-0000-1111-2222-333344446666/7/0)
+END
+"""
+SILENT, REVERSED, OF_ALL = {}, {1: 1, 2: 0}, {1: 0, 2: 1}
+"""What a driver says of the places of its devices in CUDA_VISIBLE_DEVICES."""
+
+
 @pytest.mark.parametrize(
-    ("own", "set_by_user", "order"),
+    ("own", "set_by_user", "places", "order"),
     [
-        ("1", "", [2, 0, 1]),
-        ("1,0", "", [2, 0, 1]),
-        ("0", "", [1, 0, 2]),
-        ("2", "", [0, 1, 2]),
-        ("GPU-4f", "", [0, 1, 2]),
-        ("1", "2", [2]),
+        # the driver does not say: numbers, UUIDs and MIG names as nvidia-smi lists them
+        ("1", "", SILENT, [2, 0, 1]),
+        ("1,0", "", SILENT, [2, 0, 1]),
+        ("0", "", SILENT, [1, 0, 2]),
+        ("2", "", SILENT, [0, 1, 2]),
+        ("", "", SILENT, [0, 1, 2]),
+        ("-1", "", SILENT, [0, 1, 2]),
+        ("GPU-4f9b0000-0000-1111-2222-333344446666", "", SILENT, [2, 0, 1]),
+        ("GPU-4f3a1c9e-0000-1111-2222-333344445555", "", SILENT, [1, 0, 2]),
+        ("GPU-4f9b,GPU-4f3a", "", SILENT, [2, 0, 1]),
+        ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "", SILENT, [1, 0, 2]),
+        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", "", SILENT, [2, 0, 1]),
+        ("MIG-GPU-4f9b0000-0000-1111-2222-333344446666/7/0", "", SILENT, [2, 0, 1]),
+        # the driver says, whatever the order that nvidia-smi has, and without it
+        ("GPU-unknown", "", {1: 0}, [1, 0, 2]),
+        ("MIG-unknown", "", {2: 0}, [2, 0, 1]),
+        ("0", "", {2: 0}, [2, 0, 1]),
+        ("GPU-a,GPU-b", "", REVERSED, [2, 0, 1]),
+        # an older driver numbers all devices, or gives several of them the same place
+        ("1", "", OF_ALL, [2, 0, 1]),
+        ("GPU-4f9b", "", OF_ALL, [2, 0, 1]),
+        ("1", "", {1: 0, 2: 0}, [2, 0, 1]),
+        # what the user has set comes first
+        ("1", "2", SILENT, [2]),
+        ("GPU-4f9b", "2", SILENT, [2]),
     ],
 )
-def test_a_worker_draws_on_its_own_gpu(repo: Any, egl: None, own: str, set_by_user: str, order: list[int]) -> None:
+def test_a_worker_draws_on_its_own_gpu(
+    repo: Any, egl: None, tmp_path: Path, own: str, set_by_user: str, places: dict[int, int], order: list[int]
+) -> None:
     """Of a software device and two GPUs, of which none but the last to be tried can draw."""
-    import os
-    import subprocess
-    import sys
-
     code = f"""
 from mujoco.egl import egl_ext
 from rlinf_lite.envs import painter
@@ -311,23 +344,55 @@ def display(platform, device, attributes):
     return display_of(platform, real, attributes) if len(tried) == {len(order)} else egl_ext.EGL_NO_DISPLAY
 egl_ext.eglQueryDevicesEXT, egl_ext.eglGetPlatformDisplayEXT = lambda: [0, 1, 2], display
 painter._is_nvidia = lambda device: device in (1, 2)
+painter._cuda_place = {places}.get
 painted("metaworld")
 assert tried == {order}, tried
 assert egl_ext.eglQueryDevicesEXT() == [0, 1, 2]
 """
+    done = draw(repo, tmp_path, own, set_by_user, code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("own", ["GPU-4f", "GPU-unknown", "MIG-unknown"])
+def test_a_gpu_that_no_one_knows_is_said_and_not_the_first_taken(
+    repo: Any, egl: None, tmp_path: Path, own: str
+) -> None:
+    code = """
+from mujoco.egl import egl_ext
+from rlinf_lite.envs import painter
+from rlinf_lite.envs.metaworld.painter import painted
+egl_ext.eglQueryDevicesEXT = lambda: [0, 1, 2]
+painter._is_nvidia, painter._cuda_place = lambda device: device in (1, 2), lambda device: None
+painted("metaworld")
+"""
+    done = draw(repo, tmp_path, own, "", code)
+    last = done.stderr.splitlines()[-1]
+    said = f": CUDA_VISIBLE_DEVICES names '{own}', and neither EGL nor `nvidia-smi -L` says which of 2 GPUs that is. "
+    assert (
+        "RenderUnavailableError: " in last and f"{said}Name GPUs by their numbers, or set MUJOCO_EGL_DEVICE_ID" in last
+    )
+
+
+def draw(repo: Any, tmp_path: Path, own: str, set_by_user: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` where CUDA_VISIBLE_DEVICES is `own`, and nvidia-smi lists two GPUs."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
     environment = os.environ | {"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": own}
     environment |= {"MUJOCO_EGL_DEVICE_ID": set_by_user} if set_by_user else {}
-    done = subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    return subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="here is a GPU of NVIDIA's")
 def test_mesas_devices_are_no_gpus_of_nvidias(egl: None) -> None:
     from mujoco.egl import egl_ext
 
-    from rlinf_lite.envs.painter import _is_nvidia
+    from rlinf_lite.envs.painter import _cuda_place, _is_nvidia
 
-    assert not any(_is_nvidia(device) for device in egl_ext.eglQueryDevicesEXT())
+    devices = egl_ext.eglQueryDevicesEXT()
+    assert not any(_is_nvidia(device) for device in devices)
+    assert [_cuda_place(device) for device in devices] == [None] * len(devices)
 
 
 @pytest.mark.parametrize("task", ["push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3"])

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+OWN = 1.0
+"""No function."""
+
 
 def length(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
     return len(solution) / extra_info["scale"]
@@ -45,3 +48,47 @@ def misbehaves(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> 
     answers = {"nan": float("nan"), "inf": float("inf"), "huge": 1e300, "text": "1.0", "none": None, "list": [1.0]}
     answers |= {"true": True, "int": 2, "numpy": np.float32(0.5), "numpy bool": np.bool_(True)}
     return answers[solution]
+
+
+def plain(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return float(solution == ground_truth)
+
+
+async def asynchronous(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return plain(solution, ground_truth, extra_info)
+
+
+def of_verl_without_data_source(solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
+    return {"score": float(solution_str == ground_truth)}
+
+
+def with_a_default(solution: str, ground_truth: str, extra_info: Any, strict: bool = True) -> float:
+    return float(solution == ground_truth)
+
+
+def of_anything(*arguments: Any, **others: Any) -> float:
+    return float(arguments[0] == arguments[1])
+
+
+def the_other_way_round(ground_truth: str, solution: str, extra_info: Any) -> float:
+    return float(solution == ground_truth)
+
+
+def extra_info_second(solution: str, extra_info: Any, ground_truth: str) -> float:
+    return float(solution == ground_truth)
+
+
+def data_source_last(solution_str: str, ground_truth: str, extra_info: Any, data_source: Any = None) -> float:
+    return float(solution_str == ground_truth)
+
+
+def of_two(answer: str, truth: str) -> float:
+    return float(answer == truth)
+
+
+def of_four(answer: str, truth: str, row: Any, tokenizer: Any) -> float:
+    return float(answer == truth)
+
+
+def of_keywords(*, solution_str: str, ground_truth: str, **others: Any) -> float:
+    return float(solution_str == ground_truth)

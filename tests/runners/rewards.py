@@ -1,5 +1,9 @@
 """Rewards for the tests of the reasoning loop."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 
 def arbitrary(solution, ground_truth, extra_info):
     """Something that every policy gets, and that differs within a group."""
@@ -19,3 +23,23 @@ def raises_sometimes(solution, ground_truth, extra_info):
     if sum(map(ord, solution)) % 2:
         raise RuntimeError("this answer is too odd")
     return 0.5
+
+
+def raises_always(solution, ground_truth, extra_info):
+    raise LookupError(f"nothing is known of {ground_truth}")
+
+
+def raises_in_one_process(solution, ground_truth, extra_info):
+    """In the process that comes first, which leaves its number in a file that the row names."""
+    claim = Path(extra_info["claim"])
+    with suppress(FileExistsError), claim.open("x") as file:
+        file.write(str(os.getpid()))
+    if claim.read_text() == str(os.getpid()):
+        raise RuntimeError("not in this process")
+    return 1.0
+
+
+def as_verl_returns_it(solution, ground_truth, extra_info):
+    score = arbitrary(solution, ground_truth, extra_info)
+    found = {"score": score, "acc": score > 0.5, "third": score / 3, "pred": solution}
+    return found | ({"odd": 3} if int(ground_truth) % 2 else {})

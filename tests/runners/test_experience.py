@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +61,7 @@ def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_l
 
     class Runner(ReasoningRunner):
         reference = critic = None
+        problems = SimpleNamespace(train=None)
 
         def __init__(self) -> None:
             settings = ["filter_groups=true", "max_refills=1", "group_size=2", "recompute_logprobs=false"]
@@ -75,14 +79,14 @@ def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_l
                 scores = [1.0, 0.0, 1.0, float(refill == 0)]  # of the first ones, every other has no signal
                 part = batch(scores, sorted(groups * 2), [0, 1] * 2, [length] * 4)
                 rows = part.select([name for name in part.batch if name != "scores"], ["row"])
-                made.append((rows, part.select(["scores"], [])))
+                made.append((rows, DataProto({"scores": part.batch["scores"]}, {"reward_metrics": np.array([{}] * 4)})))
             return Generating(None, made)
 
         def _wait(self, *handles, what, **limits):
             return handles
 
         def _take_metrics(self, *parts):
-            pass
+            return []
 
     found, _ = Runner().collect(0)
     assert torch.unique(found.batch["group"]).tolist() == [0, 2, 4, 5]

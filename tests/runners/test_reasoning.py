@@ -1,6 +1,8 @@
 """The loop over language models: every estimator, placement and failure, on a model of a few thousand parameters."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.data.prompt_files import DatasetError
+from rlinf_lite.rewards import RewardError
 from rlinf_lite.runners import CheckpointError, ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement, WorkerError
 from rlinf_lite.workers.reasoning import launch_roles
@@ -183,6 +186,58 @@ def test_a_reward_function_that_raises_costs_its_sample_and_is_told(start_reason
     result = start_reasoning("reward.fn=tests.runners.rewards:raises_sometimes", "runner.max_steps=1").run()
     assert read_metrics(result.run_dir)[0]["rollout/failed_rewards"] > 0
     assert "this answer is too odd" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        ["runner.val_check_interval=-1", placed("'0'", rollout="'0-1'", num_slots=2), "rollout.pipeline_stage_num=2"],
+        ["runner.val_check_interval=1"],
+        ["runner.mode=async", placed("'0'", rollout="'1'", num_slots=2), "algorithm.correction.kind=tis"],
+        ["algorithm.filter_groups=true", "algorithm.max_refills=2"],
+    ],
+    ids=["a step", "an evaluation", "async", "refills"],
+)
+def test_a_reward_function_that_fails_at_a_whole_batch_ends_the_run(start_reasoning, when):
+    runner = start_reasoning("reward.fn=tests.runners.rewards:raises_always", *when)
+    with pytest.raises(RewardError, match=r"^reward\.fn: no response of a batch could be scored") as caught:
+        runner.run()
+    num, said = (6 if "runner.val_check_interval=1" in when else 16), str(caught.value)
+    assert f"({num} of {num} failed). The first, to " in said
+    file, row = re.search(r"to (\S+), row (\d+):\n", said).groups()
+    truth = json.loads(Path(file).read_text().splitlines()[int(row) - 1])["reward_model"]["ground_truth"]
+    assert f"LookupError: nothing is known of {truth}" in said and "rewards.py" in said
+    assert runner.completed_steps == 0
+
+
+def test_what_counts_is_the_whole_batch_not_one_workers_share(start_reasoning, tmp_path):
+    row = {"data_source": "x", "prompt": "1+1=?\n", "reward_model": {"ground_truth": "2"}}
+    row["extra_info"] = {"claim": str(tmp_path / "claim")}
+    file = tmp_path / "rows.jsonl"
+    file.write_text((json.dumps(row) + "\n") * 8)
+    two = placed("'0'", rollout="'0-1'", num_slots=2)
+    own = [f"data.train_files=[{file}]", "reward.fn=tests.runners.rewards:raises_in_one_process"]
+    result = start_reasoning(two, *own, "runner.max_steps=1").run()
+    line = read_metrics(result.run_dir)[0]
+    assert (line["rollout/failed_rewards"], line["rollout/rewards"]) == (8, 0.5)
+
+
+def test_other_numbers_of_a_reward_function_are_metrics(start_reasoning, tmp_path):
+    """The same ones on any number of workers; what some rows lack is a mean over the others."""
+    lines = []
+    for name, where in (("one", placed()), ("two", placed("'0'", rollout="'0-1'", num_slots=2))):
+        own = ["reward.fn=tests.runners.rewards:as_verl_returns_it", "runner.val_check_interval=1"]
+        result = start_reasoning(where, *own, "runner.max_steps=1", root=tmp_path / name).run()
+        start_reasoning.stop()
+        lines.append(next(line for line in read_metrics(result.run_dir) if "rollout/rewards" in line))
+        answers = (result.run_dir / "eval" / "step_000001.answers.jsonl").read_text().splitlines()
+        for answer in map(json.loads, answers):
+            assert answer["metrics"]["third"] == pytest.approx(answer["score"] / 3)
+    names = {"reward/acc", "reward/odd", "reward/third"}
+    given = [{name: value for name, value in line.items() if name.startswith("reward/")} for line in lines]
+    assert given[0].keys() == names and given[0] == given[1]
+    assert given[0]["reward/third"] == pytest.approx(lines[0]["rollout/rewards"] / 3)
+    assert given[0]["reward/odd"] == 3 and 0 <= given[0]["reward/acc"] <= 1
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

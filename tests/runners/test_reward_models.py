@@ -64,7 +64,7 @@ def test_only_what_a_rule_judges_succeeds_and_the_protocol_says_how(monkeypatch)
     given = {"response_mask": torch.ones(6, 4)}
     answers = DataProto(given, {"data_source": sources})
     for name in ("update_rollout_weights", "_take_metrics"):
-        monkeypatch.setattr(runner, name, lambda *_: None)
+        monkeypatch.setattr(runner, name, lambda *_: [])
     monkeypatch.setattr(runner, "_phase", lambda _: nullcontext())
     runner.rollout = SimpleNamespace(generate_sequences=lambda _: answers)
 

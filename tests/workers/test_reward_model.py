@@ -176,6 +176,7 @@ def answered(truths: list[str | None], responses: list[str]) -> DataProto:
     tensors["input_ids"][:, 4:][mask] = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
     tensors["attention_mask"] = torch.cat([torch.zeros(len(ids), 4, dtype=torch.bool), mask], 1)
     arrays = {"ground_truth": truths, "data_source": ["arithmetic"] * len(ids), "extra_info": [{}] * len(ids)}
+    arrays["row"] = list(range(len(ids)))
     return DataProto.from_dict(tensors, {"prompt": [f"{i}=?\n" for i in range(len(ids))], **arrays})
 
 

@@ -138,14 +138,14 @@ def _configure_robosuite() -> None:
     spec.loader.exec_module(macros)
     macros.FILE_LOGGING_LEVEL, macros.MUJOCO_GPU_RENDERING = None, False
     sys.modules["robosuite.macros"] = macros
-    renderer = os.environ.get("MUJOCO_GL")
+    # it asserts that CUDA_VISIBLE_DEVICES names a device of EGL's by the same number, which UUIDs never do
+    set_by_user = {name: os.environ.pop(name, None) for name in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID")}
     os.environ["MUJOCO_GL"] = "disabled"
     try:
         import robosuite  # noqa: F401
     finally:
         os.environ.pop("MUJOCO_GL")
-        if renderer is not None:
-            os.environ["MUJOCO_GL"] = renderer
+        os.environ.update({name: value for name, value in set_by_user.items() if value is not None})
 
 
 def bddl_file(task: str) -> Path:

@@ -14,7 +14,8 @@ import torch
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.tokenizers import load_tokenizer
-from rlinf_lite.rewards import RewardResult, RewardScorer
+from rlinf_lite.rewards import RewardScorer
+from rlinf_lite.rewards.scorer import Scoring
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training.precision import be_deterministic
@@ -49,36 +50,28 @@ class RewardWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rewards(self, data: DataProto) -> DataProto:
         """`scores` and `rule_scores` float32 [B], and `model_scores` with a reward model; rows without a rule have nan.
-        `response` [B]: the texts."""
-        weights, results = self.cfg.reward.weights, []
+        `response` [B]: the texts; `reward_metrics` [B]: dicts of other numbers that a reward function gave."""
+        weights, scorings, num_cut = self.cfg.reward.weights, dict[str, Scoring](), 0
         with self.timer("score"):
             max_response = data.batch["response_mask"].shape[1]
             ids = data.batch["input_ids"][:, -max_response:]
             tokens = [row[mask].tolist() for row, mask in zip(ids, data.batch["response_mask"], strict=True)]
             texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True) if tokens else []  # not [""]
+            arrays = {"response": np.empty(len(texts), object), "reward_metrics": np.empty(len(texts), object)}
+            arrays["response"][:], arrays["reward_metrics"][:] = texts, [{} for _ in texts]
             columns = {"rule_scores": torch.full((len(texts),), torch.nan)}
             scores = torch.zeros(len(texts))
             if weights.rule:
-                by_rule = self._by_rule(data, texts, columns["rule_scores"])
+                scorings["reward.fn"] = self._by_rule(data, texts, columns["rule_scores"], arrays["reward_metrics"])
                 scores += weights.rule * columns["rule_scores"].nan_to_num()
-                results.append(by_rule)
             if self.model is not None:
                 with torch_threads(training_threads(self.cfg.actor.num_threads, self.local_world_size)):
                     by_model = self.model.score_batch(*self._as_written(data, tokens, texts))
                 columns["model_scores"] = torch.from_numpy(by_model.scores)
                 scores += weights.model * columns["model_scores"]
-                results.append(by_model)
-        metrics: list[dict[str, Any]] = [
-            {
-                "spans": self.pop_spans(),
-                "num_failed": sum(result.num_failed for result in results),
-                "num_cut": sum(result.num_cut for result in results),
-                "traceback": next((text for result in results if (text := result.first_traceback)), None),
-            }
-        ]
-        responses = np.empty(len(texts), object)
-        responses[:] = texts
-        return DataProto({"scores": scores, **columns}, {"response": responses}, {"metrics": metrics})
+                scorings["reward.model"], num_cut = by_model.scoring(data.non_tensor_batch["row"]), by_model.num_cut
+        metrics: list[dict[str, Any]] = [{"spans": self.pop_spans(), "num_cut": num_cut, "scorings": scorings}]
+        return DataProto({"scores": scores, **columns}, arrays, {"metrics": metrics})
 
     def _as_written(self, data: DataProto, tokens: list[list[int]], texts: list[str]) -> tuple[list[Any], list[str]]:
         """Prompts and responses for the reward model. After plain text, or an answer that the prompt begins, a response
@@ -96,12 +89,13 @@ class RewardWorker(Worker):
             found.append(text)
         return prompts, found
 
-    def _by_rule(self, data: DataProto, texts: list[str], scores: torch.Tensor) -> RewardResult:
-        """Fill in the scores of the rows that have a ground truth."""
+    def _by_rule(self, data: DataProto, texts: list[str], scores: torch.Tensor, metrics: np.ndarray) -> Scoring:
+        """Fill in the scores and metrics of the rows that have a ground truth."""
         names = ("ground_truth", "data_source", "extra_info")
         rows = [*zip(texts, *(data.non_tensor_batch[name].tolist() for name in names), strict=True)]
         ruled = [row for row, (_, truth, _, _) in enumerate(rows) if truth is not None]
         columns = [[rows[row][column] for row in ruled] for column in range(4)]
         result = self.scorer.score_batch(*columns)
         scores[ruled] = torch.from_numpy(result.scores)
-        return result
+        metrics[ruled] = result.metrics
+        return result.scoring(data.non_tensor_batch["row"][ruled])

@@ -78,7 +78,7 @@ class RewardModel:
     def score_batch(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> RewardResult:
         """B of each. What has no tokens, no finite score, or is refused by the chat template or the model scores 0,
         and is counted."""
-        scores, problems = np.zeros(len(prompts), np.float32), []
+        scores, problems = np.zeros(len(prompts), np.float32), dict[int, str]()
         rows: dict[int, list[int]] = {}
         num_cut = 0
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -86,9 +86,9 @@ class RewardModel:
                 rows[row], is_cut = self._encode(prompt, response)
                 num_cut += is_cut
             except TemplateError as error:
-                problems.append(f"the reward model's chat template refuses {prompt!r:.200}: {error}")
+                problems[row] = f"the reward model's chat template refuses {prompt!r:.200}: {error}"
         empty = [row for row, ids in rows.items() if not ids]
-        problems += [f"the reward model's tokenizer makes no tokens of {prompts[row]!r:.200}" for row in empty]
+        problems |= {row: f"the reward model's tokenizer makes no tokens of {prompts[row]!r:.200}" for row in empty}
         order = sorted((row for row in rows if rows[row]), key=lambda row: -len(rows[row]))  # of like length together
         parts = []
         while order:
@@ -106,14 +106,14 @@ class RewardModel:
                 if len(some) > 1:
                     parts = [[row] for row in some] + parts
                 else:
-                    problems.append(f"the reward model fails at {responses[some[0]]!r:.200}: {error}")
+                    problems[some[0]] = f"the reward model fails at {responses[some[0]]!r:.200}: {error}"
                 continue
             for row, score in zip(some, found, strict=True):
                 if math.isfinite(score):
                     scores[row] = score
                 else:
-                    problems.append(f"the reward model gives {score} to {responses[row]!r:.200}")
-        return RewardResult(scores, len(problems), problems[0] if problems else None, num_cut)
+                    problems[row] = f"the reward model gives {score} to {responses[row]!r:.200}"
+        return RewardResult(scores, dict(sorted(problems.items())), num_cut=num_cut)
 
     def _encode(self, prompt: Prompt, response: str) -> tuple[list[int], bool]:
         """Token ids, the last `max_length` besides special tokens around them; and whether there were more."""
