@@ -440,6 +440,7 @@ def test_an_embedding_that_trains_beside_a_base_is_the_output_layer_too(tmp_path
     policy = load_policy(
         tmp_path / "base", run_settings(lora={"rank": 2, "targets": ["q_proj"], "save_base": False, "also_train": also})
     )
+    assert policy.language_model.lm_head.weight is policy.get_parameter(f"{also[0]}.weight")
     with torch.no_grad():
         policy.get_parameter(f"{also[0]}.weight").add_(1)
     policy.save_pretrained(tmp_path / "trained")
