@@ -28,6 +28,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.rewards import RewardError, RewardScorer, UnknownSourceError
 from rlinf_lite.runners import experience
@@ -277,10 +278,10 @@ class ReasoningRunner(Runner):
         if videos is not None:
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
             truths, responses = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch["response"]
-            with videos.with_suffix(".answers.jsonl").open("w") as file:
-                for row in zip(texts, responses, truths, scores.tolist(), strict=True):
-                    names = ("prompt", "response", "ground_truth", "score")
-                    file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
+            names, answers_file = ("prompt", "response", "ground_truth", "score"), videos.with_suffix(".answers.jsonl")
+            answered = zip(texts, responses, truths, scores.tolist(), strict=True)
+            text = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in answered)
+            self._disk.write(answers_file, lambda: write_whole(answers_file, text), len(text))
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources = batch.non_tensor_batch["data_source"].tolist()
         columns = (rows.tolist(), sources, lengths, scores.tolist(), successes)
