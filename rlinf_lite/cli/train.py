@@ -31,11 +31,13 @@ def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:
     from rlinf_lite.data.tokenizers import TokenizerError
     from rlinf_lite.rewards import RewardError
     from rlinf_lite.runners import CheckpointError
-    from rlinf_lite.scheduler import PlacementError, SchedulerError
+    from rlinf_lite.scheduler import PlacementError, SchedulerError, SharedMemoryFullError
 
     known = (CheckpointError, DatasetError, LeRobotError, PlacementError, RewardError, SchedulerError, TokenizerError)
     try:
         return 130 if train(cfg).interrupted else 0
     except known as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+        full = isinstance(error.__cause__, SharedMemoryFullError)  # which says all that there is to know in a line
+        said = error.__cause__ if full else error
+        print(f"{type(said).__name__}: {said}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1

@@ -7,26 +7,33 @@ knows the run.
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
+import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 from PIL import Image
 
-from rlinf_lite.file_modes import write_whole
+from rlinf_lite.file_modes import AppendedFile, Patience, write_once, write_whole
+
+_event_files = itertools.count()
 
 
 class MetricLogger:
     """Writes every step's metrics to all backends.
 
     `resume_step` is None for a new run, and for a resumed one the step its checkpoint was taken at (-1: from the
-    start): what a dead run logged after it is dropped. Raises FileExistsError where a new run would mix its metrics
-    with an old one's, ValueError for an unknown backend and ImportError for one that is not installed.
+    start): what a dead run logged after it is dropped. `patiently` writes, where the disk may be full. Raises
+    FileExistsError where a new run would mix its metrics with an old one's, ValueError for an unknown backend and
+    ImportError for one that is not installed.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class MetricLogger:
         project_name: str = "rlinf_lite",
         config: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
+        patiently: Patience = write_once,
     ) -> None:
         run_dir = Path(run_dir)
         unknown = set(backends) - {"tensorboard", "wandb"}
@@ -50,10 +58,11 @@ class MetricLogger:
             known.write_text(json.dumps({"run_id": uuid.uuid4().hex[:12]}) + "\n")
         self.run_id = str(json.loads(known.read_text())["run_id"])
         self._backends: list[JsonlBackend | TensorBoardBackend | WandbBackend] = []
-        self._backends.append(JsonlBackend(run_dir / "metrics.jsonl", resume_step))
+        self._backends.append(JsonlBackend(run_dir / "metrics.jsonl", resume_step, patiently))
         if "tensorboard" in backends:
             env_steps = None if resume_step is None else _env_steps_in(run_dir / "metrics.jsonl")
-            self._backends.append(TensorBoardBackend(run_dir / "tensorboard", config, resume_step, env_steps))
+            directory = run_dir / "tensorboard"
+            self._backends.append(TensorBoardBackend(directory, config, resume_step, env_steps, patiently))
         if "wandb" in backends:
             self._backends.append(WandbBackend(run_dir, self.run_id, run_dir.name, project_name, config))
 
@@ -90,39 +99,35 @@ class MetricLogger:
 class JsonlBackend:
     """One JSON object per line, flushed at once. nan and inf become null, so that every reader can parse it."""
 
-    def __init__(self, path: Path, resume_step: int | None) -> None:
-        self._path = path
+    def __init__(self, path: Path, resume_step: int | None, patiently: Patience = write_once) -> None:
+        self._path, self._patiently = path, patiently
         if path.exists():
             if resume_step is None:
                 raise FileExistsError(
                     f"{path} holds another run's metrics. Resume that run (runner.resume) or choose a new run_name."
                 )
             _drop_steps_after(path, resume_step)
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._file = AppendedFile(path, patiently)
 
     def log(self, step: int, time_s: float, metrics: Mapping[str, float]) -> None:
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": round(time_s, 3), **values}, allow_nan=False)
-        try:
-            self._file.write(line + "\n")
-        except OSError as error:
-            error.filename = str(self._path)  # "No space left on device" alone does not say where
-            raise
+        self._file.append(f"{line}\n".encode())
 
     def log_film(self, step: int, path: Path) -> None:
         """It lies beside: `eval/step_*.gif`."""
 
     def rewind(self, step: int, env_steps: int) -> None:
         self._file.close()
-        _drop_steps_after(self._path, step)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._patiently(self._path, lambda: _drop_steps_after(self._path, step), self._path.stat().st_size)
+        self._file = AppendedFile(self._path, self._patiently)
 
     def close(self) -> None:
         self._file.close()
 
 
 class TensorBoardBackend:
-    """Scalars, films and the config's text, written with TensorBoard's own writer (no torch needed).
+    """Scalars, films and the config's text, in TensorBoard's own records (no torch needed).
 
     TensorBoard has no axis but the step. So what comes with `env/num_steps` is written twice, the second time into
     `over_env_steps/` with the env steps as its step.
@@ -134,15 +139,15 @@ class TensorBoardBackend:
         config: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
         resume_env_steps: int | None = None,
+        patiently: Patience = write_once,
     ) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._open = lambda directory: EventFileWriter(str(directory), flush_secs=10)
+        self._open = lambda directory: _EventFile(directory, self._event, patiently)
         self._start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._log_dir, self._writer = log_dir, self._open(log_dir)
-        self._over_env_steps: Any = None  # there is one where env steps are
+        self._over_env_steps: _EventFile | None = None  # there is one where env steps are
         if resume_step is not None:
             self.rewind(resume_step, resume_env_steps or 0)
         if config:
@@ -177,7 +182,7 @@ class TensorBoardBackend:
         if self._over_env_steps is not None:
             self._over_env_steps.close()
 
-    def _env_steps_writer(self) -> Any:
+    def _env_steps_writer(self) -> _EventFile:
         if self._over_env_steps is None:
             self._over_env_steps = self._open(self._log_dir / "over_env_steps")
         return self._over_env_steps
@@ -190,6 +195,26 @@ class TensorBoardBackend:
         tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[shown.encode()])
         value = self._summary.Value(tag=tag, metadata=summary_pb2.SummaryMetadata(plugin_data=plugin), tensor=tensor)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
+
+
+class _EventFile:
+    """A file of TensorBoard's, as its EventFileWriter makes it. That has a thread, which a full disk ends for good."""
+
+    def __init__(self, directory: Path, event: Any, patiently: Patience) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        process = f"{socket.gethostname()}.{os.getpid()}.{next(_event_files)}"
+        self._file = AppendedFile(directory / f"events.out.tfevents.{int(time.time()):010d}.{process}", patiently)
+        self.add_event(event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add_event(self, event: Any) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._file.append(record.getvalue())
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class WandbBackend:

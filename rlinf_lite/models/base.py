@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config, why_no_policy
 from rlinf_lite.envs.observations import ObservationError, as_batch, num_rows
-from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -238,9 +237,7 @@ class Policy(nn.Module, ABC):
         directory.mkdir(parents=True, exist_ok=True)
         config = {"policy_id": self.policy_id, **self.config_dict()}
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        tensors = self.state_dict() if state_dict is None else state_dict
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, directory / "model.safetensors")
-        follow_umask([directory / "model.safetensors"])
+        write_tensors(self.state_dict() if state_dict is None else state_dict, directory / "model.safetensors")
 
     @classmethod
     def from_pretrained(
@@ -269,7 +266,7 @@ class Policy(nn.Module, ABC):
         file = Path(directory) / "model.safetensors"
         if not file.is_file():
             raise CheckpointFormatError(f"{directory} has no {file.name}")
-        tensors = load_file(file)
+        tensors = read_tensors(file)
         check_tensors(self.state_dict(), tensors, str(directory))
         return tensors
 

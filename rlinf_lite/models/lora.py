@@ -79,10 +79,12 @@ def add_adapters(
     the policy may lack those in `may_lack`, as architectures differ.
 
     Raises ValueError for other targets that no linear layer is called, and for modules to train that there are not or
-    that are among those `without`.
+    that are among those `without`; for a target whose weights another module has too.
     """
     import peft
     from peft.tuners.lora import LoraLayer
+
+    from rlinf_lite.models.tensor_files import tied_names
 
     parts = [name for name, _ in (*policy.named_modules(), *policy.named_parameters())]
     missing = [name for name in trained if name not in parts]
@@ -93,6 +95,7 @@ def add_adapters(
     if frozen:
         raise ValueError(f"{key}.also_train: {', '.join(frozen)} would stay frozen (model.options.trainable)")
     linears = {name.rpartition(".")[2] for name, module in policy.named_modules() if is_linear(module)}
+    places = [(name, module) for name, module in policy.named_modules(remove_duplicate=False) if is_linear(module)]
     targets, excluded = lora["targets"], [*trained, *without]
     unknown = [x for x in targets if x not in linears and x not in may_lack]
     if unknown:
@@ -105,10 +108,17 @@ def add_adapters(
         exclude_modules=rf"({'|'.join(map(re.escape, excluded))})\..*" if excluded else None,
         init_lora_weights="gaussian",
     )
+    holders = [[policy.get_submodule(each.rpartition(".")[0]) for each in pair] for pair in tied_names(policy).items()]
     peft.inject_adapter_in_model(config, policy)
-    for module in policy.modules():
-        if isinstance(module, LoraLayer):  # autocast would cast back what peft casts to the adapters' type
-            module.cast_input_dtype_enabled = False
+    layers = {module.get_base_layer(): module for module in policy.modules() if isinstance(module, LoraLayer)}
+    for name, module in places:
+        if module in layers and any(module in pair and pair[0] is not pair[1] for pair in holders):
+            what = "has weights that another module has too, which adapters of its own would part. Leave it out"
+            raise ValueError(f"{key}.targets: {name} {what}")
+        if module in layers and policy.get_submodule(name) is module:  # peft replaces it under its first name alone
+            policy.set_submodule(name, layers[module])
+    for layer in layers.values():  # autocast would cast back what peft casts to the adapters' type
+        layer.cast_input_dtype_enabled = False
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
         parameter.requires_grad_("lora_" in name or whole)
@@ -126,8 +136,9 @@ def merge_adapters(policy: nn.Module) -> None:
     """Make the weights what they are with their adapters, and leave the policy without any; all of it trains."""
     from peft.tuners.lora import LoraLayer
 
-    for name, layer in list(policy.named_modules()):
+    for name, layer in list(policy.named_modules(remove_duplicate=False)):
         if isinstance(layer, LoraLayer):
-            layer.merge()
+            if not layer.merged:  # under another name of the same layer
+                layer.merge()
             policy.set_submodule(name, layer.get_base_layer())
     policy.requires_grad_(True)

@@ -82,8 +82,7 @@ class AsyncRunner(Runner):
         path = self.run_dir / "timeline.json"
         if step > self._first_step + 1 and step in (4, self.total_steps) and not path.exists():
             shown, began, before = self._last
-            write_chrome_trace(
-                (s for s in (*before, *spans) if began <= s.end and s.start <= started), path, step=shown
-            )
+            within = [s for s in (*before, *spans) if began <= s.end and s.start <= started]
+            self._disk.write(path, lambda: write_chrome_trace(within, path, step=shown))
             self.progress.message(f"timeline of step {shown}: {path}")
         self._last = step, started, spans

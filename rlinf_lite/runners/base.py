@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,14 +18,16 @@ from safetensors import SafetensorError
 from rlinf_lite.config.names import coarsest_precision, recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import Supervisor
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
 from rlinf_lite.registry import of_main
 from rlinf_lite.report import write_report
-from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, verify
+from rlinf_lite.runners.checkpoints import CheckpointError, CheckpointStore, Snapshots, read_state, size_of, verify
+from rlinf_lite.runners.full_disk import Disk, DiskFullError, has_no_room, room_at
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
-from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest
-from rlinf_lite.scheduler import Handle, SchedulerError, WorkerError, WorkerGroup, wait_all
+from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest, command_on
+from rlinf_lite.scheduler import Handle, SchedulerError, SharedMemoryFullError, WorkerError, WorkerGroup, wait_all
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ class Runner(ABC):
         self._times: dict[str, float] = {}  # seconds by phase of the present step
         self._driver_spans: list[Span] = []
         self._stop, self._interrupted = StopRequest(), False
+        self._is_saving = False  # what is done, at the end of a run that is stopped or fails
+        self._disk = Disk(cfg.runner.phase_timeout_s, self._check_stop, self._while_disk_is_full)
         self._in_update = False  # the trained groups hold neither the state before a step nor that after it
         self._update_s = 0.0  # how long the last update took
         self._num_transfers = 0  # of weights
@@ -145,7 +150,10 @@ class Runner(ABC):
                         self.run_step(self.completed_steps)
                         self._after_step()
                     except SchedulerError as error:
-                        if self.supervisor is None:
+                        full = isinstance(error, SharedMemoryFullError) or isinstance(
+                            error.__cause__, SharedMemoryFullError
+                        )
+                        if self.supervisor is None or full:  # workers that start again have no more room
                             raise
                         self._recover(self.supervisor, error)  # what failed is then done again
             has_ended = self._interrupted or self.completed_steps >= self.total_steps
@@ -159,7 +167,12 @@ class Runner(ABC):
     def _open_run(self) -> Iterator[None]:
         """The run's directory with config, versions and logs, progress on the terminal, and a place for snapshots."""
         cfg = self.cfg.runner
-        begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self.total_steps, self._resume_from)
+        try:
+            begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self.total_steps, self._resume_from)
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            raise DiskFullError(f"the disk is full: {room_at(self.run_dir)}. Make room, and begin again") from error
         self._first_step = self._secured_step = self.completed_steps
         if self._resume_from is not None and self._resume_from.parent == self.store.root.resolve():
             self._saved = read_state(self._resume_from)
@@ -175,6 +188,7 @@ class Runner(ABC):
             project_name=cfg.logger.project_name,
             config=self.cfg.model_dump(mode="json"),
             resume_step=resume_step,
+            patiently=self._disk.write,
         )
         progress = Progress(self.total_steps, self.run_dir.name, start_step=self.completed_steps)
         with logger as self.logger, self._stop, progress as self.progress:
@@ -182,19 +196,22 @@ class Runner(ABC):
 
     @contextmanager
     def _save_what_is_done(self) -> Iterator[None]:
-        """A run that is stopped ends here, and leaves a checkpoint of its last completed step; one that fails leaves
-        its newest snapshot, where that has more than the newest checkpoint."""
+        """A run that is stopped, or fails, ends here, and leaves a checkpoint of its last completed step, or of the
+        newest one that there is a snapshot of."""
         num_updates_before = self._num_updates_done()
         try:
             yield
         except Stopped:
-            self._interrupted = True
+            self._interrupted = self._is_saving = True
             self._save_stopped()
             if self.supervisor is not None:
                 self.supervisor.interrupted(self.completed_steps)
-        except Exception:  # whatever it is: raised again
+        except Exception as error:  # whatever it is: raised again
+            self._is_saving = True
             if self._num_updates_done() > num_updates_before:
-                self._save_snapshot()
+                self._save_failed(error)
+            if isinstance(error, DiskFullError):
+                raise DiskFullError(f"{error}. {self._how_to_go_on()}") from None
             raise
         finally:
             self._snapshots.remove()
@@ -231,8 +248,9 @@ class Runner(ABC):
         if has_ended and self.cfg.runner.report:
             try:
                 report = write_report(self.run_dir)
-            except Exception:  # whatever it is: training is over, and must not be said to have failed
-                log.exception("no report; try again with: rlinf-lite report %s", self.run_dir)
+            except Exception as error:  # whatever it is: training is over, and must not be said to have failed
+                traceback = None if has_no_room(error) else error
+                log.error("no report (%s); try again: rlinf-lite report %s", error, self.run_dir, exc_info=traceback)
         return RunResult(
             completed_steps=self.completed_steps,
             interrupted=self._interrupted,
@@ -329,7 +347,8 @@ class Runner(ABC):
         """Keep the timeline of the third step, or of the last."""
         path = self.run_dir / "timeline.json"
         if step in (3, self.total_steps) and not path.exists():
-            write_chrome_trace((span for span in spans if span.start >= started), path, step=step)
+            shown = [span for span in spans if span.start >= started]
+            self._disk.write(path, lambda: write_chrome_trace(shown, path, step=step))
             self.progress.message(f"timeline of step {step}: {path}")
 
     def _warn_of_drift(self, drift: float) -> None:
@@ -353,13 +372,14 @@ class Runner(ABC):
         if self._evaluated_step == step:
             return
         path = self.run_dir / "eval" / f"step_{step:06d}.json"
-        path.parent.mkdir(exist_ok=True)
+        self._disk.write(path.parent, lambda: path.parent.mkdir(exist_ok=True))
         film = path.with_suffix(".gif")
         summary = self.evaluate(film)
         self._evaluated_step = step
         self._evals[step] = summary
         counts = self._experience()
-        path.write_text(summary.to_json(step=step, **counts))
+        text = summary.to_json(step=step, **counts)
+        self._disk.write(path, lambda: write_whole(path, text), len(text))
         metrics = {f"env/num_{name.removeprefix('env_')}": count for name, count in counts.items()}
         self.logger.log(step, {**summary.metrics(), **metrics, "time/eval": self._times["eval"]})
         if film.exists():
@@ -392,11 +412,13 @@ class Runner(ABC):
         self.completed_steps = state["completed_steps"]
 
     def save_checkpoint(self) -> Path | None:
-        """Write a checkpoint of the last completed step; a failed write leaves earlier ones untouched."""
+        """Write a checkpoint of the last completed step; a failed write leaves earlier ones untouched. Where the disk
+        is full the workers keep the step until there is room."""
         if self._saved == self._plain_state():
             return None
         with self._phase("checkpoint"):
-            path = self.store.write(self.completed_steps, self._write_state)
+            write = partial(self.store.write, self.completed_steps, self._write_state)
+            path = self._disk.write(self.store.root, write, self._state_bytes())
         self._saved = self._plain_state()
         self.progress.message(f"checkpoint {path}")
         return path
@@ -492,21 +514,39 @@ class Runner(ABC):
         """A checkpoint of the last completed step: from its snapshot, else from the workers that hold it, else, where
         they are dead or in the middle of an update, from the newest snapshot there is."""
         self.progress.message("stopping: saving the last completed step (Ctrl-C again: stop at once)")
-        snapshot = self._snapshots.newest()
-        if not self._in_update and (snapshot is None or read_state(snapshot) != self._plain_state()):
-            try:
-                self._free(self._groups)
-                self.save_checkpoint()
-                return
-            except (SchedulerError, CheckpointError) as error:
-                self.progress.message(f"the workers cannot write it: {str(error).splitlines()[0]}")
-        saved = self._save_snapshot()
+        saved = self._save_last()
         if saved < self.completed_steps:
             why = f"there are no snapshots ({self._snapshots.why_none})"
             if not self._snapshots.why_none:
                 why = "the last snapshot is older (control.snapshot_interval)"
             self.progress.message(f"steps {saved + 1} to {self.completed_steps} are lost: {why}")
         self.completed_steps = saved
+
+    def _save_failed(self, error: Exception) -> None:
+        """The same of a run that has failed, which says what that was."""
+        try:
+            if isinstance(error, CheckpointError) and not has_no_room(error) and not isinstance(error, DiskFullError):
+                self._save_snapshot()  # the workers could not write theirs
+            else:
+                self._save_last()
+        except CheckpointError as problem:
+            log.error("the last completed step cannot be saved: %s", problem)
+        if not isinstance(error, DiskFullError):
+            self.progress.message(self._how_to_go_on())
+
+    def _save_last(self) -> int:
+        """How many steps are saved then. Raises DiskFullError."""
+        snapshot = self._snapshots.newest()
+        if not self._in_update and (snapshot is None or read_state(snapshot) != self._plain_state()):
+            try:
+                self._free(self._groups)
+                self.save_checkpoint()
+                return self.completed_steps
+            except DiskFullError:
+                raise
+            except (SchedulerError, CheckpointError) as error:
+                self.progress.message(f"the workers cannot write it: {str(error).splitlines()[0]}")
+        return self._save_snapshot()
 
     def _save_snapshot(self) -> int:
         """Make a checkpoint of the newest snapshot, if that has more than the newest checkpoint; returns how many steps
@@ -516,13 +556,39 @@ class Runner(ABC):
         state = {} if snapshot is None else read_state(snapshot)
         if state and state != self._saved and state["completed_steps"] >= saved:
             try:
-                path = self._snapshots.keep_newest(self.store, state["completed_steps"])
+                keep = partial(self._snapshots.keep_newest, self.store, state["completed_steps"])
+                path = self._disk.write(self.store.root, keep, self._state_bytes())
+            except DiskFullError:
+                raise
             except CheckpointError as error:
                 log.error("the last completed step cannot be saved: %s", error)
             else:
                 self.progress.message(f"checkpoint {path}, from its snapshot")
                 saved = int(state["completed_steps"])
         return max(saved, 0)
+
+    def _check_stop(self) -> None:
+        """Raises Stopped, but for the writes that this makes a run end with."""
+        if not self._is_saving:
+            self._stop.check()
+
+    def _while_disk_is_full(self) -> str:
+        if self._is_saving:
+            return "Ctrl-C again ends without it"
+        kept = f"Step {self.completed_steps} is done and kept in memory; the run goes on by itself"
+        return f"{kept}, or after Ctrl-C, which saves that step, by: {command_on(self.run_dir)}"
+
+    def _how_to_go_on(self) -> str:
+        newest = self.store.newest()
+        if newest is None:
+            return "Nothing is saved: begin again, once that is mended"
+        return f"To go on from step {read_state(newest)['completed_steps']}: {command_on(self.run_dir)}"
+
+    def _state_bytes(self) -> int:
+        """About what a checkpoint takes: as much as the one before, unless that has no moments yet."""
+        before = self.store.newest() or self._snapshots.newest()
+        has_moments = before is not None and read_state(before)["completed_steps"] > 0
+        return size_of(before) if before is not None and has_moments else self._snapshots.num_bytes
 
     def _free(self, groups: Sequence[WorkerGroup]) -> None:
         """Have these give up what they are doing, and those that train serve calls again."""

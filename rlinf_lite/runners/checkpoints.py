@@ -162,8 +162,8 @@ class Snapshots(CheckpointStore):
         here = get_context()
         super().__init__(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
         self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
-        self._num_bytes = _BYTES_PER_PARAMETER * num_parameters
-        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * self._num_bytes
+        self.num_bytes = _BYTES_PER_PARAMETER * num_parameters
+        free, needed = shutil.disk_usage(here.shm_dir).free, 2 * self.num_bytes
         self.why_none = ""
         if interval == 0:
             self.why_none = "control.snapshot_interval is 0"
@@ -190,10 +190,10 @@ class Snapshots(CheckpointStore):
         except (CheckpointError, OSError) as error:
             self.why_none = str(error)
             here = self.root.parent
-            if shutil.disk_usage(here.parent).free < self._num_bytes:
+            if shutil.disk_usage(here.parent).free < self.num_bytes:
                 from rlinf_lite.scheduler.segments import no_room
 
-                self.why_none = str(no_room(str(here), "a snapshot of the training state", self._num_bytes))
+                self.why_none = str(no_room(str(here), "a snapshot of the training state", self.num_bytes))
             log.warning("no more snapshots: %s", self.why_none)
         self.took_s = time.monotonic() - self._began
 
@@ -202,8 +202,9 @@ class Snapshots(CheckpointStore):
         kept, sums = self.steps()[-1], shutil.ignore_patterns(CHECKSUMS)
         try:
             return store.write(step, lambda partial: shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=sums))
-        except OSError as error:
-            raise CheckpointError(f"cannot copy the snapshot {kept} to {store.root}: {error}") from error
+        except OSError as error:  # of a tree: all of them
+            first = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+            raise CheckpointError(f"cannot copy the snapshot {kept} to {store.root}: {first}") from error
 
     def remove(self) -> None:
         shutil.rmtree(self.root.parent, ignore_errors=True)
@@ -245,6 +246,11 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {checkpoint} is no checkpoint of a run") from error
+
+
+def size_of(checkpoint: Path) -> int:
+    """Bytes of its files."""
+    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
 
 
 def _remove(directory: Path) -> None:

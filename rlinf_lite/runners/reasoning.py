@@ -28,6 +28,7 @@ from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import PromptDataset, ResumableSampler
 from rlinf_lite.envs import EpisodeRecord
+from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
 from rlinf_lite.rewards import RewardError, RewardScorer, UnknownSourceError
 from rlinf_lite.rewards.scorer import Scoring
@@ -284,11 +285,12 @@ class ReasoningRunner(Runner):
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
             truths, given = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch
             columns = (texts, given["response"], truths, scores.tolist(), given["reward_metrics"])
-            with videos.with_suffix(".answers.jsonl").open("w") as file:
-                for *row, metrics in zip(*columns, strict=True):
-                    names = ("prompt", "response", "ground_truth", "score")
-                    answer = dict(zip(names, row, strict=True)) | ({"metrics": metrics} if metrics else {})
-                    file.write(json.dumps(answer) + "\n")
+            names, lines = ("prompt", "response", "ground_truth", "score"), list[str]()
+            for *row, metrics in zip(*columns, strict=True):
+                answer = dict(zip(names, row, strict=True)) | ({"metrics": metrics} if metrics else {})
+                lines.append(json.dumps(answer) + "\n")
+            answers_file, text = videos.with_suffix(".answers.jsonl"), "".join(lines)
+            self._disk.write(answers_file, lambda: write_whole(answers_file, text), len(text))
         lengths = batch.batch["response_mask"].sum(1).tolist()
         sources = batch.non_tensor_batch["data_source"].tolist()
         of_answers = (rows.tolist(), sources, lengths, scores.tolist(), successes)

@@ -95,7 +95,7 @@ class SimulationRunner(Runner):
         episodes = [record for result in results for record in result["episodes"]]
         recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
         if videos is not None and recorded:
-            write_gif(recorded, videos)
+            self._disk.write(videos, lambda: write_gif(recorded, videos))
         episodes.sort(key=lambda record: record.env_id)
         groups = env_card(self.cfg.env.id).task_groups
         tasks = (record.task_id for record in episodes)

@@ -79,6 +79,11 @@ class StopRequest:
             raise StoppedAtOnce
 
 
+def command_on(run_dir: Path) -> str:
+    """What goes on with a run from its newest checkpoint."""
+    return f"{own_command('rlinf-lite', 'rlinf_lite.cli')} train {shlex.quote(shown_path(run_dir))}"
+
+
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended."""
@@ -128,6 +133,6 @@ class RunResult:
                 lines.append(f"  go on: in this program, rlinf_lite.train({load} {resume}{more}]))")
                 lines.append(f"  measure: in this program, rlinf_lite.evaluate({load} {weights}]))")
             else:
-                lines.append(f"  go on: {own} train {run} {steps}".rstrip())
+                lines.append(f"  go on: {command_on(self.run_dir)} {steps}".rstrip())
                 lines.append(f"  measure: {own} eval {run}")
         return "\n".join(lines)

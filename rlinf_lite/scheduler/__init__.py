@@ -26,6 +26,7 @@ from rlinf_lite.scheduler.errors import PeerError as PeerError
 from rlinf_lite.scheduler.errors import PlacementError as PlacementError
 from rlinf_lite.scheduler.errors import RecvTimeoutError as RecvTimeoutError
 from rlinf_lite.scheduler.errors import SchedulerError as SchedulerError
+from rlinf_lite.scheduler.errors import SharedMemoryFullError as SharedMemoryFullError
 from rlinf_lite.scheduler.errors import WorkerDiedError as WorkerDiedError
 from rlinf_lite.scheduler.errors import WorkerError as WorkerError
 from rlinf_lite.scheduler.heartbeat import report_progress as report_progress

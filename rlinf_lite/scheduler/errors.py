@@ -56,6 +56,10 @@ class WorkerDiedError(SchedulerError):
         super().__init__(f"{group}[{rank}] on {node} died: {reason}{log}")
 
 
+class SharedMemoryFullError(SchedulerError):
+    """A message, or weights, find no room in a node's shared memory."""
+
+
 class AbortedError(SchedulerError):
     """A receive was given up because the driver called `group.abort(reason)`."""
 

@@ -23,7 +23,7 @@ import numpy as np
 from ray import cloudpickle
 
 from rlinf_lite.scheduler import shared_memory
-from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.errors import SchedulerError, SharedMemoryFullError
 from rlinf_lite.scheduler.scratch import SHM_ROOT
 from rlinf_lite.scheduler.shared_memory import Mapped, Place
 
@@ -106,13 +106,13 @@ def discard(parcel: Parcel) -> None:
             os.unlink(parcel.place.path)
 
 
-def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> SchedulerError:
+def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> SharedMemoryFullError:
     """The error for shared memory that is full: `what` takes so much at `path`, which cannot be written whole."""
     directory = os.path.dirname(path)
     usage, needed, suggested = shutil.disk_usage(directory), needed_bytes / 2**20, 8
     while suggested * 2**30 < usage.total + 2 * needed_bytes:
         suggested *= 2
-    return SchedulerError(
+    return SharedMemoryFullError(
         f"shared memory is full: {path} ({what}) needs {needed:.1f} MiB, and {usage.free / 2**20:.1f} of "
         f"{usage.total / 2**20:.1f} MiB are free in {directory}. Give it more room (in a container: docker run "
         f"--shm-size={suggested}g; on a machine: mount -o remount,size={suggested}g {SHM_ROOT}){', ' * bool(instead)}"

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.dimensions import write_names
+from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
@@ -248,11 +248,11 @@ class Learner:
         training_dir.mkdir(parents=True, exist_ok=True)
         if self.worker.rank == 0:
             self._write_model(model_dir, state)
-            save_file(moments, training_dir / "optimizer.safetensors")
+            write_tensors(moments, training_dir / "optimizer.safetensors")
         random = {"torch": torch.get_rng_state()}
         if self.worker.device.startswith("cuda"):
             random["cuda"] = torch.cuda.get_rng_state(self.worker.device)
-        save_file(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
+        write_tensors(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
 
     def _write_model(self, directory: Path, state: Any) -> None:
         self.model.save_pretrained(directory, state)
@@ -266,7 +266,7 @@ class Learner:
         sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
         rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"
         if rng_file.exists():
-            random = load_file(rng_file)
+            random = read_tensors(rng_file)
             torch.set_rng_state(random["torch"])
             if "cuda" in random and self.worker.device.startswith("cuda"):
                 torch.cuda.set_rng_state(random["cuda"], self.worker.device)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from rlinf_lite.config.schema import OptimConfig
+from rlinf_lite.models.tensor_files import read_tensors, tied_names
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -41,13 +41,20 @@ def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
 def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:
     """The whole state dict on the CPU of rank 0 (other ranks: empty)."""
     state: dict[str, Any] = get_model_state_dict(policy, options=_FULL)
+    for name, first in tied_names(policy).items():  # which were gathered, or copied to the host, one by one
+        if name in state:
+            state[name] = state[first]
     return state
 
 
 def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load a whole state dict, present on every rank, into a sharded or plain policy."""
-    state: dict[str, Any] = dict(tensors)
-    set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True))
+    tied = tied_names(policy)  # torch makes shards of their first names alone
+    state: dict[str, Any] = {name: x for name, x in tensors.items() if name not in tied}
+    found = set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True, strict=not tied))
+    lost = [*(name for name in found.missing_keys if name not in tied), *found.unexpected_keys]
+    if lost:
+        raise KeyError(f"the state dict has not the names of the policy: {', '.join(lost)}")
 
 
 def full_optimizer_state(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -57,14 +64,13 @@ def full_optimizer_state(policy: nn.Module, optimizer: torch.optim.Optimizer) ->
         return {}
     whole: dict[str, Any] = get_optimizer_state_dict(policy, optimizer, options=_FULL)
     state = whole.get("state", {})  # empty on other ranks
-    tensors = {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
-    return {name: value.contiguous() for name, value in tensors.items()}
+    return {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
 
 
 def load_optimizer(policy: nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:
     """Read `full_optimizer_state` from a file, on every rank."""
     state: dict[str, dict[str, Tensor]] = {}
-    for name, value in load_file(file).items():
+    for name, value in read_tensors(file).items():
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
     if not state:  # it was written before the first update

@@ -63,7 +63,7 @@ class FSDP:
         mesh = init_device_mesh(torch.device(device).type, (world_size,))
         dtype = torch.bfloat16 if precision == "bf16" else None
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-        for unit in model.fsdp_units():
+        for unit in _units_of_their_own(model):
             fully_shard(unit, mesh=mesh, mp_policy=mixed)
         # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
         fully_shard(model, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
@@ -73,6 +73,21 @@ class FSDP:
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Done in the backward pass."""
+
+
+def _units_of_their_own(model: Policy | LanguageModel) -> list[nn.Module]:
+    """Units once each, without those that share a parameter, or a module within, with what is outside: torch would have
+    it in two places, or gathers it too late. These are gathered with the model."""
+
+    def is_closed(unit: nn.Module) -> bool:
+        inside, parameters = set(unit.modules()), {id(x) for x in unit.parameters()}
+        outside = [module for module in model.modules() if module not in inside]
+        children = {child for module in outside for child in module.children()} - {unit}
+        used = {id(x) for module in outside for x in module.parameters(recurse=False)}
+        used = {id(x) for module in outside for x in module.parameters(recurse=False)}
+        return not children & inside and not used & parameters
+
+    return [unit for unit in dict.fromkeys(model.fsdp_units()) if is_closed(unit)]
 
 
 class Replicated:

@@ -1,6 +1,5 @@
 """Loggers: what lands on disk, and that a resumed run continues it."""
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlinf_lite.file_modes import AppendedFile
 from rlinf_lite.metrics import MetricLogger, flatten_metrics
 from rlinf_lite.metrics.logger import JsonlBackend
 
@@ -138,7 +138,8 @@ def test_a_full_disk_is_reported_with_the_path(tmp_path: Path) -> None:
     backend = JsonlBackend(tmp_path / "metrics.jsonl", resume_step=None)
     backend.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        backend._file = io.TextIOWrapper(full, write_through=True)
+        backend._file = AppendedFile(tmp_path / "metrics.jsonl")
+        backend._file._file = full
         with pytest.raises(OSError, match=r"No space left on device.*metrics\.jsonl"):
             backend.log(1, 0.0, {"env/return": 1.0})
 

@@ -428,6 +428,25 @@ def test_every_tensor_of_the_7b_checkpoint_has_its_place():
     assert keys.to_published(own).keys() | unread == shapes.keys()
 
 
+def test_an_embedding_that_trains_beside_a_base_is_the_output_layer_too(tmp_path):
+    text = {"model_type": "qwen2", "vocab_size": 576, "hidden_size": 32, "intermediate_size": 64, "pad_token_id": 0}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    stats = {"toy": json.loads(_statistics())["toy"]}
+    policy = OpenVLAPolicy(
+        VLAConfig(dino=None, siglip=TowerConfig(48, 3, 2, 96), image_size=28, text=text, norm_stats=stats)
+    )
+    policy.save_pretrained(tmp_path / "base")
+    also = ["language_model.model.embed_tokens"]
+    policy = load_policy(
+        tmp_path / "base", run_settings(lora={"rank": 2, "targets": ["q_proj"], "save_base": False, "also_train": also})
+    )
+    assert policy.language_model.lm_head.weight is policy.get_parameter(f"{also[0]}.weight")
+    with torch.no_grad():
+        policy.get_parameter(f"{also[0]}.weight").add_(1)
+    policy.save_pretrained(tmp_path / "trained")
+    assert bits(load_policy(tmp_path / "trained").state_dict()) == bits(policy.state_dict())
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_one_tower_and_qwen2(tied, tmp_path):
     text = {"model_type": "qwen2", "vocab_size": 576, "hidden_size": 32, "intermediate_size": 64, "pad_token_id": 0}

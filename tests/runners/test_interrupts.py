@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
-from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base
-from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError
+from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base, full_disk
+from rlinf_lite.runners.full_disk import DiskFullError
+from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError, segments
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS
 from tests.runners.test_sft import SMALL as SMALL_SFT
@@ -279,8 +280,72 @@ def test_a_snapshot_that_finds_no_room_is_done_without(runs, points, undisturbed
     assert_equal(weights(result), undisturbed[0], "without snapshots")
 
 
-def test_a_full_disk_is_a_checkpoint_error_that_names_the_file(runs, points, undisturbed):
+def test_a_full_disk_is_waited_for(runs, points, undisturbed, caplog):
     runner = runs.start("full-disk", "control.snapshot_interval=0")
     points.at(("checkpoint", 0), no_room)
-    with pytest.raises(CheckpointError, match=r"cannot write .*step_00000.*No space left on device"):
+    assert_equal(weights(runner.run()), undisturbed[0], "on a full disk")
+    [said] = [record.getMessage() for record in caplog.records if "is full" in record.getMessage()]
+    for part in (f"{runner.store.root} needs", "is done and kept in memory", f"train {runner.run_dir}"):
+        assert part in said
+
+
+def fills_up(runner, monkeypatch, num_times, at=None):
+    """No checkpoint finds room the first so many times; Ctrl-C comes at try `at`."""
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.01)
+    write, tries = runner.store.write, []
+
+    def full(step, save):
+        tries.append(step)
+        if len(tries) == at:
+            ctrl_c()
+        if len(tries) <= num_times:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(step, save)
+
+    monkeypatch.setattr(runner.store, "write", full)
+    return tries
+
+
+def test_ctrl_c_on_a_full_disk_keeps_the_last_completed_step_until_there_is_room(
+    runs, points, undisturbed, monkeypatch, caplog
+):
+    runner = runs.start("full-stopped", "control.snapshot_interval=1000")  # of step 0 alone
+    tries = fills_up(runner, monkeypatch, 4, at=2)
+    stopped = runner.run()
+    assert stopped.interrupted and len(tries) == 5 and stopped.completed_steps == tries[0]
+    assert any("Ctrl-C again ends without it" in record.getMessage() for record in caplog.records)
+    resumed = runs.start("full-stopped", "runner.resume=auto")
+    assert resumed.completed_steps == tries[0]
+    assert_equal(weights(resumed.run()), undisturbed[0], "stopped on a full disk")
+
+
+def test_a_disk_that_stays_full_ends_a_run_in_one_line(runs, points, monkeypatch):
+    runner = runs.start("full-for-good")
+    fills_up(runner, monkeypatch, 10**6)
+    runner._disk._limit_s = 0.05
+    with pytest.raises(
+        DiskFullError, match=r"the disk is full: .*bytes are free.*Nothing is saved: begin again"
+    ) as ended:
         runner.run()
+    assert "\n" not in str(ended.value) and ended.value.__suppress_context__
+
+
+@pytest.mark.parametrize("runs", ["embodied"], indirect=True)
+def test_a_run_that_fails_saves_the_steps_since_its_last_snapshot(runs, points, undisturbed, tmp_path):
+    """Workers that are left have them; shared memory that is full is nobody's to start again."""
+    runner = runs.start("full-memory", "control.snapshot_interval=1000", "runner.save_interval=-1")
+    last = runner.total_steps - 1
+    full = segments.no_room(str(tmp_path / "messages"), "a message", 2**20)
+
+    def fail():
+        raise WorkerError("actor", 0, "update", "SharedMemoryFullError: ...", "Traceback ...") from full
+
+    runner.supervisor = RecoversUntilCtrlC()
+    points.at(("advantages", last), fail)
+    with pytest.raises(WorkerError):
+        runner.run()
+    assert not runner.supervisor.recovered
+    points.at(None, None)
+    resumed = runs.start("full-memory", "runner.resume=auto")
+    assert resumed.completed_steps == last
+    assert_equal(weights(resumed.run()), undisturbed[0], "after shared memory was full")

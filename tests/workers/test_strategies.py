@@ -15,7 +15,7 @@ from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, build_policy
 from rlinf_lite.models.sampling import noise_keys
-from rlinf_lite.training.sharding import full_policy_state
+from rlinf_lite.training.sharding import full_policy_state, load_policy_state
 from rlinf_lite.training.strategies import Replicated
 from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
@@ -30,6 +30,18 @@ CONFIGS = {
             f"model.num_action_chunks={C}",
             "model.options.hidden_sizes=[16]",
             "algorithm.critic_warmup_steps=1",
+            "algorithm.update_epochs=2",
+            "actor.global_batch_size=4",
+            "actor.micro_batch_size=2",
+        ],
+        EnvSpec(2, 5, {}, [-1.0] * 2, [1.0] * 2, 10, False),
+    ),
+    "tied": (
+        "gym_pendulum_ppo_mlp",
+        [
+            "model.id=tests.models.tied:TiedPolicy",
+            "model.options={}",
+            f"model.num_action_chunks={C}",
             "algorithm.update_epochs=2",
             "actor.global_batch_size=4",
             "actor.micro_batch_size=2",
@@ -115,8 +127,8 @@ def trajectories(cfg, spec, policy=None, version=0):
     )
 
 
-def train(kind, strategy, rank=0, world_size=1, port=0):
-    """Metrics of three steps, and the policy in the end."""
+def train(kind, strategy, rank=0, world_size=1, port=0, as_loaded=None):
+    """Metrics of three steps, and the policy in the end. `as_loaded`: a state that every rank has, to be loaded."""
     config, overrides, spec = CONFIGS[kind]
     cfg = load_config(f"embodiment/{config}", [*overrides, OPTIM, f"actor.strategy={strategy}", "actor.num_threads=1"])
     actor = EmbodiedFSDPActor(cfg)
@@ -125,13 +137,18 @@ def train(kind, strategy, rank=0, world_size=1, port=0):
     actor.demonstrations = SomeDemonstrations()
     metrics = []
     for step in range(3):
-        if kind == "ppo":
+        if kind != "imitation":
             share = NUM_ENVS // world_size
             actor.trajectories = trajectories(cfg, spec).rows(slice(rank * share, (rank + 1) * share))
             metrics.append(actor.compute_advantages_and_returns() | actor.run_training(step)["metrics"])
         else:
             metrics.append(actor.run_sft(step)["metrics"])
-    return metrics, full_policy_state(actor.policy)
+    state = {name: x.clone() for name, x in full_policy_state(actor.policy).items()}
+    whole = {name: x + 1.0 for name, x in (as_loaded or state).items()}
+    load_policy_state(actor.policy, whole)
+    again = full_policy_state(actor.policy)
+    assert again.keys() == state.keys() and all(torch.equal(x, whole[name]) for name, x in again.items())
+    return metrics, state
 
 
 @pytest.mark.parametrize("level", ["chunk_level", "action_level", "token_level"])
@@ -155,14 +172,14 @@ def test_a_loss_of_ones_own_views_and_writes_its_inputs_and_inputs_are_of_any_ty
 def rank_main(rank, port, kind, expected):
     torch.set_num_threads(1)
     for strategy in STRATEGIES:
-        metrics, state = train(kind, strategy, rank, 2, port)
+        metrics, state = train(kind, strategy, rank, 2, port, expected[1])
         for got, want in zip(metrics, expected[0], strict=True):
             assert got.keys() == want.keys()
             for name in got:
                 np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=f"{strategy}: {name}")
         for name, tensor in state.items():  # on rank 0
             torch.testing.assert_close(tensor, expected[1][name], atol=2e-6, rtol=0, msg=f"{strategy}: {name}")
-    assert Counted.num_updates == (3 * 2 * 3 if kind == "ppo" else 3)
+    assert Counted.num_updates == (3 if kind == "imitation" else 3 * 2 * 3)
     dist.destroy_process_group()
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_lite.config.resources import OWN_CONFIG, policy_config
-from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.born import published_files
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
+from rlinf_lite.models.tensor_files import write_tensors
 
 log = logging.getLogger(__name__)
 
@@ -168,14 +168,13 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
-        tensors[name] = (narrow if fits else tensor).contiguous()
-    added = {name: tensor.contiguous() for name, tensor in state.items() if _is_added(name)}
+        tensors[name] = narrow if fits else tensor
+    added = {name: tensor for name, tensor in state.items() if _is_added(name)}
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
-    save_file(tensors | origin.unread, directory / WEIGHTS, metadata=origin.metadata or {"format": "pt"})
-    save_file(origin.added | added, directory / ADDITIONS, metadata={"format": "pt"})
+    write_tensors(tensors | origin.unread, directory / WEIGHTS, origin.metadata or {"format": "pt"})
+    write_tensors(origin.added | added, directory / ADDITIONS, {"format": "pt"})
     for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
         file.unlink(missing_ok=True)
-    follow_umask([directory / WEIGHTS, directory / ADDITIONS])
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -24,7 +24,7 @@ import torch
 import transformers
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -45,6 +45,7 @@ from rlinf_lite.models.lora import (
     lacks_adapters,
     merge_adapters,
 )
+from rlinf_lite.models.tensor_files import write_tensors
 
 _TOKENIZER = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED = (*_TOKENIZER, "generation_config.json", "LICENSE")
@@ -216,8 +217,7 @@ class LanguageModel(nn.Module):
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
         config.save_pretrained(str(directory))
         adapters = {_adapter_name(name): x for name, x in tensors.items() if ".lora_" in name}
-        save_file(adapters, directory / _ADAPTER_WEIGHTS, {"format": "pt"})
-        follow_umask([directory / _ADAPTER_WEIGHTS])
+        write_tensors(adapters, directory / _ADAPTER_WEIGHTS, {"format": "pt"})
 
     def _read_adapters(self, directory: Path) -> None:
         """Raises CheckpointFormatError."""

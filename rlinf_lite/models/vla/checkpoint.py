@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
+from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.models.vla.config import (
     STATISTICS,
     TowerConfig,
@@ -33,7 +33,7 @@ from rlinf_lite.models.vla.config import (
     published_action_dim,
     published_statistics,
 )
-from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, LM_HEAD, KeyMap
+from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, EMBEDDING, LM_HEAD, KeyMap
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADDITIONS = "rlinf_lite.safetensors"
@@ -132,6 +132,8 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
         check_tensors({name: own[name] for name in known}, additions, str(directory / ADDITIONS))
         origin.trained = sorted(additions.keys() - {*keys.additions, DINO_CLASS, DINO_POSITIONS})
         state |= additions
+        if cfg.tied_embeddings:  # it may have been trained, and be among them under one name
+            state[LM_HEAD] = state[EMBEDDING]
     return state, origin
 
 
@@ -170,8 +172,7 @@ def write(
     additions = {*keys.additions, *(without_base or ())}
     if DINO_POSITIONS in state and bool(state[DINO_POSITIONS][:, 0].any()):
         additions |= {DINO_CLASS, DINO_POSITIONS}  # timm's class token has no position: it would come back otherwise
-    added = {name: state[name].contiguous() for name in sorted(additions)}
-    save_file(added, directory / ADDITIONS, metadata={"format": "pt"})
+    write_tensors({name: state[name] for name in sorted(additions)}, directory / ADDITIONS, {"format": "pt"})
     if without_base is not None:
         return
     tensors = {}
@@ -261,9 +262,9 @@ def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """`load_file` with an error that names the file."""
+    """`read_tensors` with an error that names the file."""
     try:
-        return load_file(file)
+        return read_tensors(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointFormatError(f"{file} cannot be read: {error}") from error
 

@@ -68,6 +68,7 @@ class OpenVLAPolicy(Policy):
         text_config = AutoConfig.for_model(text.pop("model_type"), **text)
         self.vision_backbone = VisionBackbone(cfg, attn_implementation)
         self.language_model = AutoModelForCausalLM.from_config(text_config, attn_implementation=attn_implementation)
+        self.language_model.tie_weights()  # which `no_init_weights` leaves out
         if logits_scale(text_config) != 1 or logits_cap(text_config) is not None:
             raise ValueError(f"{text_config.model_type} scales or caps its logits, which action tokens do not follow")
         width = text_config.hidden_size

@@ -1,0 +1,47 @@
+"""State dicts as safetensors, which have no two names for one memory: a tensor with several names, as where weights are
+tied or a module is shared, is written once, and the metadata have its other names (safetensors' `load_model` reads
+them as well)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlinf_lite.file_modes import follow_umask
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Of parameters and buffers that a module has under several names: each name but the first, and the first."""
+    first: dict[int, str] = {}
+    pairs = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: first[id(x)] for name, x in pairs if first.setdefault(id(x), name) != name}
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a state dict for `read_tensors`. Views that share a part of their memory become tensors of their own."""
+    first: dict[object, str] = {}
+    names: dict[str, str] = {}
+    written: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        same = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and first.setdefault(same, name) != name:
+            names[name] = first[same]
+            continue
+        own = tensor.detach().cpu().contiguous()
+        written[name] = own = own.clone() if own.untyped_storage().data_ptr() in memory else own
+        memory.add(own.untyped_storage().data_ptr())
+    save_file(written, file, metadata={**(metadata or {}), **names} or None)
+    follow_umask([file])
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """What `write_tensors` wrote, under all names; those of one tensor share its memory."""
+    tensors = load_file(file)
+    with safe_open(file, "pt") as opened:
+        names = opened.metadata() or {}
+    return {**{name: tensors[first] for name, first in names.items() if first in tensors}, **tensors}

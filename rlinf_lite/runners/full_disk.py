@@ -1,0 +1,79 @@
+"""A disk that fills up while a run writes: the run waits with what it has in memory, and tries again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rlinf_lite.checksums import CheckpointError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+_SAY_AGAIN_S = 60.0
+_CODES = (errno.ENOSPC, errno.EDQUOT)
+_IN_TEXT = re.compile(rf"\b(?:Errno|os error) (?:{'|'.join(map(str, _CODES))})\b")  # of shutil and of safetensors
+
+
+class DiskFullError(CheckpointError):
+    """There was no room for a file of a run, for as long as the run waits."""
+
+
+def has_no_room(error: BaseException | None) -> bool:
+    """Whether an error arose from a disk, or a quota, that is full."""
+    if error is None:
+        return False
+    return getattr(error, "errno", None) in _CODES or bool(_IN_TEXT.search(str(error))) or has_no_room(error.__cause__)
+
+
+def room_at(path: Path, num_bytes: int = 0) -> str:
+    """How much there is for a file, or in a directory; `num_bytes`: what it takes (0: not known)."""
+    usage = shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists()))
+    needed = f"needs {num_bytes:,} bytes, and " if num_bytes else ""
+    return f"{path} {needed}{usage.free:,} of {usage.total:,} bytes are free"
+
+
+class Disk:
+    """Everything that a run's driver writes while it trains goes through `write`."""
+
+    def __init__(self, limit_s: float, check: Callable[[], None], hint: Callable[[], str]) -> None:
+        """`limit_s`: longest wait. `check` raises where a wait is to end before; `hint` says what may be done
+        meanwhile."""
+        self._limit_s, self._check, self._hint = limit_s, check, hint
+
+    def write(self, path: Path, write: Callable[[], T], num_bytes: int = 0) -> T:
+        """What `write` returns. Where there is no room for `path`, it is called again until there is: it leaves nothing
+        that is in its own way. Raises DiskFullError, after which nothing is waited for."""
+        began, say_at, waited_s = time.monotonic(), 0.0, 0.0
+        while True:
+            tried = time.monotonic()
+            try:
+                written = write()
+            except (OSError, CheckpointError) as error:
+                if not has_no_room(error):
+                    raise
+            else:
+                if say_at:
+                    log.warning("there is room again, after %.0f s: %s is written", waited_s, path)
+                return written
+            waited_s = time.monotonic() - began
+            if waited_s >= self._limit_s:
+                limit = f", for {waited_s:.0f} s (runner.phase_timeout_s)" if self._limit_s else ""
+                self._limit_s = 0.0
+                raise DiskFullError(f"the disk is full: {room_at(path, num_bytes)}{limit}")
+            if waited_s >= say_at:
+                say_at = max(_SAY_AGAIN_S, 2 * waited_s)
+                text = "the disk is full: %s. Make room: waiting for it since %.0f s, at most %g s. %s"
+                log.warning(text, room_at(path, num_bytes), waited_s, self._limit_s, self._hint())
+            pause_s = max(RETRY_S, 10 * (time.monotonic() - tried))  # a large checkpoint takes long to fail
+            until = min(time.monotonic() + pause_s, began + self._limit_s)
+            while time.monotonic() < until:
+                self._check()
+                time.sleep(min(0.2, RETRY_S))
