@@ -1,5 +1,7 @@
 """Weights with several names: in files, under adapters, and in a policy of a user's own."""
 
+from typing import Any
+
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -105,7 +107,8 @@ def test_a_tied_language_model_is_exported_for_plain_transformers(lora, tmp_path
     expected = model(ids, torch.ones_like(ids), 4).logprobs
     model.save_pretrained(tmp_path / "policy")
     assert export([str(tmp_path / "policy"), "--to", "hf", str(tmp_path / "out"), "--license", "mit"]) == 0
-    found, said = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    found, said = loaded
     assert not any(said.values()) and found.lm_head.weight is found.model.embed_tokens.weight
     logprobs = torch.log_softmax(found(input_ids=ids).logits[:, -5:-1], -1).gather(-1, ids[:, -4:, None])[..., 0]
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)

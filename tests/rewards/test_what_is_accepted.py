@@ -13,7 +13,7 @@ from rlinf_lite.rewards.registry import import_reward
 FAILS = None
 """The response scores 0, is counted in `rollout/failed_rewards`, and the text beside is in its traceback."""
 
-WHAT_IS_RETURNED: dict[str, tuple[float | None, Any]] = {
+WHAT_IS_RETURNED: dict[str, tuple[Any, Any]] = {
     # expression of answers.py: (score, metrics), or (FAILS, what the traceback says)
     # numbers
     "2": (2.0, {}),
