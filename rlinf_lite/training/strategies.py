@@ -84,7 +84,6 @@ def _units_of_their_own(model: Policy | LanguageModel) -> list[nn.Module]:
         outside = [module for module in model.modules() if module not in inside]
         children = {child for module in outside for child in module.children()} - {unit}
         used = {id(x) for module in outside for x in module.parameters(recurse=False)}
-        used = {id(x) for module in outside for x in module.parameters(recurse=False)}
         return not children & inside and not used & parameters
 
     return [unit for unit in dict.fromkeys(model.fsdp_units()) if is_closed(unit)]
