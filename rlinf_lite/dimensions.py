@@ -22,10 +22,13 @@ _COUNTED = re.compile(r"(.*?)(\d+)\D?")
 
 def flat_names(given: Any, width: int) -> tuple[str, ...] | None:
     """`names` of a feature of `width` numbers in info.json: a list, lists by group ({"motors": [...]}), or numbers by
-    name ({"x": 0, "y": 1}). None where these are not `width` names."""
+    name ({"x": 0, "y": 1}). Names that occur in several groups begin with their group's. None where these are not
+    `width` names."""
     if isinstance(given, Mapping) and given and sorted(map(str, given.values())) == sorted(map(str, range(len(given)))):
         given = sorted(given, key=lambda name: int(given[name]))
     found = tuple(_leaves(given))
+    if isinstance(given, Mapping) and len(set(found)) < len(found):  # a left arm and a right one with the same joints
+        found = tuple(f"{group}.{name}" for group, names in given.items() for name in _leaves(names))
     return found if len(found) == width else None
 
 

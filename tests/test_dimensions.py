@@ -1,11 +1,15 @@
 """Names of dimensions: what counts as a name, and when columns change their order."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlinf_lite.dimensions import counted, flat_names, order_of
+from rlinf_lite.data import demonstrations
+from rlinf_lite.data.lerobot.frames import Keys
+from rlinf_lite.dimensions import counted, flat_names, order_of, write_names
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, get_env_spec
 from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator
 
@@ -63,3 +67,24 @@ def test_an_environment_names_its_dimensions_by_attributes_or_keys():
     with pytest.raises(EnvContractError, match="set it to 2 different texts"):
         spec_of(wrapped)
     assert spec_of(gymnasium.make("Pendulum-v1")).state_names is None
+
+
+def test_names_that_occur_in_several_groups_begin_with_their_groups():
+    left_first = flat_names({"left": ["elbow", "wrist"], "right": ["elbow", "wrist"]}, 4)
+    right_first = flat_names({"right": ["elbow", "wrist"], "left": ["elbow", "wrist"]}, 4)
+    assert order_of(left_first, right_first) == (2, 3, 0, 1)
+
+
+@pytest.mark.parametrize("own", [None, ["joint_1", "joint_2"]])
+@pytest.mark.parametrize("match", [True, False])
+def test_where_an_environments_names_say_nothing_the_policys_count(own, match, tmp_path, monkeypatch):
+    write_names(tmp_path, {"action": ["lift", "grip"]})
+    monkeypatch.setattr(demonstrations, "start_dir", lambda cfg: tmp_path)
+    monkeypatch.setattr(demonstrations, "keys_of", lambda cfg, seen: Keys({}, None, "action"))
+    feature = SimpleNamespace(names=["grip", "lift"], width=2)
+    dataset = SimpleNamespace(directory=tmp_path, info=SimpleNamespace(features={"action": feature}))
+    cfg = SimpleNamespace(data=SimpleNamespace(keys=SimpleNamespace(match_names=match)))
+    keys = demonstrations.matched_keys(cfg, dataset, SimpleNamespace(state_names=None, action_names=own))
+    assert keys.order == ({"action": (1, 0)} if match else {})
+    if match or own is None:
+        assert keys.names == {"action": ["lift", "grip"]}

@@ -115,8 +115,8 @@ def load_config(
 
 
 def parse_override(text: str) -> Override:
-    """What `key=value` says in Hydra's grammar, whose words are of ASCII: letters beyond it are replaced by words of
-    ASCII before it is parsed, and put back. Raises HydraException."""
+    """Parse `key=value` by Hydra's parser, which reads words of ASCII alone: other letters are replaced before and put
+    back after. Raises HydraException."""
     mark = next(mark for count in itertools.count(1) if (mark := "Q" * count) not in text)
     in_ascii = re.sub(r"[^\x00-\x7f]", lambda found: mark + f"{ord(found[0]):06x}".translate(_HEX_AS_LETTERS), text)
 
@@ -131,7 +131,10 @@ def parse_override(text: str) -> Override:
             return replace(value, **{field.name: put_back(getattr(value, field.name)) for field in fields(value)})
         return value
 
-    item: Override = OverridesParser.create().parse_override(in_ascii)
+    try:
+        item: Override = OverridesParser.create().parse_override(in_ascii)
+    except HydraException as error:
+        raise HydraException(put_back(str(error))) from error
     return item if in_ascii == text else put_back(item)
 
 

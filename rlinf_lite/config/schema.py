@@ -423,8 +423,7 @@ class TrainConfig(Section):
     models), tensor_parallel (layers of a language model over several ranks each), or `pkg.module:Class`; of language
     models the critic and the reference too."""
     num_threads: PositiveInt | None = None
-    """Threads that train and score; null: all cores, divided among a node's actors. On CPUs each computes a part of a
-    small model's micro-batches; a large model has them as torch's threads."""
+    """torch threads of an actor while it trains and scores; null: all cores, divided among a node's actors."""
     offload: bool = False
     """Have parameters and the optimizer's state in the GPU's memory only from scoring and training until the weights
     are sent, so that rollout workers beside have it while they act. A critic stays."""

@@ -12,6 +12,7 @@ from rlinf_lite.cards import Observed
 from rlinf_lite.config import Config
 from rlinf_lite.config.schema import KeysConfig
 from rlinf_lite.data.demonstrations import keys_of, matched_keys, strange_tasks
+from rlinf_lite.dimensions import flat_names
 from rlinf_lite.registry import env_card
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def _other_order(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
     keys = matched_keys(cfg, dataset, seen)
     for name, key in (("state", keys.state), ("action", keys.action)):
         if key is not None and name in keys.order:
-            yield (
-                f"the columns of {key} are in another order there, and are put in the run's by their names: "
-                f"{', '.join(map(str, keys.order[name]))}"
-            )
+            feature = dataset.info.features[key]
+            there = flat_names(feature.names, feature.width) or ()
+            here = [there[column] for column in keys.order[name]]
+            yield f"the columns of {key} are {', '.join(there)}, and are put in the run's order: {', '.join(here)}"
 
 
 def _unread_state(

@@ -220,11 +220,12 @@ def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
     order, names = dict[str, tuple[int, ...]](), own_names(seen)
     for name, key in (("state", keys.state), ("action", keys.action)):
         if key is None or not cfg.data.keys.match_names:
+            names |= {name: trained[name]} if name in trained and name not in names else {}  # nothing says otherwise
             continue
         feature = dataset.info.features[key]
         found, whose = flat_names(feature.names, feature.width), "the environment's"
         wanted = names.get(name) or numbered_names(name, feature.width)
-        if name not in names and name in trained:
+        if name in trained and (name not in names or counted(names[name])):
             wanted, whose = trained[name], f"those of the policy in {start_dir(cfg)}"
         try:
             columns = order_of(wanted, found)

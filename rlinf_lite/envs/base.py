@@ -142,7 +142,7 @@ def _names(env: VecEnv, attribute: str, num_dims: int | None) -> list[str] | Non
     given = getattr(env, attribute, None)
     if given is None or num_dims is None:
         return None
-    names = list(given)
+    names = [given] if isinstance(given, str) else list(given)
     if len(set(map(str, names))) != num_dims or not all(isinstance(name, str) for name in names):
         text = f"{attribute} is {given!r}; set it to {num_dims} different texts, one for each dimension, or to None."
         raise EnvContractError(text)

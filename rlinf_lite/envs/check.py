@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -186,25 +186,31 @@ def check_episodes(when: str, result: ChunkResult, num_envs: int) -> None:
     """Raises EpisodeContractError where a record of an ended episode has a figure that cannot be."""
     for record in result.episodes:
         row, length, first = record.env_id, record.length, record.steps_to_success
+        once, at_end = record.success_once, record.success_at_end
         wrong = {
-            "return_": not _is_number(record.return_) or not math.isfinite(record.return_),
+            "return_": not _is_number(record.return_) or not abs(_plain(record.return_)) <= sys.float_info.max,
             "length": not _is_whole(length) or length < 1,
-            "success_once": not _is_truth(record.success_once),
-            "success_at_end": not _is_truth(record.success_at_end),
-            "steps_to_success": first is not None and (not _is_whole(first) or first < 1),
+            "success_once": not _is_truth(once),
+            "success_at_end": not _is_truth(at_end) or (at_end and not once),
+            "steps_to_success": first is not None
+            and not (once and _is_whole(first) and _is_whole(length) and 1 <= first <= length),
         }
         for name, is_wrong in wrong.items():
             if is_wrong:
                 raise EpisodeContractError(
                     f"{name} of the episode that ended {when} is {getattr(record, name)!r}; return_ is a finite "
                     "number, length and steps_to_success are whole numbers from 1 on, success_once and success_at_end "
-                    "are True, False or None.",
+                    "are True, False or None, and what follows from one another agrees.",
                     [row] if _is_whole(row) and 0 <= row < num_envs else list(range(num_envs)),
                 )
 
 
+def _plain(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int | np.floating | np.integer)
+    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
 
 
 def _is_whole(value: Any) -> bool:

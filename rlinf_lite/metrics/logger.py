@@ -16,6 +16,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ class MetricLogger:
         """Once per step. Nested mappings are joined with `/`; values are numbers or one-element tensors."""
         flat = flatten_metrics(metrics)
         now = time.time()
-        for backend in self._backends:
-            backend.log(step, now, flat)
+        with ExitStack() as calls:  # all of them get it, also where one of them is stopped while it waits
+            for backend in reversed(self._backends):
+                calls.callback(backend.log, step, now, flat)
 
     def log_film(self, step: int, path: Path) -> None:
         """Show the GIF of an evaluation where metrics are shown. Raises OSError where there is none."""

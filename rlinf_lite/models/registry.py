@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.checksums import is_whole, verify
 from rlinf_lite.config.resources import policy_directory, start_dir, start_key
-from rlinf_lite.dimensions import names_in, own_names, policy_misfits
+from rlinf_lite.dimensions import counted, names_in, own_names, policy_misfits
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
 from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card, policy_part
@@ -69,7 +69,8 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     policy.check_env_spec(spec)
     for problem in policy_misfits(start_key(cfg), directory, spec):
         raise ValueError(f"{problem}")
-    policy.take_names(names_in(directory) | own_names(spec))
+    trained, shown = names_in(directory), own_names(spec)
+    policy.take_names(trained | {name: x for name, x in shown.items() if name not in trained or not counted(x)})
     return policy
 
 

@@ -15,10 +15,10 @@ from rlinf_lite.file_modes import follow_umask
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Of parameters and buffers that a module has under several names: each name but the first, and the first."""
+    """Second names of a module's state dict: each name but the first of a tensor that has several, and the first."""
     first: dict[int, str] = {}
-    pairs = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: first[id(x)] for name, x in pairs if first.setdefault(id(x), name) != name}
+    state = module.state_dict(keep_vars=True)
+    return {name: first[id(x)] for name, x in state.items() if first.setdefault(id(x), name) != name}
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
@@ -27,7 +27,8 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
     names: dict[str, str] = {}
     written: dict[str, Tensor] = {}
     memory: set[int] = set()
-    for name, tensor in tensors.items():
+    resolved = {name: x.resolve_conj().resolve_neg() for name, x in tensors.items()}  # lazy ones share their memory
+    for name, tensor in resolved.items():
         same = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and first.setdefault(same, name) != name:
             names[name] = first[same]
@@ -44,4 +45,5 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     tensors = load_file(file)
     with safe_open(file, "pt") as opened:
         names = opened.metadata() or {}
+    names.pop("format", None)  # the framework, as transformers writes it
     return {**{name: tensors[first] for name, first in names.items() if first in tensors}, **tensors}

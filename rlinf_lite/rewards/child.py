@@ -65,7 +65,7 @@ def _read(value: Any) -> Answer:
         raise KeyError(f"a reward function returned a dict without 'score' ({', '.join(map(repr, value))[:80]})")
     found = dict[str, float]()
     for name, entry in value.items():
-        with suppress(TypeError, ValueError):  # what is no number is left out
+        with suppress(Exception):  # what is no number is left out, whatever its class says to being asked
             if name != "score":
                 found[re.sub(r"[^\w.@/-]", "_", str(name))[:_MAX_NAME]] = _number(entry)
     return _number(value["score"]), found

@@ -417,11 +417,17 @@ class Runner(ABC):
         if self._saved == self._plain_state():
             return None
         with self._phase("checkpoint"):
-            write = partial(self.store.write, self.completed_steps, self._write_state)
-            path = self._disk.write(self.store.root, write, self._state_bytes())
+            path = self._disk.write(self.store.root, self._write_checkpoint, self._state_bytes())
         self._saved = self._plain_state()
         self.progress.message(f"checkpoint {path}")
         return path
+
+    def _write_checkpoint(self) -> Path:
+        try:
+            return self.store.write(self.completed_steps, self._write_state)
+        except CheckpointError:
+            self._free(self._trained_groups)  # the failed wait has aborted those that were still writing
+            raise
 
     def _write_state(self, directory: Path) -> None:
         """Everything that training goes on from. Raises CheckpointError where it cannot be written."""

@@ -50,6 +50,9 @@ def full_policy_state(policy: nn.Module) -> dict[str, Tensor]:
 def load_policy_state(policy: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Load a whole state dict, present on every rank, into a sharded or plain policy."""
     tied = tied_names(policy)  # torch makes shards of their first names alone
+    for name, first in tied.items():
+        if name in tensors and first in tensors and not torch.equal(tensors[name], tensors[first]):
+            raise ValueError(f"{name} is {first} in this policy, and they differ in what is to be loaded")
     state: dict[str, Any] = {name: x for name, x in tensors.items() if name not in tied}
     found = set_model_state_dict(policy, state, options=StateDictOptions(full_state_dict=True, strict=not tied))
     lost = [*(name for name in found.missing_keys if name not in tied), *found.unexpected_keys]

@@ -152,9 +152,10 @@ def _whole(tensor: Tensor) -> Tensor:
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
     """Parameters (or only those that train) and persistent buffers, such as running statistics; tied ones once."""
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not trainable_only]
-    buffers = list(module.named_buffers())
+    buffers = list(module.named_buffers(remove_duplicate=False))
     persistent = module.state_dict().keys() if buffers else ()
-    return [*parameters, *((name, b) for name, b in buffers if name in persistent)]
+    once = {id(b): (name, b) for name, b in reversed(buffers) if name in persistent}
+    return [*parameters, *reversed(once.values())]
 
 
 class WeightSender:
@@ -412,7 +413,8 @@ class WeightReceiver:
 
     def _own(self) -> dict[str, Tensor]:
         """The module's tensors, which a pass, or who loads weights, may have made anew."""
-        return dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
+        buffers = self._module.named_buffers(remove_duplicate=False)
+        return dict(itertools.chain(self._module.named_parameters(), buffers))
 
     def _copy_lent(self, lent: _Lent) -> None:
         try:

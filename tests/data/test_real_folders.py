@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from rlinf_lite.cards import Observed
 from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, _frames_root, check_writable, open_dataset
 from rlinf_lite.data.lerobot import video
@@ -103,7 +105,7 @@ def test_subtasks_are_asked_for_in_the_config(copy):
         directory = copy(folder, folder)
         chosen = ["data.source=folder", f"data.demos_dir={directory}", "data.keys.instruction=subtask"]
         cfg = load_config("embodiment/tabletop_sft_mlp", chosen)
-        seen = type("Seen", (), {"cameras": {}, "state_dim": 4, "action_dim": 3, "has_instruction": True})
+        seen = Observed(action_dim=3, state_dim=4, cameras={})
         return open_dataset(cfg, directory, seen)
 
     assert opened("language").notes == []
@@ -333,6 +335,32 @@ def test_the_nearest_of_two_pictures_within_the_tolerance_is_taken(tmp_path):
         times = [max(number * 4e-3 + late_s, 0) for number in range(6)]
         found = [picture[0, 0, 0] for picture in video.pictures_at(tmp_path / "a.mp4", times)]
         assert found == [40 * number for number in range(6)], late_s
+
+
+def test_a_neighbours_picture_is_no_drift(tmp_path):
+    """At 500 pictures/s, 2 ms apart, all of them one picture late."""
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("libx264rgb", rate=500, options={"qp": "0"})
+        stream.height, stream.width, stream.pix_fmt = 16, 16, "rgb24"
+        for number in range(6):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 16, 3), 40 * number, np.uint8), "rgb24")
+            frame.pts = number + 1
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    with pytest.raises(LeRobotError, match=r"has no picture at 0\.0000 s"):
+        list(video.pictures_at(tmp_path / "a.mp4", [number / 500 for number in range(6)]))
+
+
+def test_a_subtask_begins_with_the_frame_of_its_time_however_that_is_rounded():
+    clock = np.arange(2000, dtype=np.float32) * np.float32(1 / 30)
+    kind = pa.list_(pa.struct([("content", pa.string()), ("style", pa.string()), ("timestamp", pa.float64())]))
+    of_folder = SimpleNamespace(info=SimpleNamespace(fps=30))
+    for frame in (1, 2, 3, 500, 1999):
+        rows = [("a", 0.0), ("b", float(clock[frame]))]
+        said = [{"content": text, "style": "subtask", "timestamp": t} for text, t in rows]
+        numbers = np.array([frame - 1, frame])
+        found = LeRobotDataset._subtasks(of_folder, Path("f"), pa.array([said, said], kind), 0, numbers)
+        assert found.tolist() == ["a", "b"], frame
 
 
 def test_videos_that_are_later_than_any_drift_are_refused(copy):

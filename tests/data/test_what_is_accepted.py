@@ -138,8 +138,8 @@ ROWS = {
     # names of dimensions
     "the environment's names": (lambda folder: None, AS_IT_IS, ""),
     "its names by group": (named(STATE, {"motors": [*OWN_STATE_NAMES]}), AS_IT_IS, ""),
-    "its names in another order": (lambda x: put_in_order(x, STATE, (2, 0, 3, 1)), NOTED, "order.*1, 3, 0, 2"),
-    "its actions in another order": (lambda x: put_in_order(x, ACTION, (1, 2, 0)), NOTED, "order.*2, 0, 1"),
+    "its names in another order": (lambda x: put_in_order(x, STATE, (2, 0, 3, 1)), NOTED, "are closed, x, holding, y, and are put in the run's order: x, y, closed, holding"),
+    "its actions in another order": (lambda x: put_in_order(x, ACTION, (1, 2, 0)), NOTED, "order: x, y, close"),
     "no names": (named(STATE, None), AS_IT_IS, ""),
     "names that only count": (named(STATE, {"motors": [f"motor_{i}" for i in range(4)]}), AS_IT_IS, ""),
     "one name for all": (named(STATE, ["state"]), AS_IT_IS, ""),
@@ -155,7 +155,7 @@ ROWS = {
     "actions in other units": (column(ACTION, lambda x: x * 57), NOTED, r"action\[0\] is in.*takes \[-1, 1\]"),
     "an episode of no frames": (with_an_empty_episode, AS_IT_IS, ""),
     "another count of episodes": (info(lambda x: x.update(total_episodes=3)), REFUSED, "3 episodes of 8 frames"),
-    "another width": (info(lambda x: x["features"][ACTION].update(shape=[4])), REFUSED, "4 numbers in info.json"),
+    "another width": (info(lambda x: x["features"][ACTION].update(shape=[4])), REFUSED, "action has 4 numbers"),
     # pictures
     "a depth map in PNG": (feature_info(TOP, is_depth_map=True), REFUSED, "is a depth map in info.json"),
     "the same, as it was written before": (feature_info(TOP, **{"video.is_depth_map": True}), REFUSED, "a depth map"),

@@ -289,9 +289,27 @@ def test_rows_that_a_batchs_mask_leaves_out_say_nothing_of_success() -> None:
             *rest, _ = super().step(actions)
             return *rest, {"success": np.array([True, False]), "_success": np.array([True, False])}
 
-    env = ChunkedEnv(simulator_of_vector_env(Masked({}, "bool"), "says"), max_episode_steps=STEPS)
-    env.reset(seeds=[1, 2])
-    assert env.chunk_step(np.zeros((2, 1, 1), np.float32)) and env.last_success.tolist() == [1, -1]
+    class Mixed(SaysInABatch):
+        def step(self, actions: Any) -> Any:
+            *rest, _ = super().step(actions)
+            one, other = np.array([True, False]), np.array([False, True])
+            return *rest, {"success": one, "_success": one, "is_success": other, "_is_success": other}
+
+    for kind, expected in ((Masked, [1, -1]), (Mixed, [1, 1])):
+        env = ChunkedEnv(simulator_of_vector_env(kind({}, "bool"), "says"), max_episode_steps=STEPS)
+        env.reset(seeds=[1, 2])
+        assert env.chunk_step(np.zeros((2, 1, 1), np.float32)) and env.last_success.tolist() == expected
+
+
+@pytest.mark.parametrize("info", [None, [1]])
+def test_info_is_a_dict(info: Any) -> None:
+    with pytest.raises(EpisodeContractError, match=WHERE + "step returned .* as info; return a dict"):
+        played({"info": info}, None)
+
+
+def test_success_at_the_end_is_success_once() -> None:
+    with pytest.raises(EpisodeContractError, match=r"^row 1: success_at_end of the episode .* is True; return_"):
+        check_episodes("in chunk 1", chunk_with({"success_once": False, "success_at_end": True}), 2)
 
 
 class OwnVecEnv:
@@ -339,7 +357,7 @@ RECORD = dict(
 
 @pytest.mark.parametrize(
     "figures",
-    [{"return_": np.float32(1)}, {"return_": 3}, {"success_once": np.True_}, {"steps_to_success": None}, {"length": 1}],
+    [{"return_": np.float32(1)}, {"return_": 3}, {"success_once": np.True_}, {"steps_to_success": None}, {"length": 2}],
     ids=str,
 )
 def test_records_of_a_vec_env_of_ones_own_that_are_taken(figures: dict[str, Any]) -> None:
@@ -352,7 +370,8 @@ def test_records_of_a_vec_env_of_ones_own_that_are_taken(figures: dict[str, Any]
         *[{"return_": value} for value in (math.nan, math.inf, None, "1")],
         *[{name: value} for name in ("success_once", "success_at_end") for value in (math.nan, 0.5, 1, "yes")],
         *[{"length": value} for value in (0, -1, 2.5, None, True)],
-        *[{"steps_to_success": value} for value in (0, math.nan)],
+        *[{"steps_to_success": value} for value in (0, math.nan, 6)],
+        {"return_": 10**400},
     ],
     ids=str,
 )

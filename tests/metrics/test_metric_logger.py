@@ -149,3 +149,22 @@ def test_a_value_that_is_no_number_is_named() -> None:
         flatten_metrics({"env": {"name": "PushCube"}})
     with pytest.raises(TypeError, match="metric loss is not a number"):
         flatten_metrics({"loss": torch.zeros(2)})
+
+
+def test_what_stops_one_backend_does_not_keep_a_step_from_the_others(tmp_path: Path) -> None:
+    class StopError(Exception):
+        pass
+
+    def stopped(path: Path, write: Any, num_bytes: int = 0) -> Any:
+        if path.name == "metrics.jsonl" and stops:
+            raise StopError
+        return write()
+
+    stops = False
+    with MetricLogger(tmp_path, backends=["tensorboard"], patiently=stopped) as logger:
+        logger.log(1, {"a": 1.0})
+        stops = True
+        with pytest.raises(StopError):
+            logger.log(2, {"a": 2.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [line["step"] for line in read_lines(tmp_path)] == [1, 2] == [x.step for x in events.Scalars("a")]

@@ -16,6 +16,8 @@ from rlinf_lite.models.lora import add_adapters, merge_adapters
 from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import preset
+from rlinf_lite.training.sharding import full_policy_state, load_policy_state
+from rlinf_lite.weights.sync import synced_tensors
 from tests.models.tied import TiedPolicy
 
 SPEC = EnvSpec(2, 5, {}, [-1.0] * 2, [1.0] * 2, 10, False)
@@ -112,3 +114,37 @@ def test_a_tied_language_model_is_exported_for_plain_transformers(lora, tmp_path
     assert not any(said.values()) and found.lm_head.weight is found.model.embed_tokens.weight
     logprobs = torch.log_softmax(found(input_ids=ids).logits[:, -5:-1], -1).gather(-1, ids[:, -4:, None])[..., 0]
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+
+
+class SharedStatistics(nn.Module):
+    """A buffer of two names, the first of which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scratch", torch.arange(3.0), persistent=False)
+        self.register_buffer("kept", self.scratch)
+        self.weight = nn.Parameter(torch.zeros(1))
+
+
+def test_a_buffer_that_is_saved_under_its_second_name_alone_is_sent_saved_and_loaded():
+    module, other = SharedStatistics(), SharedStatistics()
+    other.kept.fill_(7)
+    assert [name for name, _ in synced_tensors(module, trainable_only=False)] == ["weight", "kept"]
+    state = full_policy_state(other)
+    load_policy_state(module, state)
+    assert state.keys() == {"kept", "weight"} and module.kept.tolist() == [7, 7, 7]
+
+
+def test_lazy_views_are_written_as_what_they_show(tmp_path):
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    write_tensors({"x": x, "conjugate": x.conj()}, tmp_path / "f")
+    found = read_tensors(tmp_path / "f")
+    assert torch.equal(found["x"], x) and torch.equal(found["conjugate"], x.conj().resolve_conj())
+
+
+def test_two_values_for_one_tied_weight_are_refused():
+    module = nn.ModuleDict({"first": nn.Linear(2, 2, bias=False)})
+    module["second"] = module["first"]
+    state = {"first.weight": torch.zeros(2, 2), "second.weight": torch.ones(2, 2)}
+    with pytest.raises(ValueError, match=r"second\.weight is first\.weight in this policy, and they differ"):
+        load_policy_state(module, state)

@@ -34,6 +34,7 @@ WHAT_IS_RETURNED: dict[str, tuple[Any, Any]] = {
     "{'score': True, 'acc': False, 'pred': '42', 'len': 7}": (1.0, {"acc": 0.0, "len": 7.0}),
     "{'score': np.float64(0.5), 'x': torch.tensor([2.0])}": (0.5, {"x": 2.0}),
     "{'score': 0, 'a': nan, 'b': inf, 'c': None, 'd': '1', 'e': [1], 'f': {'g': 1}, 'h': np.ones(2)}": (0.0, {}),
+    "{'score': 1, 'embedding': torch.ones(3)}": (1.0, {}),
     "{'score': 0, 'huge': 10**400, 'fine': 1}": (0.0, {"fine": 1.0}),
     "{'score': 0, 'für %': 1, 'a/b.c@8': 2, 3: 4}": (0.0, {"für__": 1.0, "a/b.c@8": 2.0, "3": 4.0}),
     "{'score': 0, 'n' * 200: 1}": (0.0, {"n" * 80: 1.0}),

@@ -144,10 +144,7 @@ def test_a_dataset_in_another_order_trains_the_same_weights_which_keep_its_names
     for name in ("config.json", "dimension_names.json"):
         assert (whole.checkpoint / "policy" / name).read_text() == (other.checkpoint / "policy" / name).read_text()
     said = capsys.readouterr().out
-    assert (
-        "note: the columns of action are in another order there, and are put in the run's by their names: 1, 2, 0"
-        in said
-    )
+    assert "note: the columns of action are close, x, y, and are put in the run's order: x, y, close" in said
     assert "states are normalised by the statistics of" in said and "states and actions" not in said
     assert json.loads((other.checkpoint / "policy/dimension_names.json").read_text())["action"] == ["x", "y", "close"]
 

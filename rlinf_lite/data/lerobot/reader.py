@@ -180,7 +180,8 @@ class LeRobotDataset:
         found = list[str]()
         for number, (rows, t) in enumerate(zip(column.to_pylist(), frame_index / self.info.fps, strict=True), first):
             said = [row for row in rows or () if row["style"] == "subtask" and row["content"] is not None]
-            begun = [row for row in said if np.float32(row["timestamp"]) <= np.float32(t)]
+            by = t + _clock_tolerance_s(t)  # times of annotations are those of frames
+            begun = [row for row in said if row["timestamp"] <= by]
             if not begun:
                 raise LeRobotError(
                     f"{file}: frame {number} has no subtask in {SUBTASKS}. Set data.keys.instruction=task"
@@ -191,7 +192,7 @@ class LeRobotDataset:
     def _check_clock(self, file: Path, first: int, frame_index: NDArray[Any], found_s: NDArray[Any]) -> None:
         """By the time of a frame others find its picture; here its number is used, which has to be the same."""
         due_s = frame_index / self.info.fps
-        wrong = np.flatnonzero(~(np.abs(found_s - due_s) <= TOLERANCE_S + 1e-6 * due_s))  # times are float32
+        wrong = np.flatnonzero(~(np.abs(found_s - due_s) <= _clock_tolerance_s(due_s)))
         if len(wrong):
             row = wrong[0]
             raise LeRobotError(
@@ -377,6 +378,11 @@ class LeRobotDataset:
                 if not isinstance(line, dict) or type(line.get(key)) is not kind:
                     raise LeRobotError(f"{file}: line {number} has no {key} that is {kind.__name__}: {line!r:.200}")
         return lines
+
+
+def _clock_tolerance_s(due_s: Any) -> Any:
+    """How far times of frames may be from these: they are float32."""
+    return TOLERANCE_S + 1e-6 * due_s
 
 
 def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_pictures: int) -> None:

@@ -26,6 +26,8 @@ TOLERANCE_S = 1e-4
 """How far a picture's time may be from its frame's without a note, as in LeRobot."""
 DRIFT_S = 4e-3
 """How far it may be at all: where LeRobot puts videos together, times drift by up to 3 ms."""
+_SHARE_OF_PERIOD = 0.4
+"""And as a share of the time between two frames: the neighbour of the right picture is not taken."""
 RATE_TOLERANCE = 1e-2
 """How far a video's mean rate may be from info.json's, as a share: of drifting times it is not quite the same."""
 
@@ -159,6 +161,8 @@ def _decoded(
         assert stream.time_base is not None
         if not from_start:  # at a key frame, before what is asked for
             container.seek(int((times_s[0] - DRIFT_S) / stream.time_base), stream=stream)
+        period_s = np.median(np.diff(times_s)) if len(times_s) > 1 else math.inf
+        drift_s = min(DRIFT_S, _SHARE_OF_PERIOD * period_s) if period_s > 0 else DRIFT_S
         wanted, shown = 0, 0.0
         last: av.VideoFrame | None = None
         try:
@@ -167,7 +171,7 @@ def _decoded(
                 while frame is None or times_s[wanted] <= shown + TOLERANCE_S:  # between `last` and `frame`
                     late = frame is not None and (last is None or shown - times_s[wanted] < times_s[wanted] - before)
                     nearest, distance_s = frame if late else last, abs(times_s[wanted] - (shown if late else before))
-                    if nearest is None or distance_s > DRIFT_S:
+                    if nearest is None or distance_s > max(drift_s, TOLERANCE_S):
                         if frame is None:
                             break
                         raise LeRobotError(

@@ -236,6 +236,11 @@ class GymnasiumSimulator:
 
 def _unpacked(method: str, returned: Any, names: Sequence[str], task_id: str) -> Any:
     if isinstance(returned, tuple | list) and len(returned) == len(names):
+        if not isinstance(returned[-1], Mapping):
+            text = (
+                f"{method} returned {_shown(returned[-1])} as info; return a dict, {{}} where there is nothing to say."
+            )
+            raise EnvContractError(text, task_id)
         return returned
     got = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"a {type(returned).__name__}"
     raise EnvContractError(f"{method} returned {got}; gymnasium's {method} returns {', '.join(names)}.", task_id)
@@ -458,9 +463,8 @@ def _success_of_rows(info: Mapping[str, Any], rows: IntArray, num_envs: int, tas
     found = np.full(len(rows), -1.0)
     for key in _SUCCESS:
         if key in info:
-            said = np.broadcast_to(np.asarray(info.get(f"_{key}", True), np.bool_), (num_envs,))[rows]
+            said = np.broadcast_to(np.asarray(info.get(f"_{key}", True), np.bool_), (num_envs,))[rows] & (found < 0)
             values = np.asarray(info[key])
             values = values.reshape(num_envs) if values.size == num_envs else values
             found[said] = _of_rows(f"info[{key!r}]", values, rows[said], num_envs, _truth, task_id)
-            break
     return found

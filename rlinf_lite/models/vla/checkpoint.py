@@ -11,6 +11,7 @@ weights from these files; `merge_adapters` gives one whose weights are its own.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -184,7 +185,9 @@ def write(
     if origin.proprio_file is not None:
         prefix = f"{PROPRIO}."
         part = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
-        torch.save(part, directory / origin.proprio_file)
+        file = io.BytesIO()
+        torch.save(part, file)  # whose own error on a full disk says nothing of that
+        (directory / origin.proprio_file).write_bytes(file.getvalue())
     save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
 
 
