@@ -138,7 +138,7 @@ ROWS = {
     # names of dimensions
     "the environment's names": (lambda folder: None, AS_IT_IS, ""),
     "its names by group": (named(STATE, {"motors": [*OWN_STATE_NAMES]}), AS_IT_IS, ""),
-    "its names in another order": (lambda x: put_in_order(x, STATE, (2, 0, 3, 1)), NOTED, "order: x, y, closed, holding"),
+    "its names in another order": (lambda x: put_in_order(x, STATE, (2, 0, 3, 1)), NOTED, ": x, y, closed, holding"),
     "its actions in another order": (lambda x: put_in_order(x, ACTION, (1, 2, 0)), NOTED, "order: x, y, close"),
     "no names": (named(STATE, None), AS_IT_IS, ""),
     "names that only count": (named(STATE, {"motors": [f"motor_{i}" for i in range(4)]}), AS_IT_IS, ""),
