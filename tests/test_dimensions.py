@@ -11,6 +11,7 @@ from rlinf_lite.data import demonstrations
 from rlinf_lite.data.lerobot.frames import Keys
 from rlinf_lite.dimensions import counted, flat_names, order_of, write_names
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, get_env_spec
+from rlinf_lite.envs.check import check_env
 from rlinf_lite.envs.gymnasium.simulator import GymnasiumSimulator
 
 
@@ -63,9 +64,11 @@ def test_an_environment_names_its_dimensions_by_attributes_or_keys():
     wrapped = gymnasium.wrappers.TransformReward(_Dict(), lambda reward: reward)
     wrapped.state_names = ["b", "a"]
     assert (spec_of(wrapped).state_names, spec_of(wrapped).action_names) == (["b", "a"], ["left", "right"])
-    wrapped.state_names = ["a", "a"]
-    with pytest.raises(EnvContractError, match="set it to 2 different texts"):
-        spec_of(wrapped)
+    for wrong in (["a", "a"], ["a"], "ab", [1, 2]):
+        wrapped.state_names = wrong
+        with pytest.raises(EnvContractError, match="set it to 2 different texts"):
+            spec_of(wrapped)
+        assert [one for one in check_env(wrapped) if "set it to 2 different texts" in one], wrong
     assert spec_of(gymnasium.make("Pendulum-v1")).state_names is None
 
 

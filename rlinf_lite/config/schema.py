@@ -149,7 +149,7 @@ class RunnerConfig(Section):
     """On GPUs, compute only with operations that give the same bits every time, so that a run repeats and recovers bit
     for bit, as on CPUs. One that has no such way is an error."""
     phase_timeout_s: PositiveFloat = 1800.0
-    """Longest wait for any phase of a step or any message between workers."""
+    """Longest wait for any phase of a step, any message between workers, and room on a full disk."""
     logger: LoggerConfig = LoggerConfig()
 
 

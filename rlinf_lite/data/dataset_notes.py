@@ -24,23 +24,27 @@ if TYPE_CHECKING:
 def dataset_notes(
     cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None, reads: PolicyInputs | None
 ) -> list[str]:
-    """A line for each such thing. `seen`: what the environment shows, `reads`: what the policy reads; None: not known,
-    so that nothing is said of what depends on it."""
+    """Notes on a dataset, one line each. `seen`: what the environment shows, `reads`: what the policy reads; None: not
+    known, and notes that need it are left out."""
     lines = strange_tasks(cfg, dataset) if cfg.data.source == "folder" else []
     if seen is not None:
-        lines += _other_order(cfg, dataset, seen)
+        lines += _names(cfg, dataset, seen)
     if cfg.data.source == "folder":
         lines += [*_unread_state(cfg, dataset, seen, reads), *_sentences(dataset, seen, reads)]
         lines += [*_pictures(cfg, dataset, seen), *_other_rate(cfg, dataset, seen), *_failures(dataset)]
     return lines
 
 
-def _other_order(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Iterator[str]:
+def _names(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Iterator[str]:
     keys = matched_keys(cfg, dataset, seen)
     for name, key in (("state", keys.state), ("action", keys.action)):
-        if key is not None and name in keys.order:
-            feature = dataset.info.features[key]
-            there = flat_names(feature.names, feature.width) or ()
+        if key is None:
+            continue
+        feature = dataset.info.features[key]
+        there = flat_names(feature.names, feature.width) or ()
+        if feature.names and not there and flat_names(feature.names, 1) is None:  # one alone is that of the feature
+            yield f"info.json does not have a name for each of the {feature.width} columns of {key}: none is used"
+        if name in keys.order:
             here = [there[column] for column in keys.order[name]]
             yield f"the columns of {key} are {', '.join(there)}, and are put in the run's order: {', '.join(here)}"
 

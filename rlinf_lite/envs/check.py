@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lite.cards import EnvCard
-from rlinf_lite.envs.base import ChunkResult, Obs, VecEnv, action_bounds, first_non_finite
+from rlinf_lite.envs.base import ChunkResult, Obs, VecEnv, action_bounds, first_non_finite, get_env_spec
 from rlinf_lite.envs.chunked import ChunkedEnv
 from rlinf_lite.envs.errors import (
     WHY_NOT_FINITE,
@@ -53,6 +53,9 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
     if problems:
         return [*problems, *skipped]
     problems += obs_problems(first, env.num_envs, "reset")
+    if not problems:
+        with problems.of("state_names and action_names"):
+            get_env_spec(env, first)
     low, high = action_bounds(env)
     middle = (low + high) / 2
     with problems.of("chunk_step"):

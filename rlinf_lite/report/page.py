@@ -276,7 +276,7 @@ def _commands(run: RunFiles) -> dict[str, str]:
         commands["Measure the policy"] = f"rlinf-lite eval {directory}"
         commands["Go on"] = f"rlinf-lite train {directory}{more}"
     commands["Curves"] = f"tensorboard --logdir {directory}"
-    commands["This page anew"] = f"rlinf-lite report {directory}"
+    commands["Make this page again"] = f"rlinf-lite report {directory}"
     return commands
 
 

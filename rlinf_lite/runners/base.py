@@ -417,17 +417,11 @@ class Runner(ABC):
         if self._saved == self._plain_state():
             return None
         with self._phase("checkpoint"):
-            path = self._disk.write(self.store.root, self._write_checkpoint, self._state_bytes())
+            write = partial(self.store.write, self.completed_steps, self._write_state)
+            path = self._disk.write(self.store.root, write, self._state_bytes())
         self._saved = self._plain_state()
         self.progress.message(f"checkpoint {path}")
         return path
-
-    def _write_checkpoint(self) -> Path:
-        try:
-            return self.store.write(self.completed_steps, self._write_state)
-        except CheckpointError:
-            self._free(self._trained_groups)  # the failed wait has aborted those that were still writing
-            raise
 
     def _write_state(self, directory: Path) -> None:
         """Everything that training goes on from. Raises CheckpointError where it cannot be written."""
@@ -438,6 +432,7 @@ class Runner(ABC):
             problem = error.__cause__ if isinstance(error, WorkerError) else error
             if not isinstance(problem, OSError | SafetensorError):
                 raise
+            self._free(self._trained_groups)  # the failed wait has aborted those that were still writing
             raise CheckpointError(f"cannot write {directory}: {problem}") from error
 
     def _save_state(self, directory: Path) -> None:
@@ -459,8 +454,6 @@ class Runner(ABC):
         if self._snapshots.why_none or not (anyway or self._snapshot_is_due()):
             return
         self._snapshots.take(self.completed_steps, self._write_state)
-        if self._snapshots.why_none:  # the failed wait has aborted those that were still writing
-            self._free(self._trained_groups)
 
     def _snapshot_is_due(self) -> bool:
         is_only_way = self._update_s > STOP_TIMEOUT_S / 2
@@ -581,13 +574,13 @@ class Runner(ABC):
     def _while_disk_is_full(self) -> str:
         if self._is_saving:
             return "Ctrl-C again ends without it"
-        kept = f"Step {self.completed_steps} is done and kept in memory; the run goes on by itself"
-        return f"{kept}, or after Ctrl-C, which saves that step, by: {command_on(self.run_dir)}"
+        kept = f"Step {self.completed_steps} is kept in memory, and the run goes on once there is room"
+        return f"{kept}. Ctrl-C saves that step, to go on later with: {command_on(self.run_dir)}"
 
     def _how_to_go_on(self) -> str:
         newest = self.store.newest()
         if newest is None:
-            return "Nothing is saved: begin again, once that is mended"
+            return "No checkpoint was saved: mend this, then begin again"
         return f"To go on from step {read_state(newest)['completed_steps']}: {command_on(self.run_dir)}"
 
     def _state_bytes(self) -> int:

@@ -49,8 +49,8 @@ class Disk:
         self._limit_s, self._check, self._hint = limit_s, check, hint
 
     def write(self, path: Path, write: Callable[[], T], num_bytes: int = 0) -> T:
-        """What `write` returns. Where there is no room for `path`, it is called again until there is: it leaves nothing
-        that is in its own way. Raises DiskFullError, after which nothing is waited for."""
+        """Call `write`, and again while there is no room for `path`; returns what it returns. It removes what it began
+        where it fails. Raises DiskFullError after the limit; later calls do not wait."""
         began, say_at, waited_s = time.monotonic(), 0.0, 0.0
         while True:
             tried = time.monotonic()
@@ -70,7 +70,7 @@ class Disk:
                 raise DiskFullError(f"the disk is full: {room_at(path, num_bytes)}{limit}")
             if waited_s >= say_at:
                 say_at = max(_SAY_AGAIN_S, 2 * waited_s)
-                text = "the disk is full: %s. Make room: waiting for it since %.0f s, at most %g s. %s"
+                text = "the disk is full: %s. Make room; the run has waited %.0f s of at most %g s. %s"
                 log.warning(text, room_at(path, num_bytes), waited_s, self._limit_s, self._hint())
             pause_s = max(RETRY_S, 10 * (time.monotonic() - tried))  # a large checkpoint takes long to fail
             until = min(time.monotonic() + pause_s, began + self._limit_s)

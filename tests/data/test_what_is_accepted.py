@@ -141,6 +141,7 @@ ROWS = {
     "its names in another order": (lambda x: put_in_order(x, STATE, (2, 0, 3, 1)), NOTED, ": x, y, closed, holding"),
     "its actions in another order": (lambda x: put_in_order(x, ACTION, (1, 2, 0)), NOTED, "order: x, y, close"),
     "no names": (named(STATE, None), AS_IT_IS, ""),
+    "too few names": (named(STATE, ["x", "y"]), NOTED, "does not have a name for each of the 4 columns"),
     "names that only count": (named(STATE, {"motors": [f"motor_{i}" for i in range(4)]}), AS_IT_IS, ""),
     "one name for all": (named(STATE, ["state"]), AS_IT_IS, ""),
     "other names": (named(STATE, ["a", "b", "c", "d"]), REFUSED, "are a, b, c, d.*x, y, closed, holding.*match_names"),

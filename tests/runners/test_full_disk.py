@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from unittest.mock import MagicMock
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -11,6 +12,8 @@ from rlinf_lite.cli.train import run_to_its_end
 from rlinf_lite.file_modes import AppendedFile
 from rlinf_lite.metrics import MetricLogger
 from rlinf_lite.runners import CheckpointError, full_disk
+from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.full_disk import Disk, DiskFullError, has_no_room
 from rlinf_lite.scheduler import SharedMemoryFullError, WorkerError
 from rlinf_lite.scheduler.segments import no_room
@@ -139,3 +142,28 @@ def test_shared_memory_that_is_full_is_one_line(tmp_path, capsys):
     assert run_to_its_end(train, None) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and f"{tmp_path}/messages (a message) needs 1.0 MiB" in said and "--shm-size" in said
+
+
+def test_workers_serve_calls_again_before_a_checkpoint_is_tried_again(tmp_path):
+    """One rank finds no room while another still writes: the failed wait aborts their group."""
+    group = MagicMock(aborted=False)
+    group.abort.side_effect = lambda reason: setattr(group, "aborted", True)
+    group.clear_abort.side_effect = lambda timeout_s: setattr(group, "aborted", False)
+    write = full(1)
+
+    def wait(*handles, **options):
+        assert not group.aborted
+        try:
+            write()
+        except OSError as error:
+            group.abort("another rank has failed")
+            raise WorkerError("actor", 0, "save_checkpoint", "OSError", "") from error
+
+    runner = EmbodiedRunner.__new__(EmbodiedRunner)
+    vars(runner).update(
+        actor=group, _trained_groups=[group], store=CheckpointStore(tmp_path, 3), completed_steps=1,
+        progress=MagicMock(),
+        _saved=None, _plain_state=lambda: {"completed_steps": 1}, _save_state=lambda directory: None,
+        _state_bytes=lambda: 0, _wait=wait, _disk=Disk(60.0, check=lambda: None, hint=str), _times={}, _driver_spans=[],
+    )  # fmt: skip
+    assert runner.save_checkpoint().name == "step_000001" and not group.aborted

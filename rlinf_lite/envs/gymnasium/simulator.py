@@ -191,7 +191,8 @@ class GymnasiumSimulator:
         self._action_space = self.envs[0].action_space
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
-        self.state_names = _said_by(self.envs[0], "state_names") or self._reader.state_names
+        said = _said_by(self.envs[0], "state_names")
+        self.state_names = self._reader.state_names if said is None else said
         self.action_names = _said_by(self.envs[0], "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: list[dict[str, Any]] = [{}] * self.num_envs  # leaves of each row's last observation
@@ -324,7 +325,8 @@ class VectorEnvSimulator:
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
         self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
-        self.state_names = _said_by(env, "state_names") or self._reader.state_names
+        said = _said_by(env, "state_names")
+        self.state_names = self._reader.state_names if said is None else said
         self.action_names = _said_by(env, "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
@@ -394,9 +396,8 @@ def _who_says(env: Any, attribute: str) -> Any:
     return env
 
 
-def _said_by(env: Any, attribute: str) -> list[str] | None:
-    said = getattr(_who_says(env, attribute), attribute, None)
-    return None if said is None else list(said)
+def _said_by(env: Any, attribute: str) -> Any:
+    return getattr(_who_says(env, attribute), attribute, None)
 
 
 def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
