@@ -65,6 +65,7 @@ def golden_prefix(policy: FlowPolicy, name: str) -> Prefix:
     pixels, image_mask, tokens, token_mask = (
         tensor(name, key) for key in ("pixel_values", "image_masks", "tokens", "token_mask")
     )
+    pixels = pixels.to(next(policy.parameters()).dtype)
     return policy.network.prefix(pixels, image_mask, tokens, token_mask, padded_state(policy, name))
 
 
