@@ -70,6 +70,9 @@ class NodeGroup(Section):
 
 
 class ClusterConfig(Section):
+    runtime: Literal["ray", "local"] = "ray"
+    """What runs the workers. ray: processes, on any number of machines. local: threads of this process, one of which
+    computes at a time, for breakpoints and tests; the results are the same (docs/debugging.md)."""
     num_nodes: PositiveInt = 1
     """Nodes to wait for; 1 starts a local Ray unless RAY_ADDRESS is set."""
     num_gpus_per_node: PositiveInt | None = None

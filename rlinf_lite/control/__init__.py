@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rlinf_lite.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from rlinf_lite.control.entry import supervise as supervise
     from rlinf_lite.control.supervisor import JobFailedError as JobFailedError
     from rlinf_lite.control.supervisor import Supervisor as Supervisor
-    from rlinf_lite.control.supervisor import supervise as supervise
 
-__getattr__ = lazy_names(__name__, {"supervisor": ["JobFailedError", "Supervisor", "supervise"]})
+__getattr__ = lazy_names(__name__, {"entry": ["supervise"], "supervisor": ["JobFailedError", "Supervisor"]})

@@ -35,8 +35,8 @@ from rlinf_lite.control.failover import Decision, FailoverCoordinator
 from rlinf_lite.scheduler.context import run_on, set_context
 from rlinf_lite.scheduler.handle import exit_reason
 from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
-from rlinf_lite.scheduler.nodes import detached_actor, tail_logs
-from rlinf_lite.scheduler.processes import dump_stacks, end_process, is_ray_process
+from rlinf_lite.scheduler.nodes import detached_actor
+from rlinf_lite.scheduler.processes import dump_stacks, end_process, is_ray_process, tail_logs
 
 log = logging.getLogger(__name__)
 

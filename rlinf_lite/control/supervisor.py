@@ -9,12 +9,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import ray
 
-from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control.context import (
     ASK_LIMIT_S,
     Attachment,
@@ -27,10 +26,10 @@ from rlinf_lite.control.context import (
 )
 from rlinf_lite.control.diagnosis import Finding, explain_error
 from rlinf_lite.control.failover import LEVELS, Decision
-from rlinf_lite.control.master import create_master
 from rlinf_lite.scheduler import AbortedError, Cluster, ClusterError, SchedulerError, WorkerError
 from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.local_ray import local_ray_has_ended
+from rlinf_lite.scheduler.ray_runtime import RayRemote
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Supervisor:
         self._raised_before: set[tuple[str, str]] = set()
         """Group and origin of the exceptions that workers have raised in this step."""
         self._outcome = Stage.FINISHED
-        cluster.watch(master_name(job))
+        cluster.runtime.watch(master_name(job))
 
     def __enter__(self) -> Supervisor:
         return self
@@ -205,7 +204,7 @@ class Supervisor:
                 workers[str(member)] = WorkerRecord(
                     group, member.rank, member.pid, where, node.node_id, failover, member.log_paths
                 )
-                handles[str(member)] = member.actor
+                handles[str(member)] = cast(RayRemote, member.remote).actor
         known, context = self._known, get_context()
         known.trainer_pid, known.trainer_node_id = os.getpid(), context.node_id
         known.trainer_node = f"node {context.node_id[:8]}"
@@ -267,7 +266,7 @@ class Supervisor:
     def _dead(self) -> list[tuple[str, str]]:
         """Workers that Ray calls dead, with its reason."""
         members = [member for group in self._cluster.groups.values() for member in group.members]
-        pings = [member.actor._ping.remote() for member in members]
+        pings = [member.remote.call("_ping") for member in members]
         answered = set(ray.wait(pings, num_returns=len(pings), timeout=0.5)[0]) if pings else set()
         dead = []
         for member, ping in zip(members, pings, strict=True):
@@ -308,12 +307,3 @@ class Supervisor:
         else:
             self._ask("attach", self._attachment)
         return bool(reply["stop"])
-
-
-def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:
-    """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so."""
-    if not cfg.control.enabled:
-        return nullcontext(None)
-    job = f"{cfg.runner.run_name or 'run'}-{uuid.uuid4().hex[:8]}"
-    create_master(job, cfg.control)
-    return Supervisor(job, cluster, cfg.runner.phase_timeout_s)

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError
 
 from rlinf_lite.config.names import coarsest_precision, recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span, utilization, write_chrome_trace
 from rlinf_lite.registry import of_main
@@ -28,6 +27,9 @@ from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.run_paths import RunClaim, begin_run, find_run
 from rlinf_lite.runners.stopping import RunResult, Stopped, StopRequest, command_on
 from rlinf_lite.scheduler import Handle, SchedulerError, SharedMemoryFullError, WorkerError, WorkerGroup, wait_all
+
+if TYPE_CHECKING:
+    from rlinf_lite.control import Supervisor
 
 log = logging.getLogger(__name__)
 

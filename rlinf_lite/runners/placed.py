@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from rlinf_lite.config.checks import possible
 from rlinf_lite.config.names import fused_roles, max_staleness
@@ -18,7 +18,6 @@ from rlinf_lite.config.plan import plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
-from rlinf_lite.control import Supervisor
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary
 from rlinf_lite.preview.placements import (
@@ -39,6 +38,9 @@ from rlinf_lite.runners.run_config import write_run_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult, StoppedAtOnce
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
+
+if TYPE_CHECKING:
+    from rlinf_lite.control import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from safetensors import safe_open
 from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
-from rlinf_lite.control import Supervisor
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import PromptDataset, ResumableSampler
@@ -42,6 +41,9 @@ from rlinf_lite.runners.stopping import RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
+
+if TYPE_CHECKING:
+    from rlinf_lite.control import Supervisor
 
 log = logging.getLogger(__name__)
 

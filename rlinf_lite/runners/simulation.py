@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.control import Supervisor
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.registry import env_card
@@ -25,6 +24,7 @@ from rlinf_lite.scheduler import WorkerGroup
 from rlinf_lite.workers.layout import Layout
 
 if TYPE_CHECKING:
+    from rlinf_lite.control import Supervisor
     from rlinf_lite.models.base import PolicyInputs
 
 log = logging.getLogger(__name__)

@@ -1,31 +1,22 @@
-"""What a process knows about the cluster that it belongs to, and how it finds names and reaches other nodes."""
+"""What a process knows about the cluster that it belongs to, and how it finds names and reaches others.
+
+Needs neither ray nor torch: how processes find and reach each other, the `Network` of the runtime says.
+"""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import ray
-from ray.experimental import internal_kv
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_lite.scheduler.errors import SchedulerError
-from rlinf_lite.scheduler.scratch import ScratchDirs
+
+if TYPE_CHECKING:
+    from rlinf_lite.scheduler.segments import Parcel
 
 RAY_NAMESPACE = "rlinf_lite"
-_LIMIT_S = 30.0
-
-
-@dataclass(frozen=True)
-class ProcessContext:
-    """The cluster as one process (driver or worker) sees it."""
-
-    uid: str
-    node_id: str
-    temp_dir: str
-    shm_dir: str
-    monitor: str | None = None  # the Ray actor that workers tell what they are doing, if any
 
 
 @dataclass(frozen=True)
@@ -36,8 +27,85 @@ class Address:
     socket: str
 
 
+class Inbox(Protocol):
+    """Where one thread reads what is sent to it."""
+
+    address: Address
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether something is there, after at most `timeout_s`."""
+
+    def take(self) -> tuple[Any, Parcel] | None:
+        """The next header and parcel, if there is one."""
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+
+
+class Network(Protocol):
+    """Names and messages of a cluster, as one process uses them."""
+
+    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
+        """Make something known to every process; False where it was known and `replace` is not set."""
+
+    def withdraw(self, kind: str, name: str) -> None:
+        """Make a name unknown."""
+
+    def find(self, kind: str, name: str) -> Any:
+        """What was published under a name, else None."""
+
+    def known_names(self, kind: str) -> list[str]:
+        """Names that were published, sorted."""
+
+    def inbox(self, label: str) -> Inbox:
+        """A new inbox of this process."""
+
+    def send(self, addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
+        """Send a picklable header and any object, of which every inbox gets a copy. Never waits for a reader."""
+
+    def lives(self, address: Address) -> bool:
+        """Whether an inbox on this node is still read; of another node's, nothing is known, and it is taken to be."""
+
+    def remove_inbox(self, address: Address) -> None:
+        """Tell senders that nobody reads an inbox any more, and free what was not read."""
+
+    def keep(self, name: str, kind: type[Any], *args: Any) -> bool:
+        """Make an object with asynchronous methods, which every process of the cluster can ask, and which ends with
+        this process. False where there is one of this name."""
+
+    def is_kept(self, name: str) -> bool:
+        """Whether some process keeps an object of this name."""
+
+    def drop(self, name: str) -> None:
+        """End an object that is kept."""
+
+    def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
+        """Call a method of an object that is kept. The result raises what the method does, and SchedulerError where
+        the object is gone."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for something that another worker does."""
+
+    def clock(self) -> float:
+        """Seconds that count against limits of time."""
+
+    def run_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function on a node: here where it is this one."""
+
+
+@dataclass(frozen=True)
+class ProcessContext:
+    """The cluster as one process (driver or worker) sees it."""
+
+    uid: str
+    node_id: str
+    temp_dir: str
+    shm_dir: str
+    network: Network = field(repr=False)
+    monitor: str | None = None  # the Ray actor that workers tell what they are doing, if any
+
+
 _current: ProcessContext | None = None
-_agents: dict[str, Any] = {}
 
 
 def set_context(context: ProcessContext | None) -> None:
@@ -53,62 +121,11 @@ def get_context() -> ProcessContext:
     return _current
 
 
-def publish(kind: str, name: str, value: Any, replace: bool = True) -> bool:
-    """Make something known to every process of the cluster; False where it was and `replace` is not set."""
-    existed: bool = internal_kv._internal_kv_put(_key(kind, name), pickle.dumps(value), overwrite=replace)
-    return replace or not existed
-
-
-def withdraw(kind: str, name: str) -> None:
-    internal_kv._internal_kv_del(_key(kind, name))
-
-
-def find(kind: str, name: str) -> Any:
-    """What was published under a name, else None."""
-    value: Any = internal_kv._internal_kv_get(_key(kind, name))
-    return None if value is None else pickle.loads(value)
-
-
-def known_names(kind: str) -> list[str]:
-    prefix = _key(kind, "")
-    return sorted(key[len(prefix) :].decode() for key in internal_kv._internal_kv_list(prefix))
-
-
-def _key(kind: str, name: str) -> bytes:
-    return f"rlinf_lite/{get_context().uid}/{kind}/{name}".encode()
-
-
-class NodeAgent:
-    """An actor on every node of several, which does there what processes elsewhere ask for."""
-
-    def __init__(self, uid: str, node_id: str) -> None:
-        self._dirs = ScratchDirs(uid)
-        set_context(ProcessContext(uid, node_id, self._dirs.temp, self._dirs.shm))
-
-    def __repr__(self) -> str:
-        return "agent"
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
-    def close(self) -> None:
-        self._dirs.remove()
-
-
-def agent_name(uid: str, node_id: str) -> str:
-    return f"{uid}.agent.{node_id}"
-
-
-def start_on(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
-    name = agent_name(get_context().uid, node_id)
-    if name not in _agents:
-        _agents[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
-    return _agents[name].call.remote(function, *args)
+def network() -> Network:
+    """That of this process. Raises SchedulerError where it belongs to no cluster."""
+    return get_context().network
 
 
 def run_on(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
     """Run a function on a node: here where it is this one."""
-    if node_id == get_context().node_id:
-        return function(*args)
-    return ray.get(start_on(node_id, function, *args), timeout=_LIMIT_S)
+    return network().run_on(node_id, function, *args)

@@ -40,6 +40,8 @@ class WorkerError(SchedulerError):
         self.summary, self.worker_traceback, self.origin = summary, worker_traceback, origin
         self.pickled = pickled
         """The original exception, where it survives pickling."""
+        self.original: BaseException | None = None
+        """The original exception with its traceback, in the process that it was raised in."""
         super().__init__(f"{group}[{rank}].{method} raised {summary}\n\nIn the worker:\n{worker_traceback.rstrip()}")
 
     def __reduce__(self) -> Any:

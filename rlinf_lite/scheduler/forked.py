@@ -17,13 +17,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray._private import ray_constants
 
 from rlinf_lite.scheduler import warm
-from rlinf_lite.scheduler.context import get_context, start_on
+from rlinf_lite.scheduler.context import get_context
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
 """Of every worker, read when torch and numpy are imported. Threads that spin for long cost a factor of 20 on a busy
@@ -60,7 +60,9 @@ class ForkedWorkers:
         if key in self._executables:
             return
         if self._own is None:
-            self._executables[key] = start_on(node_id, _start_beside_agent, dict(key[1]))
+            self._executables[key] = cast(Any, get_context().network).start_on(
+                node_id, _start_beside_agent, dict(key[1])
+            )
         else:
             environment = self._environment | _of_our_ray()
             self._own.append(WarmProcess(self._directory, environment, dict(key[1]), _driver_import_path()))

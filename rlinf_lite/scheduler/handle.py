@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import ray
-from ray import cloudpickle
-
-from rlinf_lite.scheduler.context import Address, run_on
+from rlinf_lite.scheduler.context import Address, network
 from rlinf_lite.scheduler.dispatch import (
     Arguments,
     CallRule,
@@ -30,10 +26,10 @@ from rlinf_lite.scheduler.dispatch import (
     take_rows,
 )
 from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, SchedulerError, WorkerDiedError, WorkerError
-from rlinf_lite.scheduler.host import Carried, carry, ray_method
-from rlinf_lite.scheduler.local_ray import local_ray_has_ended
-from rlinf_lite.scheduler.nodes import Node, tail_logs
-from rlinf_lite.scheduler.post import Abort, push, remove_inbox
+from rlinf_lite.scheduler.host import Carried, carry, host_method
+from rlinf_lite.scheduler.mailbox import Abort
+from rlinf_lite.scheduler.runtime import CallFailed, Node, Remote, Runtime
+from rlinf_lite.scheduler.segments import cloudpickle
 
 _PATROL_S = 1.0
 """How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
@@ -50,41 +46,37 @@ class Member:
     group: str
     rank: int
     node: Node
-    actor: Any
-    process: Any  # a reference to the process id and the log files
+    remote: Remote  # the host of its process's workers
     index: int = 0  # which of its process's workers it is
     address: Address | None = None  # of its mailbox; None until it is constructed
 
     @property
     def pid(self) -> int:
-        return int(ray.get(self.process, timeout=5)[0])
+        return self.remote.pid
 
     @property
     def log_paths(self) -> list[str]:
-        return list(ray.get(self.process, timeout=5)[1])
+        return self.remote.log_paths
 
     def __str__(self) -> str:
         return f"{self.group}[{self.rank}]"
 
-    def death(self, ray_message: str, explain: ExplainDeath | None) -> WorkerDiedError:
+    def death(self, failed: CallFailed, explain: ExplainDeath | None) -> WorkerDiedError:
         """The error for a dead worker, with the tail of its log; tidies up what it left."""
         where, tail, reason = f"node {self.node.rank} ({self.node.ip})", "", ""
-        with suppress(ray.exceptions.RayError):  # it may have died before it could say who it is
+        with suppress(CallFailed, TimeoutError):  # it may have died before it could say who it is
             where = f"{where}, pid {self.pid}"
             if explain is not None:
-                reason = explain(str(self), self.pid, ray_message)
-            try:
-                tail = run_on(self.node.node_id, tail_logs, self.log_paths)
-            except Exception as error:  # the node may be gone with the worker; its death is still reported
-                tail = f"(the log could not be read: {error})"
+                reason = explain(str(self), self.pid, failed.text)
+            tail = self.remote.log_tail()
         self.remove_inbox()
-        return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(ray_message), tail)
+        return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(failed.text), tail)
 
     def remove_inbox(self) -> None:
         """Tell senders that nobody reads here any more, and free what was not read."""
         if self.address is not None:
             with suppress(Exception):  # its node is gone
-                run_on(self.address.node_id, remove_inbox, self.address.socket)
+                network().remove_inbox(self.address)
 
 
 def exit_reason(ray_message: str) -> str:
@@ -106,6 +98,7 @@ class Calls:
     It holds the calls whose outcome nobody has seen; one whose handle is dropped leaves by itself.
     """
 
+    runtime: Runtime
     epoch: int = 0  # the number of the last abort
     oldest_epochs: dict[str, int] = field(default_factory=dict)
     """The last abort of each group; what it sent before is stale."""
@@ -132,16 +125,9 @@ class Calls:
         self.drop([handle for handle in self.under_way() if any(map(ended, handle.members))])
 
     def drop(self, handles: Sequence[Handle]) -> None:
-        """Forget calls that nobody waits for any more: what they raise says nothing new, and Ray would print it."""
+        """Forget calls that nobody waits for any more: what they raise says nothing new."""
         self.forget(handles)
-        refs = [ref for handle in handles for ref in handle._refs]
-
-        def ask() -> None:  # which marks them as seen, and fetches nothing
-            with suppress(Exception):  # Ray may be ending
-                ray.wait(refs, num_returns=len(refs), fetch_local=False)
-
-        if refs and ray.is_initialized():
-            threading.Thread(target=ask, daemon=True).start()
+        self.runtime.drop([ref for handle in handles for ref in handle._refs])
 
 
 @dataclass(eq=False)
@@ -173,7 +159,7 @@ class RunningGroup:
         if mode.mesh is not None:
             mesh, known = mode.mesh, self.mesh_places
             if any(known.get((mesh, member.rank)) is None for member in members):  # asked once, since nobody moves
-                asked = [member.actor._mesh_place.remote(member.index, mesh) for member in members]
+                asked = [member.remote.call("_mesh_place", member.index, mesh) for member in members]
                 places = Handle(self, "join_mesh", members, asked, of_user=False).wait()
                 known |= {(mesh, member.rank): place for member, place in zip(members, places, strict=True)}
             mode = mesh_mode(mesh, [known[mesh, member.rank] for member in members], lists=mode.collect is list)
@@ -182,7 +168,7 @@ class RunningGroup:
         stored: dict[int, Any] = {}
         refs = []
         for member, arguments in zip(members, mode.dispatch(len(members), args, kwargs), strict=True):
-            carried = carry(arguments, stored, share=len(members) > 1)
+            carried = carry(arguments, stored, self.calls.runtime.put if len(members) > 1 else None)
             if method == "init":
                 self._init_calls[member.rank] = carried
             refs.append(_start(member, method, carried))
@@ -203,14 +189,14 @@ class RunningGroup:
         for member in self.members:
             if member.address is None:
                 continue  # it did not start
-            with suppress(ray.exceptions.RayError, ValueError):  # its node is gone
-                run_on(member.address.node_id, push, member.address.socket, Abort(epoch, reason))
+            with suppress(Exception):  # its node is gone
+                network().send([member.address], Abort(epoch, reason))
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
         """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
         oldest = self.calls.oldest_epochs
         epoch = oldest.get(self.name, 0)
-        refs = [member.actor._clear_abort.remote(member.index, epoch, oldest) for member in self.members]
+        refs = [member.remote.call("_clear_abort", member.index, epoch, oldest) for member in self.members]
         Handle(self, "clear_abort", self.members, refs, of_user=False).wait(timeout_s)
         self.aborted = False
 
@@ -233,7 +219,8 @@ class Handle(Pending):
         `of_user`: the failure of his other calls ends a wait for this one, and the other way round."""
         self.group, self.method, self.with_peers, self.of_user = group, method, with_peers, of_user
         self.members, self._refs, self._collect = list(members), list(refs), collect
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._runtime = group.calls.runtime
+        self._deadline = None if timeout_s is None else self._runtime.clock() + timeout_s
         if of_user:
             group.calls.add(self)
 
@@ -253,19 +240,19 @@ class Handle(Pending):
 
     @property
     def refs(self) -> list[Any]:
-        """Ray's references to what each worker returns, by rank, for `ray.get` and `ray.wait`."""
+        """References to what each worker returns, by rank; with Ray they are its own, for `ray.get` and `ray.wait`."""
         return list(self._refs)
 
     def done(self) -> bool:
         """Whether every worker has finished, or failed."""
-        return not ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)[1]
+        return len(self._runtime.ready(self._refs)) == len(self._refs)
 
     def durations(self) -> list[float]:
         """Seconds that the method took in each worker, by rank; waits for the call to end."""
         self.wait()
         calls = zip(self.members, self._refs, strict=True)
-        seconds: list[float] = ray.get([member.actor._duration.remote(ref.task_id().hex()) for member, ref in calls])
-        return seconds
+        id_of = self._runtime.call_id
+        return self._runtime.get([member.remote.call("_duration", id_of(ref)) for member, ref in calls], None)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.to_thread(self.wait).__await__()
@@ -295,7 +282,7 @@ class Handle(Pending):
 
 def _start(member: Member, method: str, carried: Carried) -> Any:
     positional, named = carried
-    return getattr(member.actor, ray_method(member.index, method)).remote(*positional, **named)
+    return member.remote.call(host_method(member.index, method), *positional, **named)
 
 
 def _only(values: list[Any]) -> Any:
@@ -347,56 +334,63 @@ class _Wait:
         """`alone`: what becomes of other calls does not matter."""
         self._handles, self._what, self._check, self._alone = handles, what, check, alone
         self._refs = [ref for handle in handles for ref in handle._refs]
-        self._started = time.monotonic()
+        if not handles:
+            return
+        self._runtime = handles[0]._runtime  # all are of one cluster
+        self._started = self._runtime.clock()
         limits = [handle._deadline for handle in handles if handle._deadline is not None]
         self._deadline = min(limits, default=None) if timeout_s is None else self._started + timeout_s
         self._pings: dict[Member, Any] = {}
 
     def run(self) -> list[Any]:
         """The collected result of each handle."""
+        if not self._handles:
+            return []
         while True:
             if self._check is not None:
                 self._check()
-            left = math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = math.inf if self._deadline is None else max(0.0, self._deadline - self._runtime.clock())
             try:
-                values = iter(ray.get(self._refs, timeout=min(_PATROL_S, left)))
+                values = iter(self._runtime.get(self._refs, min(_PATROL_S, left)))
                 break
-            except ray.exceptions.GetTimeoutError:
+            except TimeoutError:
                 self._patrol()
-            except ray.exceptions.RayError as error:
-                self._raise(error)
-        if self._handles:
-            self._handles[0].group.calls.forget(self._handles)  # all are of one cluster
+            except CallFailed as failed:
+                self._raise(failed)
+        self._handles[0].group.calls.forget(self._handles)
         return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
     def _patrol(self) -> None:
         """Look for errors among the finished calls and those of others, for dead workers among the idle, and at the
         clock."""
-        if local_ray_has_ended():
+        if self._runtime.has_ended():
             raise ClusterError(
                 f"{self._what or self._calls()}: Ray's own processes on this machine have ended. Were they killed?"
             )
-        finished, running = ray.wait(self._refs, num_returns=len(self._refs), timeout=0, fetch_local=False)
+        get, ready, id_of = self._runtime.get, self._runtime.ready, self._runtime.call_id
+        finished = ready(self._refs)
+        running = set(self._refs) - set(finished)
         others = self._others()
         members = self._members([*self._handles, *others])
         pings = {member: ping for member, ping in self._pings.items() if member in members}
-        answered = ray.wait(list(pings.values()), num_returns=len(pings), timeout=0)[0] if pings else []
+        answered = ready(list(pings.values()))
         try:
-            ray.get(finished)
-            failed = {task for tasks in ray.get(answered) for task in tasks}
+            get(finished, None)
+            failed = {call for calls in get(answered, None) for call in calls}
             refs = [ref for other in others for ref in other._refs] if failed else []
-            ray.get([ref for ref in refs if ref.task_id().hex() in failed])  # not all: results may be large, and far
-        except ray.exceptions.RayError as error:
+            get([ref for ref in refs if id_of(ref) in failed], None)  # not all: results may be large, and far
+        except CallFailed as error:
             self._raise(error)
-        if running and self._deadline is not None and time.monotonic() >= self._deadline:
+        if running and self._deadline is not None and self._runtime.clock() >= self._deadline:
             calls = [(m, h.method, ref) for h in self._handles for m, ref in zip(h.members, h._refs, strict=True)]
-            late = [f"{member}.{method}" for member, method, ref in calls if ref in set(running)]
+            late = [f"{member}.{method}" for member, method, ref in calls if ref in running]
+            waited_s = self._runtime.clock() - self._started
             raise CallTimeoutError(
-                f"{self._what + ': ' if self._what else ''}waited {time.monotonic() - self._started:.1f} s; not done: "
-                f"{', '.join(late)} ({len(calls) - len(late)} of {len(calls)} calls are done)"
+                f"{self._what + ': ' if self._what else ''}waited {waited_s:.1f} s; not done: {', '.join(late)} "
+                f"({len(calls) - len(late)} of {len(calls)} calls are done)"
             )
         waiting = {member: ping for member, ping in pings.items() if ping not in set(answered)}
-        self._pings = {member: waiting.get(member) or member.actor._ping.remote() for member in members}
+        self._pings = {member: waiting.get(member) or member.remote.call("_ping") for member in members}
 
     def _others(self) -> list[Handle]:
         """Calls of the same cluster that are not waited for here."""
@@ -411,21 +405,29 @@ class _Wait:
         peers = [member for group in groups for member in group.members]
         return list(dict.fromkeys([*called, *peers]))
 
-    def _raise(self, error: Exception) -> NoReturn:
+    def _raise(self, failed: CallFailed) -> NoReturn:
         others, drop = self._others(), self._handles[0].group.calls.drop
-        failure = getattr(error, "cause", None)
-        if isinstance(failure, WorkerError):
+        failure = failed.raised
+        if failure is not None:
             drop([handle for handle in (*self._handles, *others) if handle.group.name == failure.group])
-            pickled = failure.pickled
-            raise failure from RuntimeError(failure.summary) if pickled is None else cloudpickle.loads(pickled)
-        if isinstance(error, ray.exceptions.RayActorError):
-            for member in self._members([*self._handles, *others]):
-                if member.actor._actor_id.hex() == error.actor_id:
-                    drop([h for h in (*self._handles, *others) if h.group.name == member.group])
-                    raise member.death(str(error), self._handles[0].group.calls.explain_death) from error
+            raise failure from _original(failure)
+        for member in self._members([*self._handles, *others]):
+            if failed.is_of(member.remote):
+                drop([h for h in (*self._handles, *others) if h.group.name == member.group])
+                raise member.death(failed, self._handles[0].group.calls.explain_death) from failed.__cause__
         # not a worker's own exception: for example, a result that cannot be pickled
         drop(self._handles)
-        raise SchedulerError(f"{self._calls()}: {error}") from error
+        raise SchedulerError(f"{self._calls()}: {failed.text}") from failed.__cause__
 
     def _calls(self) -> str:
         return ", ".join(dict.fromkeys(f"{handle.group.name}.{handle.method}" for handle in self._handles))
+
+
+def _original(failure: WorkerError) -> BaseException:
+    """What the worker raised, or, where that cannot be pickled, an exception with its text."""
+    if failure.original is not None:
+        return failure.original
+    if failure.pickled is None:
+        return RuntimeError(failure.summary)
+    loaded: BaseException = cloudpickle().loads(failure.pickled)
+    return loaded

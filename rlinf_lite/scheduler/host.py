@@ -1,11 +1,9 @@
-"""The Ray actor around a process's workers: builds them, calls them, and makes WorkerErrors of what they raise.
-Also how the arguments of a call travel there."""
+"""What hosts a process's workers, in either runtime: builds them, calls them, and makes WorkerErrors of what they
+raise. Also how the arguments of a call travel there."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 import time
 import traceback
@@ -14,38 +12,29 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import ray
-from ray import cloudpickle
-
-from rlinf_lite.lazy import imports_without_gc
-from rlinf_lite.registry import take_of_main
-from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
+from rlinf_lite.scheduler.context import Address
 from rlinf_lite.scheduler.dispatch import Arguments, Deferred, MeshPlace, Pending
 from rlinf_lite.scheduler.errors import WorkerError
-from rlinf_lite.scheduler.forked import THREADS
-from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
-from rlinf_lite.scheduler.setup_worker import PLAIN
+from rlinf_lite.scheduler.heartbeat import Activity
+from rlinf_lite.scheduler.mailbox import Mailbox
+from rlinf_lite.scheduler.segments import cloudpickle
 
 SHARED_BYTES = 100_000
-"""Arguments from this size on that several workers get are stored once; below it Ray sends them inside the call."""
-Carried = tuple[list[Any], dict[str, Any]]  # arguments as Ray carries them
+"""Arguments of this size and above that several workers get are stored once; smaller ones travel inside the call."""
+Carried = tuple[list[Any], dict[str, Any]]  # arguments as a runtime carries them
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a worker's process write the stacks of its Python threads to its log."""
 
 
 class Host:
-    """What Ray runs: one Worker, or one of each group that was fused. Their methods run one after the other, in this
-    process's main thread.
+    """One Worker, or one of each group that was fused. Their methods run one after the other, in one thread.
 
     Methods of its own start with an underscore, as no method does that a group calls.
     """
 
     def __init__(self, name: str, rank: int) -> None:
         self._name, self._rank = name, rank
-        self._why_plain = os.environ.pop(PLAIN, "")
         self._workers: list[Any] = []
         self._groups: list[str] = []
         self._durations: OrderedDict[str, float] = OrderedDict()
@@ -54,39 +43,16 @@ class Host:
     def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
         return f"{self._name}[{self._rank}]"
 
-    def _process(self) -> tuple[int, list[str], str]:
-        """Its id, its logs, and why it is none that was forked where it should be."""
-        return *process_and_logs(), self._why_plain
-
-    def _build(
-        self,
-        identities: list[dict[str, Any]],
-        context: ProcessContext,
-        env_vars: dict[str, str],
-        epoch: int,
-        payload: bytes,
+    def _construct(
+        self, identities: Sequence[dict[str, Any]], epoch: int, definitions: Sequence[tuple[type[Any], Any, Any]]
     ) -> list[Address]:
-        """Construct the workers from what is pickled: the driver's `registry.of_main`, [(class, args, kwargs)].
-        Returns where to send messages for each."""
-        os.environ.update(THREADS | env_vars)
-        set_context(context)
-        # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
-        # a handler, and unblocked, which programs started from here do not inherit; forks get the default back
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, DUMP_SIGNAL})
-        faulthandler.register(DUMP_SIGNAL, file=2)  # by no Python code: C that holds Python's lock does not stop it
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        """Construct the workers from (class, args, kwargs). Returns where to send messages for each."""
         name = self._name
         try:
-            with imports_without_gc():
-                of_main, definitions = cloudpickle.loads(payload)
-            take_of_main(of_main)
-            from rlinf_lite.scheduler.post import Mailbox  # only now: numpy reads the variables set above
-
             fused: dict[str, Any] = {}
             for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
                 name = identity["name"]
-                worker = cls.__new__(cls)
+                worker: Any = object.__new__(cls)
                 vars(worker).update(identity, fused=fused)
                 worker._activity = Activity()
                 worker._mailbox = Mailbox(name, self._rank, epoch, worker._activity)
@@ -94,40 +60,38 @@ class Host:
                 fused[worker.role] = worker
                 self._workers.append(worker)
                 self._groups.append(name)
-        except Exception as error:  # whatever a user's constructor raises
+        except Exception as error:  # anything that a user's constructor raises
             raise self._failure(name, "__init__", error) from None
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # of this thread
             torch.backends.cudnn.allow_tf32 = False  # on a card, fp32 convolutions would round to 10 bits
-        monitor = context.monitor
-        if monitor is not None:
+        return self._addresses()
 
-            def tell(beats: list[Beat]) -> None:  # a master that is being started again hears nothing meanwhile
-                with suppress(Exception):  # it is gone, and with it whoever watched
-                    ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
-
-            activities = zip(self._groups, self._workers, strict=True)
-            Heartbeat([(group, self._rank, worker._activity) for group, worker in activities], tell)
+    def _addresses(self) -> list[Address]:
+        """Where to send messages for each worker."""
         return [worker._connected().inbox.address for worker in self._workers]
 
-    def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        worker = self._workers[index]
-        start, task = time.perf_counter(), ray.get_runtime_context().get_task_id() or ""
+    def _forget(self) -> None:
+        """Let go of the workers."""
+        self._workers.clear()
+
+    def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_id: str) -> Any:
+        worker, start = self._workers[index], time.perf_counter()
         try:
             args, kwargs = _resolved(args, kwargs)
             with worker._activity.method(method):
                 return getattr(worker, method)(*args, **kwargs)
-        except Exception as error:  # whatever a user's method raises
-            self._failed.append(task)
+        except Exception as error:  # anything that a user's method raises
+            self._failed.append(call_id)
             raise self._failure(self._groups[index], method, error) from None
         finally:
-            self._durations[task] = time.perf_counter() - start
+            self._durations[call_id] = time.perf_counter() - start
             if len(self._durations) > _KEPT_DURATIONS:
                 self._durations.popitem(last=False)
 
-    def _duration(self, task_id: str) -> float:
-        return self._durations[task_id]
+    def _duration(self, call_id: str) -> float:
+        return self._durations[call_id]
 
     def _mesh_place(self, index: int, mesh: str) -> MeshPlace | None:
         return self._workers[index]._mesh_places.get(mesh)
@@ -157,10 +121,12 @@ class Host:
 
         pickled: bytes | None = None
         with suppress(Exception):  # many exceptions cannot be pickled, or cannot be loaded again
-            dumped = cloudpickle.dumps(error)
-            cloudpickle.loads(dumped)
+            dumped = cloudpickle().dumps(error)
+            cloudpickle().loads(dumped)
             pickled = dumped
-        return WorkerError(name, self._rank, method, summary, text, pickled, ", from ".join(origin))
+        failure = WorkerError(name, self._rank, method, summary, text, pickled, ", from ".join(origin))
+        failure.original = error
+        return failure
 
 
 def process_and_logs() -> tuple[int, list[str]]:
@@ -172,27 +138,29 @@ def process_and_logs() -> tuple[int, list[str]]:
     return os.getpid(), list(dict.fromkeys(paths))
 
 
-def host_class(name: str, methods: Sequence[Iterable[str]]) -> type[Host]:
-    """A Host with a Ray method for each of every worker's: a call without arguments then has nothing to carry."""
+def host_class(base: type[Host], name: str, methods: Sequence[Iterable[str]], call_id: Callable[[], str]) -> type[Host]:
+    """A Host with a method for each of every worker's: a call without arguments then has nothing to carry. `call_id`:
+    of the call under way."""
 
     def forwarder(index: int, method: str) -> Callable[..., Any]:
         def forward(self: Host, *args: Any, **kwargs: Any) -> Any:
-            return self._call(index, method, args, kwargs)
+            return self._call(index, method, args, kwargs, call_id())
 
-        forward.__name__ = ray_method(index, method)
+        forward.__name__ = host_method(index, method)
         return forward
 
     forwarders = [forwarder(index, method) for index, names in enumerate(methods) for method in names]
-    return type(name, (Host,), {forward.__name__: forward for forward in forwarders})
+    return type(name, (base,), {forward.__name__: forward for forward in forwarders})
 
 
-def ray_method(index: int, method: str) -> str:
-    """What a method of the process's worker `index` is called in Ray."""
+def host_method(index: int, method: str) -> str:
+    """The name of the host's method that calls a method of worker `index`."""
     return f"{method}_of_{index}" if index else method
 
 
-def carry(arguments: Arguments, stored: dict[int, Any], share: bool) -> Carried:
-    """The arguments as Ray carries them: references lie at the top, where it fetches what they refer to."""
+def carry(arguments: Arguments, stored: dict[int, Any], put: Callable[[Any], Any] | None) -> Carried:
+    """The arguments as a runtime carries them: references lie at the top, where it fetches what they refer to. `put`
+    stores large ones once; None: they have one reader only."""
     refs: list[Any] = []
 
     def carried(value: Any) -> Any:
@@ -200,9 +168,9 @@ def carry(arguments: Arguments, stored: dict[int, Any], share: bool) -> Carried:
             deferred = value.deferred()
             refs.extend(deferred.refs)
             return Deferred((None,) * len(deferred.refs), deferred.resolve)
-        if share and payload_bytes(value) >= SHARED_BYTES:
+        if put is not None and payload_bytes(value) >= SHARED_BYTES:
             if id(value) not in stored:
-                stored[id(value)] = ray.put(value)
+                stored[id(value)] = put(value)
             return stored[id(value)]
         return value
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,16 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from rlinf_lite.scheduler.errors import ClusterError
 from rlinf_lite.scheduler.placement import ClusterShape
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine of the cluster."""
-
-    rank: int
-    node_id: str
-    ip: str
-    num_gpus: int
+from rlinf_lite.scheduler.runtime import Node
 
 
 def driver_node_id() -> str:
@@ -145,28 +132,3 @@ def find_substitute(lost: Node, nodes: Sequence[Node], slots: int, kind: str, li
         f"node {lost.rank} ({lost.ip}) is gone, and no other with {slots} GPUs joined within {limit_s:g} s. Start one "
         "with `ray start --address=...`, and resume the run from its last checkpoint."
     )
-
-
-def free_port() -> int:
-    """A port that nothing on this node uses, and that for a minute only who asks for it by number is given.
-
-    It has had a connection: until the kernel forgets that (TIME_WAIT), it gives the port to nobody who wants any.
-    """
-    with socket.create_server(("", 0)) as server:
-        port = int(server.getsockname()[1])
-        with socket.create_connection(("127.0.0.1", port), timeout=10):
-            server.accept()[0].close()  # who closes first keeps it
-    return port
-
-
-def tail_logs(paths: list[str], num_lines: int = 30, num_bytes: int = 16384) -> str:
-    """The last lines of a worker's stdout and stderr files, in that order; empty ones are left out."""
-    tails = []
-    for path in paths:
-        with suppress(OSError), open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - num_bytes))
-            lines = file.read().decode(errors="replace").splitlines()
-            # Ray marks its own bookkeeping lines with a leading colon
-            own = [line for line in lines if not line.startswith((":actor_name:", ":job_id:", ":task_name:"))]
-            tails.append("\n".join(own[-num_lines:]))
-    return "\n".join(tail for tail in tails if tail)

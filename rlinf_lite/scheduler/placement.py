@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rlinf_lite.scheduler.errors import PlacementError
 
@@ -56,6 +56,8 @@ class ClusterSettings(Protocol):
     def start_timeout_s(self) -> float: ...
     @property
     def forked_workers(self) -> bool: ...
+    @property
+    def runtime(self) -> Literal["ray", "local"]: ...
 
 
 class HasCluster(Protocol):

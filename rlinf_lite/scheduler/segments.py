@@ -9,6 +9,8 @@ What is rebuilt lies in the buffers that were sent, and is writable where they a
 from __future__ import annotations
 
 import errno
+import functools
+import importlib
 import io
 import os
 import pickle
@@ -20,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ray import cloudpickle
 
 from rlinf_lite.scheduler import shared_memory
 from rlinf_lite.scheduler.errors import SchedulerError, SharedMemoryFullError
@@ -124,23 +125,33 @@ def encode(obj: Any) -> tuple[bytes, list[memoryview]]:
     """A pickle, and the buffers that it refers to (views of the object's own memory)."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    _pickler(cloudpickle())(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
     return stream.getvalue(), [buffer.raw() for buffer in buffers]
 
 
-class _Pickler(cloudpickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        if kind is np.ndarray:
-            if obj.dtype.hasobject or (obj.flags.forc and obj.flags.writeable):
-                return NotImplemented
-            return writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
-        torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor and _is_dense(obj, torch):
-            host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            raw = pickle.PickleBuffer(shared_memory.as_bytes(host))
-            return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
-        return super().reducer_override(obj)
+def cloudpickle() -> Any:
+    """The module that pickles what `__main__` defines. Where Ray is loaded it is Ray's own copy: each copy makes its
+    own classes of those, and what Ray carries and what goes by messages must have the same ones."""
+    return importlib.import_module("ray.cloudpickle" if "ray" in sys.modules else "cloudpickle")
+
+
+@functools.cache
+def _pickler(module: Any) -> type[Any]:
+    class Pickler(module.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            kind = type(obj)
+            if kind is np.ndarray:
+                if obj.dtype.hasobject or (obj.flags.forc and obj.flags.writeable):
+                    return NotImplemented
+                return writable(obj if obj.flags.forc else np.ascontiguousarray(obj)).__reduce_ex__(5)
+            torch = sys.modules.get("torch")
+            if torch is not None and kind is torch.Tensor and _is_dense(obj, torch):
+                host = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                raw = pickle.PickleBuffer(shared_memory.as_bytes(host))
+                return _rebuild_tensor, (raw, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), obj.is_cuda)
+            return super().reducer_override(obj)
+
+    return Pickler
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:

@@ -1,0 +1,542 @@
+"""Workers as threads of this process: no Ray, messages in memory, and debuggers, tracebacks and breakpoints as usual.
+
+One worker computes at a time. It has the turn while its method runs, and gives it away while it waits for a message, so
+that the random generators of torch, numpy and random, of which a process has one each, can be its own: their states
+change with the turn. So a run has the results that it has with Ray, to the bit.
+
+Limits of time count only while the driver waits and nobody has the turn: a breakpoint may take as long as it likes.
+Arguments, results and messages are copies, as between processes; arrays among arguments and results are read-only, as
+Ray's are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlinf_lite.scheduler.context import Address, ProcessContext, set_context
+from rlinf_lite.scheduler.errors import SchedulerError, WorkerError
+from rlinf_lite.scheduler.host import Host, host_class
+from rlinf_lite.scheduler.mailbox import Abort
+from rlinf_lite.scheduler.placement import ClusterShape, NodeGroup, detect_slots
+from rlinf_lite.scheduler.runtime import CallFailed, Definition, Node, Remote
+from rlinf_lite.scheduler.scratch import ScratchDirs
+from rlinf_lite.scheduler.segments import Parcel, encode
+
+log = logging.getLogger(__name__)
+
+_NODE_ID = "local"
+_END_S = 10.0
+_FOREVER = 2**62  # the number of an abort that no other follows
+
+
+class Generators:
+    """What a process has one of and every worker has for itself: random generators, and how many threads torch uses."""
+
+    def __init__(self) -> None:
+        """As in a process that has just started."""
+        self._random, self._numpy = random.Random().getstate(), np.random.RandomState().get_state()
+        self._torch: Any = None
+        self._cuda: list[Any] = []
+        self._num_threads = 1
+
+    def keep(self) -> None:
+        """Take the states that the process is in."""
+        self._random, self._numpy = random.getstate(), np.random.get_state()
+        if (torch := sys.modules.get("torch")) is not None:
+            self._torch, self._num_threads = torch.get_rng_state(), torch.get_num_threads()
+            self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def bring_back(self) -> None:
+        """Put the process into these states."""
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)
+        if (torch := sys.modules.get("torch")) is not None:
+            if self._torch is None:
+                fresh = torch.Generator()
+                fresh.seed()
+                self._torch = fresh.get_state()
+            torch.set_rng_state(self._torch)
+            torch.set_num_threads(self._num_threads)
+            for device, state in enumerate(self._cuda):
+                torch.cuda.set_rng_state(state, device)
+
+
+class Turns:
+    """Who computes: one thread of those that ask, in the order in which they ask."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._line: deque[tuple[Generators, threading.Condition]] = deque()
+        self._holder: Generators | None = None
+        self._of_driver = self._last = Generators()  # whose states the generators are in
+        self._of_thread = threading.local()
+        self._num_waits, self._idle_s, self._idle_since = 0, 0.0, 0.0
+        self._is_idle = False
+
+    def clock(self) -> float:
+        """Seconds in which the driver waited, and no worker computed."""
+        with self._lock:
+            return self._idle_s + (time.monotonic() - self._idle_since if self._is_idle else 0.0)
+
+    @contextmanager
+    def taken(self, generators: Generators) -> Iterator[None]:
+        """Around what a worker computes, with these generators."""
+        self._take(generators)
+        self._of_thread.generators = generators
+        try:
+            yield
+        finally:
+            self._of_thread.generators = None
+            self._give()
+
+    @contextmanager
+    def given_away(self) -> Iterator[None]:
+        """Around a wait of a worker. In a thread that has not taken its turn this does nothing."""
+        generators: Generators | None = getattr(self._of_thread, "generators", None)
+        if generators is None:
+            yield
+            return
+        self._give()
+        try:
+            yield
+        finally:
+            self._take(generators)
+
+    @contextmanager
+    def driver_waits(self) -> Iterator[None]:
+        """Around a wait of the driver, whose generators are its own again where nobody computes after it."""
+        if getattr(self._of_thread, "generators", None) is not None:  # a worker's wait, inside of `given_away`
+            yield
+            return
+        with self._lock:
+            self._num_waits += 1
+            self._count()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waits -= 1
+                self._count()
+                if self._holder is None and not self._line:
+                    self._change_to(self._of_driver)
+
+    def _take(self, generators: Generators) -> None:
+        with self._lock:
+            place = (generators, threading.Condition(self._lock))
+            self._line.append(place)
+            while self._holder is not None or self._line[0] is not place:
+                place[1].wait()
+            self._line.popleft()
+            self._holder = generators
+            self._count()
+            self._change_to(generators)
+
+    def _give(self) -> None:
+        with self._lock:
+            self._holder = None
+            self._count()
+            if self._line:
+                self._line[0][1].notify()
+
+    def _change_to(self, generators: Generators) -> None:
+        if self._last is not generators:
+            self._last.keep()
+            generators.bring_back()
+            self._last = generators
+
+    def _count(self) -> None:
+        """Stop or start the clock."""
+        now, is_idle = time.monotonic(), self._holder is None and not self._line and self._num_waits > 0
+        if self._is_idle:
+            self._idle_s += now - self._idle_since
+        self._is_idle, self._idle_since = is_idle, now
+
+
+class Ref:
+    """The result of a call, which comes later; or a value."""
+
+    def __init__(self, lock: threading.RLock, name: str = "") -> None:
+        self.name = name
+        self._came = threading.Condition(lock)
+        self._packed: tuple[bytes, list[bytes]] | None = None
+        self.failed: CallFailed | None = None
+
+    @property
+    def is_there(self) -> bool:
+        return self._packed is not None or self.failed is not None
+
+    def give(self, packed: tuple[bytes, list[bytes]]) -> None:
+        with self._came:
+            self._packed = packed
+            self._came.notify_all()
+
+    def fail(self, failed: CallFailed) -> None:
+        with self._came:
+            self.failed = failed
+            self._came.notify_all()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it is there, within so many real seconds."""
+        with self._came:
+            return self._came.wait_for(lambda: self.is_there, timeout_s)
+
+    def value(self) -> Any:
+        """A copy of it, once it is there. Raises CallFailed."""
+        if self.failed is not None:
+            raise self.failed
+        assert self._packed is not None
+        return _unpack(self._packed)
+
+
+def _pack(obj: Any) -> tuple[bytes, list[bytes]]:
+    head, buffers = encode(obj)
+    return head, [bytes(buffer) for buffer in buffers]
+
+
+def _unpack(packed: tuple[bytes, list[bytes]]) -> Any:
+    """Arrays are read-only, and tensors writable, as those that Ray carries."""
+    head, buffers = packed
+    return pickle.loads(head, buffers=buffers)
+
+
+class MemoryInbox:
+    """A list of messages in this process."""
+
+    def __init__(self, network: LocalNetwork, label: str) -> None:
+        self.address = Address(_NODE_ID, f"{label}-{next(network.numbers)}")
+        self._network, self._turns = network, network.turns
+        self._came = threading.Condition(network.lock)
+        self._messages: deque[tuple[Any, Parcel]] = deque()
+
+    def put(self, header: Any, parcel: Parcel) -> None:
+        with self._came:
+            self._messages.append((header, parcel))
+            self._came.notify_all()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        if self._messages:
+            return True
+        clock = self._turns.clock
+        deadline = None if timeout_s is None else clock() + timeout_s
+        with self._turns.given_away(), self._came:
+            while not self._messages:
+                left = None if deadline is None else deadline - clock()
+                if left is not None and left <= 0:
+                    return False
+                self._came.wait(left)
+        return True
+
+    def take(self) -> tuple[Any, Parcel] | None:
+        with self._came:
+            return self._messages.popleft() if self._messages else None
+
+    def close(self) -> None:
+        self._network.remove_inbox(self.address)
+
+
+class LocalNetwork:
+    """The `Network` of workers that are threads of one process."""
+
+    def __init__(self, lock: threading.RLock, turns: Turns) -> None:
+        self.lock, self.turns, self.numbers = lock, turns, itertools.count()
+        self._known: dict[tuple[str, str], Any] = {}
+        self._inboxes: dict[str, MemoryInbox] = {}
+        self._kept: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # in a thread of its own, once something is kept
+
+    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
+        with self.lock:
+            if not replace and (kind, name) in self._known:
+                return False
+            self._known[kind, name] = value
+            return True
+
+    def withdraw(self, kind: str, name: str) -> None:
+        self._known.pop((kind, name), None)
+
+    def find(self, kind: str, name: str) -> Any:
+        return self._known.get((kind, name))
+
+    def known_names(self, kind: str) -> list[str]:
+        return sorted(name for of, name in self._known if of == kind)
+
+    def inbox(self, label: str) -> MemoryInbox:
+        inbox = MemoryInbox(self, label)
+        self._inboxes[inbox.address.socket] = inbox
+        return inbox
+
+    def send(self, addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
+        head, buffers = encode(obj)
+        for address in addresses:
+            inbox = self._inboxes.get(address.socket)
+            if inbox is not None:  # what is sent to somebody who has ended is lost
+                inbox.put(header, Parcel(head, [bytes(buffer) for buffer in buffers], None, [None] * len(buffers)))
+
+    def lives(self, address: Address) -> bool:
+        return address.socket in self._inboxes
+
+    def remove_inbox(self, address: Address) -> None:
+        self._inboxes.pop(address.socket, None)
+
+    def keep(self, name: str, kind: type[Any], *args: Any) -> bool:
+        if name in self._kept:
+            return False
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="channels", daemon=True).start()
+        self._kept[name] = kind(*args)
+        return True
+
+    def is_kept(self, name: str) -> bool:
+        return name in self._kept
+
+    def drop(self, name: str) -> None:
+        self._kept.pop(name, None)
+
+    def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
+        if name in self._kept and self._loop is not None:
+            return asyncio.run_coroutine_threadsafe(getattr(self._kept[name], method)(*args), self._loop)
+        kind, _, own = name.partition(" ")
+        answer: Future[Any] = Future()
+        answer.set_exception(SchedulerError(f"the {kind} {own!r} is gone: it was closed"))
+        return answer
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self.turns.given_away()
+
+    def clock(self) -> float:
+        return self.turns.clock()
+
+    def close(self) -> None:
+        """End what is kept."""
+        self._kept.clear()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def run_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class _Stop(BaseException):
+    """Ends a host's thread."""
+
+
+@dataclass
+class LocalRemote:
+    """A host in a thread of this process, which serves calls in the order in which they are made."""
+
+    name: str
+    host: Host
+    lock: threading.RLock
+    turns: Turns
+    generators: Generators = field(default_factory=Generators)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._came = threading.Condition(self.lock)
+        self.thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        self.thread.start()
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Ref:
+        """What the arguments are at this moment is what the method gets."""
+        refs = [*(x for x in args if isinstance(x, Ref)), *(x for x in kwargs.values() if isinstance(x, Ref))]
+        places = tuple(_Place() if isinstance(x, Ref) else x for x in args)
+        packed = _pack((places, {key: _Place() if isinstance(x, Ref) else x for key, x in kwargs.items()}))
+
+        def work() -> Any:
+            values = iter([given.value() for given in refs])
+            places, named = _unpack(packed)
+            args = [next(values) if isinstance(x, _Place) else x for x in places]
+            kwargs = {key: next(values) if isinstance(x, _Place) else x for key, x in named.items()}
+            return getattr(self.host, method)(*args, **kwargs)
+
+        return self.submit(work, refs)
+
+    def submit(self, work: Callable[[], Any], refs: Sequence[Ref] = ()) -> Ref:
+        """Have the thread do some work, once what `refs` stand for is there."""
+        ref = Ref(self.lock, f"{self.name}-{next(self._numbers)}")
+        self._add(lambda: self._answer(ref, work, refs))
+        return ref
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    def log_paths(self) -> list[str]:
+        return []
+
+    def log_tail(self) -> str:
+        return ""
+
+    def stop(self) -> None:
+        """End the thread once the method that runs has ended."""
+
+        def end() -> None:
+            with self.turns.taken(self.generators):
+                self.host._forget()
+            raise _Stop
+
+        self._calls.clear()
+        self._add(end)
+
+    def _add(self, call: Callable[[], None]) -> None:
+        with self._came:
+            self._calls.append(call)
+            self._came.notify()
+
+    def _serve(self) -> None:
+        while True:
+            with self._came:
+                while not self._calls:
+                    self._came.wait()
+                call = self._calls.popleft()
+            try:
+                call()
+            except _Stop:
+                return
+
+    def _answer(self, ref: Ref, work: Callable[[], Any], refs: Sequence[Ref]) -> None:
+        try:
+            for given in refs:
+                given.wait(None)
+            with self.turns.taken(self.generators):
+                _of_thread.call = ref.name
+                found = _pack(work())
+        except CallFailed as failed:  # a result that this call was given
+            ref.fail(failed)
+        except WorkerError as error:
+            ref.fail(CallFailed(str(error), error))
+        except BaseException as error:  # a result that cannot be copied, or SystemExit, which ends no process here
+            ref.fail(CallFailed(f"{type(error).__name__}: {error}"))
+        else:
+            ref.give(found)
+
+
+class _Place:
+    """Stands for the value of a reference among packed arguments."""
+
+
+_of_thread = threading.local()  # `call`: the name of the call under way
+
+
+class LocalRuntime:
+    """Hosts of workers as threads of this process, on virtual slots, or on its GPUs."""
+
+    shape: ClusterShape
+    nodes: list[Node]
+
+    def __init__(self, num_gpus_per_node: int | None, accelerator: str, node_groups: Sequence[NodeGroup]) -> None:
+        kind, slots = detect_slots(accelerator, num_gpus_per_node)
+        self.shape = ClusterShape(1, slots, kind)
+        self.nodes = [Node(0, _NODE_ID, "127.0.0.1", slots if kind == "cuda" else 0)]
+        self._lock = threading.RLock()
+        self.turns = Turns(self._lock)
+        self.network = LocalNetwork(self._lock, self.turns)
+        self._remotes: list[LocalRemote] = []
+        self._dirs = ScratchDirs()
+        self._env_before = {name: os.environ.get(name) for group in node_groups for name in group.env_vars}
+        for group in node_groups:
+            os.environ.update(group.env_vars)
+        set_context(ProcessContext(self._dirs.uid, _NODE_ID, self._dirs.temp, self._dirs.shm, self.network))
+
+    def start(
+        self,
+        name: str,
+        rank: int,
+        node: Node,
+        slots: Sequence[int],
+        env_vars: Mapping[str, str],
+        methods: Sequence[Iterable[str]],
+    ) -> LocalRemote:
+        """`env_vars` are set in this process, for good."""
+        os.environ.update(env_vars)
+        host = host_class(Host, name, methods, lambda: str(_of_thread.call))
+        remote = LocalRemote(f"{name}[{rank}]", host(name, rank), self._lock, self.turns)
+        self._remotes.append(remote)
+        return remote
+
+    def build(self, remote: Remote, identities: Sequence[dict[str, Any]], epoch: int, payload: Any) -> Ref:
+        assert isinstance(remote, LocalRemote)
+        construct = remote.host._construct
+        return remote.submit(
+            lambda: construct(identities, epoch, [(cls, *_unpack(arguments)) for cls, arguments in payload])
+        )
+
+    def pack(self, definitions: Sequence[Definition]) -> Any:
+        return [(cls, _pack((args, kwargs))) for cls, args, kwargs in definitions]
+
+    def get(self, refs: Sequence[Ref], timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self.turns.driver_waits():
+            for ref in refs:
+                if not ref.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+        return [ref.value() for ref in refs]
+
+    def ready(self, refs: Sequence[Ref]) -> list[Ref]:
+        return [ref for ref in refs if ref.is_there]
+
+    def put(self, value: Any) -> Ref:
+        ref = Ref(self._lock)
+        ref.give(_pack(value))
+        return ref
+
+    def call_id(self, ref: Ref) -> str:
+        return ref.name
+
+    def drop(self, refs: Sequence[Ref]) -> None:
+        pass
+
+    def end(self, remotes: Sequence[tuple[str, Node, Remote]]) -> None:
+        """Threads cannot be killed: receives are given up, and a method that goes on is left behind, with a warning."""
+        hosts = [remote for _, _, remote in remotes if isinstance(remote, LocalRemote)]
+        for remote in hosts:
+            for address in remote.host._addresses():
+                self.network.send([address], Abort(_FOREVER, "the group is shut down"))
+            remote.stop()
+        deadline = time.monotonic() + _END_S
+        for remote in hosts:
+            remote.thread.join(max(0.0, deadline - time.monotonic()))
+            if remote.thread.is_alive():
+                log.warning("%s still runs a method, which is left behind: a thread cannot be ended", remote.name)
+
+    def clock(self) -> float:
+        return self.turns.clock()
+
+    def has_ended(self) -> bool:
+        return False
+
+    def device(self, slots: Sequence[int]) -> str:
+        return f"cuda:{slots[0]}" if self.shape.accelerator == "cuda" else "cpu"
+
+    def replace_lost_nodes(self) -> None:
+        pass
+
+    def watch(self, monitor: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.network.close()
+        set_context(None)
+        for name, value in self._env_before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        self._dirs.remove()

@@ -1,0 +1,273 @@
+"""Names and messages between Ray processes: Ray's internal table, ZeroMQ within a node, an agent on every other node.
+
+Sending never waits: queues are unlimited. What one process sends to another arrives in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+import zmq
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, get_context, set_context
+from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.scratch import ScratchDirs
+from rlinf_lite.scheduler.segments import BULK_BYTES, Parcel, encode, store
+from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox
+
+_LIMIT_S = 30.0
+_VERDICT_S = 120.0  # Ray takes up to a minute to find that a node is gone
+
+_counter = itertools.count()
+_sockets: dict[str, zmq.Socket[bytes]] = {}
+_lock = threading.Lock()
+_agents: dict[str, Any] = {}
+_kept: dict[str, Any] = {}
+_deliveries: list[_Delivery] = []
+
+
+class _Delivery(NamedTuple):
+    """A message on its way to another node's agent."""
+
+    done: Any
+    node_id: str
+    began: float
+
+
+@dataclass(frozen=True)
+class RayNetwork:
+    """The `Network` of a cluster called `uid` whose processes are Ray's."""
+
+    uid: str
+
+    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
+        existed: bool = internal_kv._internal_kv_put(self._key(kind, name), pickle.dumps(value), overwrite=replace)
+        return replace or not existed
+
+    def withdraw(self, kind: str, name: str) -> None:
+        internal_kv._internal_kv_del(self._key(kind, name))
+
+    def find(self, kind: str, name: str) -> Any:
+        value: Any = internal_kv._internal_kv_get(self._key(kind, name))
+        return None if value is None else pickle.loads(value)
+
+    def known_names(self, kind: str) -> list[str]:
+        prefix = self._key(kind, "")
+        return sorted(key[len(prefix) :].decode() for key in internal_kv._internal_kv_list(prefix))
+
+    def inbox(self, label: str) -> ZmqInbox:
+        return ZmqInbox(label)
+
+    def send(self, addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
+        """What goes to several inboxes of another node crosses the network once."""
+        head, buffers = encode(obj)
+        by_node: dict[str, list[str]] = {}
+        for address in addresses:
+            by_node.setdefault(address.node_id, []).append(address.socket)
+        _deliver(by_node.pop(get_context().node_id, []), header, head, buffers)
+        if by_node:
+            self._send_abroad(by_node, header, head, buffers)
+
+    def lives(self, address: Address) -> bool:
+        return address.node_id != get_context().node_id or os.path.exists(address.socket)
+
+    def remove_inbox(self, address: Address) -> None:
+        self.run_on(address.node_id, _remove_inbox, address.socket)
+
+    def keep(self, name: str, kind: type[Any], *args: Any) -> bool:
+        here = NodeAffinitySchedulingStrategy(get_context().node_id, soft=False)
+        place: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": here, "enable_task_events": False}
+        full_name = f"{self.uid}.{name}"
+        try:
+            kept: Any = ray.remote(kind).options(name=full_name, namespace=RAY_NAMESPACE, **place).remote(*args)
+        except ValueError:  # which is how Ray says that the name is taken
+            return False
+        _kept[full_name] = kept
+        return True
+
+    def is_kept(self, name: str) -> bool:
+        try:
+            ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE)
+        except ValueError:
+            return False
+        return True
+
+    def drop(self, name: str) -> None:
+        with suppress(ValueError):  # it is gone
+            ray.kill(ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE))
+        _kept.pop(f"{self.uid}.{name}", None)
+
+    def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def take(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                answer.set_result(done.result())
+            elif isinstance(error, RayActorError):
+                answer.set_exception(_gone(name))
+            else:
+                answer.set_exception(getattr(error, "cause", error))
+
+        try:
+            kept = ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE)
+            getattr(kept, method).remote(*args).future().add_done_callback(take)
+        except ValueError:
+            answer.set_exception(_gone(name))
+        return answer
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def run_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+        if node_id == get_context().node_id:
+            return function(*args)
+        return ray.get(self.start_on(node_id, function, *args), timeout=_LIMIT_S)
+
+    def start_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
+        name = agent_name(self.uid, node_id)
+        if name not in _agents:
+            _agents[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
+        return _agents[name].call.remote(function, *args)
+
+    def _key(self, kind: str, name: str) -> bytes:
+        return f"rlinf_lite/{self.uid}/{kind}/{name}".encode()
+
+    def _send_abroad(self, by_node: Mapping[str, list[str]], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
+        """To inboxes of other nodes, by the node."""
+        arrays: Any = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+        if len(by_node) > 1 and sum(array.nbytes for array in arrays) >= BULK_BYTES:
+            arrays = ray.put(arrays)  # once for all nodes; each call would put its own
+        with _lock:
+            for node_id, paths in by_node.items():
+                done = self.start_on(node_id, _deliver, paths, header, head, arrays)
+                _deliveries.append(_Delivery(done, node_id, time.monotonic()))
+            ready = set(ray.wait([one.done for one in _deliveries], num_returns=len(_deliveries), timeout=0)[0])
+            ended = [one for one in _deliveries if one.done in ready]
+            _deliveries[:] = [one for one in _deliveries if one.done not in ready]
+        for delivery in ended:
+            try:
+                ray.get(delivery.done)  # raises what an earlier delivery has raised
+            except RayActorError as error:
+                if not any(node["NodeID"] == delivery.node_id and node["Alive"] for node in ray.nodes()):
+                    continue  # as on this node, what is sent to a dead process is lost; the driver sees a lost node
+                if time.monotonic() - delivery.began > _VERDICT_S or not isinstance(error, ActorUnavailableError):
+                    raise
+                with _lock:
+                    _deliveries.append(delivery)  # Ray does not know yet which it is
+
+
+class ZmqInbox:
+    """Where a process reads what others of its node send to it; one thread does."""
+
+    def __init__(self, label: str) -> None:
+        context = get_context()
+        name = f"{label[:20]}-{os.getpid()}-{next(_counter)}".replace("/", "_")
+        self.address = Address(context.node_id, os.path.join(context.temp_dir, name))
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set_hwm(0)
+        self._socket.bind(f"ipc://{self.address.socket}")
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return bool(self._socket.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
+
+    def take(self) -> tuple[Any, Parcel] | None:
+        try:
+            envelope, head, *small = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        header, place, spans = pickle.loads(envelope)
+        parcel = Parcel(head, small, place, spans)
+        parcel.arrive()
+        return header, parcel
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def _gone(name: str) -> SchedulerError:
+    kind, _, own = name.partition(" ")
+    return SchedulerError(f"the {kind} {own!r} is gone: it was closed, or its creator ended")
+
+
+def leave() -> None:
+    """This process leaves its cluster: close its sockets, and let go of shared memory that it keeps."""
+    with _lock:
+        for outgoing in _sockets.values():
+            outgoing.close()
+        _sockets.clear()
+    _agents.clear()
+    _kept.clear()
+    forget_all()
+
+
+def _deliver(paths: Sequence[str], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
+    """To inboxes of this node."""
+    views = [memoryview(buffer) for buffer in buffers]
+    for path in paths:
+        _push(path, header, store(head, views, get_context().shm_dir, path))
+
+
+def _push(path: str, header: Any, parcel: Parcel) -> None:
+    """To one inbox of this node."""
+    envelope = pickle.dumps((header, parcel.place, parcel.spans))
+    with _lock:
+        if path not in _sockets:
+            for gone in [other for other in _sockets if not os.path.exists(other)]:
+                _sockets.pop(gone).close()
+                forget_inbox(gone)
+            outgoing: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+            outgoing.set_hwm(0)
+            outgoing.linger = 0
+            outgoing.connect(f"ipc://{path}")
+            _sockets[path] = outgoing
+        _sockets[path].send_multipart([envelope, parcel.head, *parcel.small])
+
+
+def _remove_inbox(path: str) -> None:
+    directory, prefix = get_context().shm_dir, f"{os.path.basename(path)}."
+    for name in [name for name in os.listdir(directory) if name.startswith(prefix)]:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+class NodeAgent:
+    """A Ray actor on every node of several, which does there what processes elsewhere ask for."""
+
+    def __init__(self, uid: str, node_id: str) -> None:
+        self._dirs = ScratchDirs(uid)
+        set_context(ProcessContext(uid, node_id, self._dirs.temp, self._dirs.shm, RayNetwork(uid)))
+
+    def __repr__(self) -> str:
+        return "agent"
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    def close(self) -> None:
+        self._dirs.remove()
+
+
+def agent_name(uid: str, node_id: str) -> str:
+    return f"{uid}.agent.{node_id}"
