@@ -63,6 +63,16 @@ def short_ray_tmp() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Four virtual slots, whose workers are threads of this process; for all tests but those of processes."""
+    from rlinf_lite.scheduler import Cluster
+
+    SharedCluster.close()
+    with Cluster(num_gpus_per_node=4, accelerator="cpu", runtime="local") as cluster:
+        yield cluster
+
+
 class SharedCluster:
     """Four virtual slots on a Ray of our own, which the test modules of this process use one after the other: starting
     one takes seconds."""
@@ -77,7 +87,7 @@ class SharedCluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
+def ray_cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
     """`SharedCluster`; what a module leaves running on it ends with the module."""
     from rlinf_lite.scheduler import Cluster
     from rlinf_lite.scheduler.local_ray import local_ray_has_ended

@@ -58,6 +58,7 @@ def parse_cli(
     parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not ours")
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
     parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
+    parser.add_argument("--debug", action="store_true", help="short for cluster.runtime=local: breakpoint() works")
     parser.add_argument("--help", "-h", action="store_true", help="this text, and exit")
     parser.add_argument("--help-all", action="store_true", help="the same with every key, and exit")
     arguments = parser.parse_intermixed_args(argv)
@@ -70,6 +71,8 @@ def parse_cli(
     named, overrides = config_and_overrides(arguments.words, arguments.config_name)
     if arguments.resume is not None:
         overrides.append(as_override("runner.resume", arguments.resume))
+    if arguments.debug:
+        overrides.append("cluster.runtime=local")
     name = named or default_config
     if name is None:
         print(

@@ -159,6 +159,26 @@ def _a_process_computes_on_one_gpu(config: BaseConfig, plan: Any) -> Iterator[Pr
                 )
 
 
+@rule("cluster.runtime", PLACEMENT, "cluster.num_nodes")
+def _threads_of_one_process_suffice(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    if config.cluster.runtime != "local":
+        return
+    local, instead = "cluster.runtime is local: workers are threads of one process", "set cluster.runtime to ray"
+    if config.cluster.num_nodes > 1:
+        yield Problem("cluster.num_nodes", f"is {config.cluster.num_nodes}, and {local}. Set it to 1, or {instead}")
+    for name in ("actor", "critic", "reference"):
+        if (num_ranks := plan.size(name) or 0) > 1:
+            text = f"gives it {num_ranks} ranks, which exchange gradients between processes, and {local}"
+            yield Problem(f"{PLACEMENT}.{name}", f"{text}. Give it one rank, or {instead}")
+
+
+@rule("cluster.runtime", "control.enabled")
+def _what_is_kept_alive_are_processes(config: BaseConfig, plan: Any) -> Iterator[Problem]:
+    if config.cluster.runtime == "local" and config.control.enabled is True:
+        text = "is true, and with cluster.runtime: local there is no process to start again: an exception ends the run"
+        yield Problem("control.enabled", f"{text} with its own traceback. Set it to auto or false")
+
+
 # asynchronous runs, and log-probabilities that are computed again
 
 

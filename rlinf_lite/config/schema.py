@@ -457,8 +457,9 @@ class WeightSyncConfig(Section):
 
 
 class ControlConfig(Section):
-    enabled: bool = True
-    """Keep a training run alive: start again what crashes or hangs. In train_embodied_agent.py and train_math.py."""
+    enabled: Literal["auto"] | bool = "auto"
+    """Keep a training run alive: start again what crashes or hangs. Imitation goes on from its checkpoints instead.
+    auto: true, and false with `cluster.runtime: local`."""
     max_restarts: NonNegativeInt = 3
     """Of one worker, within `restart_window_s`; the next failure ends the run."""
     max_role_restarts: NonNegativeInt = 10

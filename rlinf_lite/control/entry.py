@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:
-    """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so. With
-    `cluster.runtime: local` none does: there are no processes that could die alone."""
+    """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so."""
     if not cfg.control.enabled or cfg.cluster.runtime == "local":
         return nullcontext(None)
     from rlinf_lite.control.master import create_master

@@ -333,6 +333,7 @@ class HybridComponentPlacement:
             kind, slots = detect_slots(cfg.cluster.accelerator, cfg.cluster.num_gpus_per_node)
             self.shape = ClusterShape(cfg.cluster.num_nodes, slots, kind)
         self._components = _place_all(cfg.cluster, self.shape)
+        self._is_local = cfg.cluster.runtime == "local"
         self.fused = [name.strip() for name in (cfg.cluster.fuse or "").split(",")]
         """Components whose workers share processes."""
 
@@ -356,4 +357,5 @@ class HybridComponentPlacement:
                 rows[-1].append("-".join(map(str, dict.fromkeys([ranks[0], ranks[-1]]))) if ranks else "-")
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"slots {self.shape.describe()}; cells are ranks", *lines])
+        where = ", threads of this process" if self._is_local else ""
+        return "\n".join([f"slots {self.shape.describe()}; cells are ranks{where}", *lines])
