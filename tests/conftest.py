@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rlinf_lite.threads import THREADS
+
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Cluster
 
 # Before torch or numpy are imported anywhere: oversubscribed threads cost up to 50x on two cores.
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+for variable, value in (THREADS | {"MKL_NUM_THREADS": "1"}).items():
+    os.environ.setdefault(variable, value)
 # A cluster or a token that another program left behind must not reach the tests.
 for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)

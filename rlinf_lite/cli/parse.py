@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from rlinf_lite.config.schema import Config
 from rlinf_lite.hub import on_hub
 from rlinf_lite.registry import REGISTRIES
 from rlinf_lite.script import shown_path
+from rlinf_lite.threads import THREADS
 
 SCRIPTS = {
     "embodied": "embodiment/train_embodied_agent.py",
@@ -102,6 +104,8 @@ def parse_cli(
         sys.exit(2)
     if arguments.dry_run:
         sys.exit(_preview(config))
+    if config.cluster.runtime == "local":
+        os.environ.update(THREADS)  # of this process, which imports torch only now
     return config
 
 

@@ -24,10 +24,7 @@ from ray._private import ray_constants
 
 from rlinf_lite.scheduler import warm
 from rlinf_lite.scheduler.context import get_context
-
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
-"""Of every worker, read when torch and numpy are imported. Threads that spin for long cost a factor of 20 on a busy
-machine, ones that never spin half again on an idle one."""
+from rlinf_lite.threads import THREADS
 
 SETUP_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "setup_worker.py")
 _TITLE_LENGTH = 4096  # room for what Ray calls a worker in `ps`: it writes that over the arguments

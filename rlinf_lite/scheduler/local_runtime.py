@@ -46,20 +46,19 @@ _FOREVER = 2**62  # the number of an abort that no other follows
 
 
 class Generators:
-    """What a process has one of and every worker has for itself: random generators, and how many threads torch uses."""
+    """The states of the random generators that a process has one of each."""
 
     def __init__(self) -> None:
         """As in a process that has just started."""
         self._random, self._numpy = random.Random().getstate(), np.random.RandomState().get_state()
         self._torch: Any = None
         self._cuda: list[Any] = []
-        self._num_threads = 1
 
     def keep(self) -> None:
         """Take the states that the process is in."""
         self._random, self._numpy = random.getstate(), np.random.get_state()
         if (torch := sys.modules.get("torch")) is not None:
-            self._torch, self._num_threads = torch.get_rng_state(), torch.get_num_threads()
+            self._torch = torch.get_rng_state()
             self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def bring_back(self) -> None:
@@ -72,7 +71,6 @@ class Generators:
                 fresh.seed()
                 self._torch = fresh.get_state()
             torch.set_rng_state(self._torch)
-            torch.set_num_threads(self._num_threads)
             for device, state in enumerate(self._cuda):
                 torch.cuda.set_rng_state(state, device)
 
@@ -403,6 +401,9 @@ class LocalRemote:
             self._came.notify()
 
     def _serve(self) -> None:
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.get_num_threads()  # what this thread has, the first look takes from the last thread that set its own
+            torch.set_num_threads(1)
         while True:
             with self._came:
                 while not self._calls:

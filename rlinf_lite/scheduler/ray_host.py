@@ -14,11 +14,11 @@ from ray import cloudpickle
 from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.registry import take_of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
-from rlinf_lite.scheduler.forked import THREADS
 from rlinf_lite.scheduler.heartbeat import Beat, Heartbeat
 from rlinf_lite.scheduler.host import Host, process_and_logs
 from rlinf_lite.scheduler.processes import DUMP_SIGNAL
 from rlinf_lite.scheduler.setup_worker import PLAIN
+from rlinf_lite.threads import THREADS
 
 
 class RayHost(Host):

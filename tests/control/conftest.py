@@ -17,6 +17,13 @@ from rlinf_lite.runners import EmbodiedRunner
 from rlinf_lite.scheduler import HybridComponentPlacement
 from tests.runners.conftest import SMALL_PENDULUM, WORKERS
 
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    """Processes, which are what is tested here."""
+    return ray_cluster
+
+
 SUPERVISED = [
     *SMALL_PENDULUM,
     "cluster.component_placement={actor: '0-1', rollout: '0-1', env: '0-1'}",

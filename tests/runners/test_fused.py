@@ -16,6 +16,13 @@ from tests.control.conftest import events
 from tests.control.test_runs import hurt_within
 from tests.runners.conftest import SMALL_PENDULUM, WORKERS, read_metrics
 
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    """Processes, which are what is tested here."""
+    return ray_cluster
+
+
 FUSED = "cluster.fuse='actor,rollout'"
 SPREADS = {
     "one of each": "{actor: '0', rollout: '0', env: '0'}",

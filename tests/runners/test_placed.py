@@ -37,6 +37,13 @@ from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS, read_metrics
 
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    """Processes, which are what is tested here."""
+    return ray_cluster
+
+
 NAME = "gym_pendulum_ppo_mlp"
 AUTO = ["cluster.component_placement=auto", "runner.max_steps=12", "runner.save_interval=100"]
 

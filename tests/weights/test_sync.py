@@ -12,6 +12,13 @@ from rlinf_lite.training.precision import cast_parameters
 from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender, sync
 from rlinf_lite.weights.sync import _Entry, _Segment
 
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    """Processes, which are what is tested here."""
+    return ray_cluster
+
+
 NODES = {"buckets": (1, 1)}  # of the receivers; the sender is on node 0
 FIXED_AT_FIRST = "0.weight"  # it does not train
 
