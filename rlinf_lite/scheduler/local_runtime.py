@@ -331,10 +331,6 @@ class LocalNetwork:
         return function(*args)
 
 
-class _Stop(BaseException):
-    """Ends a host's thread."""
-
-
 @dataclass
 class LocalRemote:
     """A host in a thread of this process, which serves calls in the order in which they are made."""
@@ -347,7 +343,8 @@ class LocalRemote:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Ref, Callable[[], Any], Sequence[Ref]]] = deque()
+        self._is_stopped = False
         self._came = threading.Condition(self.lock)
         self.thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
         self.thread.start()
@@ -370,7 +367,11 @@ class LocalRemote:
     def submit(self, work: Callable[[], Any], refs: Sequence[Ref] = ()) -> Ref:
         """Have the thread do some work, once what `refs` stand for is there."""
         ref = Ref(self.lock, f"{self.name}-{next(self._numbers)}")
-        self._add(lambda: self._answer(ref, work, refs))
+        with self._came:
+            if self._is_stopped:
+                ref.fail(self._gone())
+            self._calls.append((ref, work, refs))
+            self._came.notify()
         return ref
 
     @property
@@ -385,20 +386,16 @@ class LocalRemote:
         return ""
 
     def stop(self) -> None:
-        """End the thread once the method that runs has ended."""
-
-        def end() -> None:
-            with self.turns.taken(self.generators):
-                self.host._forget()
-            raise _Stop
-
-        self._calls.clear()
-        self._add(end)
-
-    def _add(self, call: Callable[[], None]) -> None:
+        """End the thread once the method that runs has ended. Calls that wait for their turn fail, and so do later
+        ones."""
         with self._came:
-            self._calls.append(call)
+            self._is_stopped = True
+            for ref, _, _ in self._calls:
+                ref.fail(self._gone())
             self._came.notify()
+
+    def _gone(self) -> CallFailed:
+        return CallFailed(f"{self.name} was shut down")
 
     def _serve(self) -> None:
         if (torch := sys.modules.get("torch")) is not None:
@@ -406,13 +403,14 @@ class LocalRemote:
             torch.set_num_threads(1)
         while True:
             with self._came:
-                while not self._calls:
+                while not self._calls and not self._is_stopped:
                     self._came.wait()
+                if self._is_stopped:
+                    break
                 call = self._calls.popleft()
-            try:
-                call()
-            except _Stop:
-                return
+            self._answer(*call)
+        with self.turns.taken(self.generators):
+            self.host._forget()
 
     def _answer(self, ref: Ref, work: Callable[[], Any], refs: Sequence[Ref]) -> None:
         try:
