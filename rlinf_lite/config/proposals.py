@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 from rlinf_lite.config.names import COMPONENTS, SHARING, fused_roles, names_in_fuse, roles_of, rollout_dtype
 from rlinf_lite.config.plan import slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.schema import AUTO, ClusterConfig, Config
+from rlinf_lite.config.schema import AUTO, ClusterConfig, Config, PlacementSpec
 from rlinf_lite.scheduler.errors import PlacementError
-from rlinf_lite.scheduler.placement import parse_node_ranks
+from rlinf_lite.scheduler.placement import ClusterShape, place_component
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
@@ -27,22 +27,22 @@ class Template(NamedTuple):
     env_per_core: bool = False  # an env worker for each core, where slots are cores
 
 
-COLLOCATED = Template()
+_COLLOCATED = Template()
 _APART = [Template((0, 0.5), (0.5, 1), (0.5, 1), stages=2), Template((0, 0.5), (0.5, 0.75), (0.75, 1), stages=2)]
 _HYBRID = Template((0, 0.5), (0.5, 1), (0, 1), stages=2)  # all slots train while env and rollout wait
-_TRAINING_APART = [Template((0, border), (0, border), (border, 1)) for border in (0.5, 0.75, 0.25)]
+_BORDERS = [Template((0, border), (0, border), (border, 1)) for border in (0.5, 0.75, 0.25)]  # training is apart
 _SIMULATORS = Template(stages=1, env_per_core=True)
 _TEMPLATES = {
-    ("embodied", "sync"): [COLLOCATED, Template(stages=2), _SIMULATORS, _HYBRID, *_APART],
-    ("embodied", "async"): [COLLOCATED, _SIMULATORS, *_TRAINING_APART, *_APART],
-    ("reasoning", "sync"): [COLLOCATED, _TRAINING_APART[0]],
-    ("reasoning", "async"): [COLLOCATED, *_TRAINING_APART],
+    ("embodied", "sync"): [_COLLOCATED, Template(stages=2), _SIMULATORS, _HYBRID, *_APART],
+    ("embodied", "async"): [_COLLOCATED, _SIMULATORS, *_BORDERS, *_APART],
+    ("reasoning", "sync"): [_COLLOCATED, _BORDERS[0]],
+    ("reasoning", "async"): [_COLLOCATED, *_BORDERS],
 }
 
 
 def is_auto(cluster: ClusterConfig) -> bool:
     """Whether the run chooses the slots of some role."""
-    return AUTO in map(_slots_of, cluster.component_placement.values())
+    return any(_is_auto(spec) for spec in cluster.component_placement.values())
 
 
 def proposals(config: C) -> list[C]:
@@ -53,7 +53,7 @@ def proposals(config: C) -> list[C]:
     config's own `cluster.fuse` and with a process for each role as well.
     """
     lines = config.cluster.component_placement
-    fixed = {names: spec for names, spec in lines.items() if _slots_of(spec) != AUTO}
+    fixed: dict[str, Any] = {names: spec for names, spec in lines.items() if not _is_auto(spec)}
     chosen: dict[str | None, list[str]] = {}  # roles by node group
     for names in (names for names in lines if names not in fixed):
         group = chosen.setdefault(getattr(lines[names], "node_group", None), [])
@@ -64,7 +64,7 @@ def proposals(config: C) -> list[C]:
         for label, roles in chosen.items():
             for role, line in _lines(config, template, label, roles).items():
                 placement[role] = line if label is None else {"placement": line, "node_group": label}
-        for fuse in _fuses(config, placement, template is COLLOCATED):
+        for fuse in _fuses(config, placement, template is _COLLOCATED):
             content = config.model_dump()
             content["cluster"] |= {"component_placement": placement, "fuse": fuse}
             content["rollout"]["pipeline_stage_num"] = stages
@@ -75,10 +75,10 @@ def proposals(config: C) -> list[C]:
 def _lines(config: C, template: Template, label: str | None, roles: Sequence[str]) -> dict[str, str]:
     """Placement lines of roles that share out the slots of a node group, or of the whole cluster (None)."""
     cluster, (accelerator, per_node) = config.cluster, slots(config.cluster)
-    groups = {group.label: group.nodes for group in cluster.node_groups}
+    shape = ClusterShape(cluster.num_nodes, per_node, accelerator)
     try:
-        nodes = cluster.num_nodes if label is None else len(parse_node_ranks(groups[label], cluster.num_nodes, label))
-    except (PlacementError, KeyError):  # the checks refuse the line
+        every = place_component("", PlacementSpec(placement="all", node_group=label), shape, cluster.node_groups)
+    except PlacementError:  # the checks refuse the group
         return dict.fromkeys(roles, "all")
     known = {"env": template.env, **dict.fromkeys(("rollout", "reward"), template.rollout)}
     known |= dict.fromkeys(("actor", "reference", "critic"), template.actor)
@@ -87,7 +87,7 @@ def _lines(config: C, template: Template, label: str | None, roles: Sequence[str
     low, high = min(first for first, _ in shares.values()), max(end for _, end in shares.values())
     lines = {}
     for role, share in shares.items():
-        first, end = (int((edge - low) / (high - low) * per_node * nodes) for edge in share)
+        first, end = (int((edge - low) / (high - low) * len(every.processes)) for edge in share)
         end = max(end, first + 1)
         lines[role] = f"{first}-{end - 1}" if end - first > 1 else f"{first}"
         if role == "env" and template.env_per_core and accelerator == "cpu" and isinstance(config, Config):
@@ -112,5 +112,5 @@ def _fuses(config: C, placement: Mapping[str, Any], is_collocated: bool) -> list
     return list({frozenset(x): ",".join(x) or None for x in ([own, [], alike] if is_collocated else [alike])}.values())
 
 
-def _slots_of(spec: Any) -> Any:
-    return getattr(spec, "placement", spec)
+def _is_auto(spec: Any) -> bool:
+    return bool(getattr(spec, "placement", spec) == AUTO)

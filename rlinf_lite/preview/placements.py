@@ -17,8 +17,7 @@ from rlinf_lite.config.schema import Config
 from rlinf_lite.preview.machine import byte_text, free_host_bytes, gpu_bytes
 from rlinf_lite.scheduler.errors import PlacementError
 
-CONTEXT_BYTES = 2**30
-"""GPU memory that a process of torch takes besides what the preview counts."""
+CONTEXT_BYTES = 2**30  # GPU memory that a process of torch takes besides what the preview counts
 
 
 @dataclass

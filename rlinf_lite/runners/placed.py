@@ -23,8 +23,7 @@ from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.runners.stopping import RunResult, StoppedAtOnce
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
 
-NUM_MEASURED = 2
-"""Steps of each placement that count; before them comes one in which everything is used for the first time."""
+NUM_MEASURED = 2  # steps of each placement that count, after one in which everything is used for the first time
 CHOICE = "placement.json"
 Run = Callable[[Any, int | None], RunResult]
 
@@ -48,7 +47,7 @@ def run_placed(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Ru
         if not done or isinstance(error, StoppedAtOnce):
             raise
         newest = CheckpointStore(claim.checkpoint_dir, 1).newest()
-        steps = done[-1].completed_steps if newest is None else _steps_in(newest)
+        steps = done[-1].completed_steps if newest is None else read_state(newest)["completed_steps"]
         if supervisor is not None:
             supervisor.interrupted(steps)
         result = replace(done[-1], interrupted=True, completed_steps=steps, checkpoint=newest)
@@ -61,12 +60,12 @@ def _try_and_keep(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run:
     # steps in which a language model's critic trains alone are not compared with others
     warm_up = cfg.algorithm.critic_warmup_steps if isinstance(cfg, ReasoningConfig) else 0
     paused_at: set[Path] = set()  # checkpoints that a run without trials would not have
-    has_ended, failure = False, SchedulerError("no placement was tried")
+    interval, has_ended, failure = cfg.runner.save_interval, False, SchedulerError("no placement was tried")
     for one in trials:
         if has_ended or one.outcome == "too large":
             continue
         start, saved = claim.resume_from, store.newest()
-        first = max(0 if start is None else _steps_in(start), warm_up) + 1
+        first = max(0 if start is None else read_state(start)["completed_steps"], warm_up) + 1
         print(f"placement: trying {one.overrides}", flush=True)
         try:
             done.append(run(one.placed, first + NUM_MEASURED))
@@ -88,7 +87,7 @@ def _try_and_keep(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run:
         if claim.resume_from is not None and claim.resume_from != start:
             if start is not None and start in paused_at:
                 shutil.rmtree(start, ignore_errors=True)
-            if cfg.runner.save_interval < 1 or _steps_in(claim.resume_from) % cfg.runner.save_interval:
+            if interval < 1 or read_state(claim.resume_from)["completed_steps"] % interval:
                 paused_at.add(claim.resume_from)
     measured = [one for one in trials if one.per_s is not None]
     if has_ended and len(measured) < 2:
@@ -98,17 +97,18 @@ def _try_and_keep(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run:
         raise failure
     best = max(measured, key=lambda one: one.per_s or 0.0)
     best.outcome = "kept"
-    what = "tokens" if isinstance(cfg, ReasoningConfig) else "env steps"
-    lines = [f"placement: {what} a second", *map(str, trials), f"  kept: {best.overrides}"]
-    print("\n".join(lines), flush=True)
+    print(
+        "\n".join(["placement: env steps or tokens a second", *map(str, trials), f"  kept: {best.overrides}"]),
+        flush=True,
+    )
     rows = [{key: value for key, value in vars(one).items() if key != "placed"} for one in trials]
     write_whole(claim.log_dir / CHOICE, json.dumps(rows, indent=1))
     if not has_ended:
         done.append(run(best.placed, None))
-        return
-    write_run_config(best.placed, claim.log_dir, done[-1].completed_steps)  # where it would go on
-    if done[-1].report is not None:
-        write_report(claim.log_dir)  # again, with the trials
+    else:
+        write_run_config(best.placed, claim.log_dir, done[-1].completed_steps)  # where it would go on
+        if done[-1].report is not None:
+            write_report(claim.log_dir)  # again, with the trials
 
 
 def _end_groups(supervisor: Supervisor | None) -> None:
@@ -119,10 +119,6 @@ def _end_groups(supervisor: Supervisor | None) -> None:
     if (cluster := Cluster.current()) is not None:
         for processes in list(cluster.processes):
             cluster.end(processes)
-
-
-def _steps_in(checkpoint: Path) -> int:
-    return int(read_state(checkpoint)["completed_steps"])
 
 
 def _throughput(run_dir: Path, step: int, cfg: Any) -> float | None:
