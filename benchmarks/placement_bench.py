@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from rlinf_lite.scheduler import Cluster
 
 TARGET = 1.1
 CHOSEN = "auto"
-SEARCH_STEPS = 10
+SEARCH_STEPS = 20
 
 
 def placed(placement: str, *overrides: str) -> list[str]:
@@ -101,8 +102,7 @@ def search(config: str, usual: list[str], scratch: Path) -> list[str]:
     subprocess.run([*command, "cluster.component_placement=auto"], check=True)
     found = json.loads(next(scratch.rglob(CHOICE)).read_text())
     best = next(one for one in found if one["outcome"] == "kept")
-    fuse = "null" if best["fuse"] is None else f"'{best['fuse']}'"
-    return placed(best["placement"], f"cluster.fuse={fuse}", f"rollout.pipeline_stage_num={best['stages']}")
+    return shlex.split(best["overrides"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,15 @@ from typing import Any, TypeVar
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
-from rlinf_lite.config.names import fused_roles, loss_needs_of, max_staleness, names_in_fuse, needs_of, roles_of
+from rlinf_lite.config.names import (
+    SHARING,
+    fused_roles,
+    loss_needs_of,
+    max_staleness,
+    names_in_fuse,
+    needs_of,
+    roles_of,
+)
 from rlinf_lite.config.plan import (
     PLACEMENT,
     SLOTS,
@@ -20,7 +28,7 @@ from rlinf_lite.config.plan import (
     plan_and_problems,
     slots,
 )
-from rlinf_lite.config.proposals import SHARING, is_auto, proposals
+from rlinf_lite.config.proposals import is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import chunk_of, labels_of, policy_config, policy_directory, start_dir, start_key
 from rlinf_lite.config.rules import (
@@ -58,11 +66,11 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
     except PlacementError as error:
         if not touches(SLOTS, suspects):
             unknown = [Problem(error.about, error.text)]
+        if is_auto(config.cluster):
+            return unknown
         suspects = {*suspects, error.about}
     if is_auto(config.cluster):
         assert isinstance(config, Config | ReasoningConfig)
-        if unknown:
-            return unknown
         if one_works := {"sft": "imitation", "eval": "an evaluation"}.get(config.runner.task_type):
             text = f"is auto, and in {one_works} there is nothing to choose by. Write 'actor,rollout,env: all'"
             return [Problem(PLACEMENT, text)]

@@ -20,6 +20,8 @@ COMPONENTS = ("actor", "rollout", "env")
 """Of an embodied run."""
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
 """Of a reasoning run."""
+SHARING = {"embodied": ("actor", "rollout"), "sft": (), "eval": ("actor", "rollout"), "reasoning": ROLES}
+"""Roles that may share a process, by the kind of run. Environments may not: their processes have no torch."""
 
 MAX_FILE_NAME = 255
 """Bytes of a file's name, on the file systems of Linux."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -12,12 +12,13 @@ import yaml
 from rlinf_lite.config.checks import find_problems, possible
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, plan_of, slots
-from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
-from rlinf_lite.preview.placements import byte_text, described, needed_bytes, no_room, room_for
+from rlinf_lite.preview.machine import byte_text
+from rlinf_lite.preview.placements import check_room
 from rlinf_lite.registry import IMPORT_PATH, env_card
+from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 if TYPE_CHECKING:
@@ -41,13 +42,12 @@ def describe(config: Config | ReasoningConfig) -> str:
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
-    if is_auto(config.cluster):
-        room = room_for(slots(config.cluster)[0])
-        needed = {described(placed): needed_bytes(plan_of(placed)) if room else 0 for placed in candidates}
-        title = "placements to choose from, the first of which is shown above"
-        sections[title] = "\n".join(_candidates(needed, room))
-        if room is not None and min(needed.values()) > room:
-            lacking.append(f"{no_room(needed, room, candidates[0])}")
+    try:
+        if placements := check_room(config):
+            title = "placements to try, with the memory of the fullest slot, or of the fullest node of a CPU cluster"
+            sections[title] = "\n".join(map(str, placements))
+    except PlacementError as error:  # with the same lines
+        lacking.append(str(error))
     if lacking:
         sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
@@ -106,12 +106,6 @@ def what_is_read(config: Config | ReasoningConfig, spec: EnvSpec | None) -> Poli
     with fake_tensors(), suppress(Exception):  # what is wrong with it, the estimate of memory says
         return build_policy(config, spec, read_weights=False).reads()
     return None
-
-
-def _candidates(needed: Mapping[str, int], room: int | None) -> Iterator[str]:
-    for name, count in needed.items():
-        too_large = room is not None and count > room
-        yield f"{name}{f', out: takes {byte_text(count)} of {byte_text(room or 0)}' if too_large else ''}"
 
 
 def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:

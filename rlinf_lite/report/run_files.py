@@ -36,7 +36,8 @@ class RunFiles:
         self.config_text = _text(run_dir / "config.yaml")
         self.config: Line = yaml.safe_load(self.config_text) or {}
         self.versions: dict[str, str] = json.loads(_text(run_dir / "versions.json") or "{}")
-        self.placements = _placements(json.loads(_text(run_dir / "placement.json") or "[]"))
+        found = json.loads(_text(run_dir / "placement.json") or "[]")
+        self.placements: list[Line] = sorted(found, key=lambda one: -(one["per_s"] or 0))  # the fastest first
         self.trace: Line | None = json.loads(_text(run_dir / "timeline.json") or "null")
 
         evaluated = {line["step"] for line in self.lines if "eval/num_episodes" in line}
@@ -105,16 +106,6 @@ def _settings(evaluation: Line) -> Line:
     how often."""
     protocol = {"mode": evaluation.get("mode"), **evaluation.get("protocol", {})}
     return {key: value for key, value in protocol.items() if key not in _FREE}
-
-
-def _placements(found: list[Line]) -> list[Line]:
-    """What `runners.placed` chose from, with what predictions were off by: those that were measured, the fastest first;
-    the others in the order of what they would take."""
-    found.sort(key=lambda one: (one["measured_s"] or float("inf"), one["outcome"] != "failed"))
-    for one in found:
-        known = one["predicted_s"] and one["measured_s"]
-        one["error"] = one["predicted_s"] / one["measured_s"] - 1 if known else None
-    return found
 
 
 def _json_lines(path: Path) -> list[Line]:

@@ -1,0 +1,33 @@
+"""How much memory this machine has."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+
+def gpu_bytes() -> int | None:
+    """Memory of this machine's smallest GPU; None where it is not known."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split()
+        return min(int(size) * 2**20 for size in found)
+    return None
+
+
+def free_host_bytes() -> int:
+    """Memory that new processes of this machine, or of its container, may take."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free, group = int(fields["MemAvailable"].split()[0]) * 1024, Path("/sys/fs/cgroup")
+    if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()) != "max":
+        free = min(free, int(limit) - int((group / "memory.current").read_text()))
+    return free
+
+
+def byte_text(count: int) -> str:
+    """`1.5 GiB`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
