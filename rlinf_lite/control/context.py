@@ -21,6 +21,7 @@ from rlinf_lite.scheduler.errors import SchedulerError
 ASK_LIMIT_S = 60.0  # how long a master may be away
 _ASK_AGAIN_S = 0.3
 _PREFIX = "rlinf_lite/jobs/"
+DAMAGED = ".damaged"  # ends the name under which a backend keeps what a master could not read
 
 
 class Stage(StrEnum):
@@ -229,12 +230,17 @@ def master_name(job: str) -> str:
     return f"job.{job}"
 
 
+def find_master(job: str) -> Any:
+    """The Ray actor of the job's master, which may be starting again. Raises ValueError where it is gone."""
+    return ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
+
+
 def ask_master(job: str, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
     """Call a job's master; where it is away, as while Ray starts it again, wait for it. Raises SchedulerError."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            master = ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
+            master = find_master(job)
         except ValueError as error:
             raise SchedulerError(f"the job {job!r} has no master here: it has ended, or never began") from error
         try:

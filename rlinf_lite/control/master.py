@@ -14,17 +14,17 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
 from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control.context import (
+    DAMAGED,
     Attachment,
     ContextError,
     Failover,
     JobContext,
-    Outcome,
     Stage,
     load_context,
     master_name,
@@ -32,6 +32,7 @@ from rlinf_lite.control.context import (
 )
 from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding, describe, stood_at
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
+from rlinf_lite.control.job_manager import JobManager
 from rlinf_lite.scheduler.context import run_on, set_context
 from rlinf_lite.scheduler.handle import exit_reason
 from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
@@ -48,21 +49,7 @@ _DUMP_LINES = 200
 _LEAVE_S = 0.5  # between the end of a job and that of its master, for the answer to whoever ended it
 
 
-class TrainerProcess(Protocol):
-    """The process of a built job's trainer, as its master handles it. A training run's trainer is its driver."""
-
-    directory: str  # where events go
-    outcome: Outcome | None
-    """How the trainer ended, as far as `lost` has heard: should its own word not have reached the master."""
-
-    def find_or_start(self) -> None: ...
-    def start(self, restarts: int, failure: str | None) -> None: ...
-    def lost(self) -> str | None: ...
-    def log_paths(self) -> list[str]: ...
-    def end(self) -> None: ...
-
-
-def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | None = None) -> Any:
+def create_master(job: str, control: ControlConfig, trainer: JobManager | None = None) -> Any:
     """Start a job's master on this node; Ray restarts it for as long as the job lasts. `trainer`: of a built job."""
     return detached_actor(JobMaster, master_name(job), max_restarts=-1, max_concurrency=16).remote(
         job, control, trainer
@@ -72,7 +59,7 @@ def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | No
 class JobMaster:
     """Owns the job's context. Its public methods are called by the trainer's process, by workers (`beat`) and users."""
 
-    def __init__(self, job: str, control: ControlConfig, trainer: TrainerProcess | None) -> None:
+    def __init__(self, job: str, control: ControlConfig, trainer: JobManager | None) -> None:
         self._lock = threading.RLock()
         self._backend = open_backend(control.backend)
         self._diagnosis = DiagnosisManager(control.hang_timeout_s, control.slow_factor)
@@ -265,7 +252,7 @@ class JobMaster:
             found = load_context(self._backend, job) if again else None
         except ContextError as error:
             problem = str(error)
-            self._backend.save(f"{job}.damaged", self._backend.load(job) or "")
+            self._backend.save(job + DAMAGED, self._backend.load(job) or "")
         self._context = found or JobContext(job, directory)
         if again:
             self._diagnosis.excuse()  # who waited, and what was dealt with, it does not know

@@ -140,12 +140,12 @@ REFUSED: dict[str, tuple[Callable[[], RLJobBuilder], str]] = {
     ),
     "env before any role": (
         lambda: RLJobBuilder().env({"A": "1"}),
-        ".env({'A': '1'}): no role was named before it. Put it behind .actor(...).",
+        ".env({'A': '1'}): no role was named before it. Put it after .actor(...).",
     ),
     "total before any role": (lambda: RLJobBuilder().total(2), ".total(2): no role was named before it."),
     "total of a trainer": (
         lambda: RLJobBuilder().trainer("m", "T").total(2),
-        ".trainer(...).total(2): a job has one trainer, on no device. Put it behind a role.",
+        ".trainer(...).total(2): a job has one trainer, on no device. Put it after a role.",
     ),
     "collocation with an unknown role": (
         lambda: two().with_collocation("actor", "rolout"),
@@ -279,15 +279,14 @@ def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.
         "Derive it from rlinf_lite.jobs.trainer.BaseTrainer."
     )
     assert actor == (
-        ".actor(...): the module 'no.such.module' cannot be imported (ModuleNotFoundError: No module named 'no'). "
-        "Correct it or its path."
+        ".actor(...): no.such.module:Actor cannot be imported: No module named 'no': is its folder on PYTHONPATH?"
     )
-    assert rollout == f".rollout(...): the module {HERE!r} has no 'Rolout'. Did you mean Rollout?"
+    assert rollout == f".rollout(...): {HERE} has no 'Rolout'. Did you mean Rollout?"
     assert reference.startswith(f".reference(...): {HERE}.NotAWorker is not a subclass of Worker. Derive it from ")
-    assert "'broken_workloads' cannot be imported (RuntimeError: no licence)" in reward
+    assert reward == ".reward(...): broken_workloads:R cannot be imported: RuntimeError: no licence"
     assert critic.startswith(f".critic(...): {HERE}.THRESHOLD is not a subclass of Worker.")
     assert sim.startswith(f".role('sim', ...): {HERE}.Trainer is not a subclass of Worker.")
-    assert "'exiting_workloads' cannot be imported (SystemExit: )" in out
+    assert out == ".role('out', ...): exiting_workloads:W cannot be imported: SystemExit: "
     assert own == (
         ".role('own', ...): the module '__main__' is this script, which the job's processes do not run. Put Own into a "
         "module of its own, and name that."

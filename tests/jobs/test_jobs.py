@@ -14,8 +14,8 @@ from ray.experimental import internal_kv
 from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control import JobFailedError
 from rlinf_lite.control.context import KVBackend, ask_master
+from rlinf_lite.control.job import JobHandle
 from rlinf_lite.jobs import JobSpecError, RLJobBuilder
-from rlinf_lite.jobs.submit import JobHandle
 from rlinf_lite.scheduler.processes import is_ray_process
 from tests.control.conftest import events, wait_for
 from tests.jobs.jobs import ROLES
@@ -322,6 +322,6 @@ def test_refused_before_anything_starts(machines):
     )
     with pytest.raises(JobSpecError) as error:
         job.submit("refused")
-    assert "no 'Missing'" in str(error.value) and "'not.there' cannot be imported" in str(error.value)
+    assert "no 'Missing'" in str(error.value) and "not.there:Actor cannot be imported" in str(error.value)
     with pytest.raises(JobSpecError, match="not a name"):
         job.submit("not a name")
