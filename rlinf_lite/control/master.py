@@ -340,7 +340,7 @@ class JobMaster:
             hung = self._diagnosis.find_hung(record)
             if hung is not None:
                 found.append((record, hung))
-                with suppress(Exception):  # likewise
+                with suppress(Exception):  # the node may be gone
                     run_on(record.node_id, dump_stacks, record.pid)
         time.sleep(_DUMP_S if found else 0.0)
         for record, hung in found:
