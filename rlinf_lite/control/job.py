@@ -72,7 +72,7 @@ class JobHandle:
         began = seen = time.monotonic()
         while True:
             if local_ray_has_ended() or not ray.is_initialized():
-                raise SchedulerError(f"the job {self.name!r} ended before it was done, with its Ray")
+                raise SchedulerError(f"the job {self.name!r} cannot be followed: this process's Ray has ended")
             context = self.status()
             if context.stage.is_final:
                 self.seen_ended = True

@@ -8,28 +8,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlinf_lite.jobs import exit_code as exit_code
-from rlinf_lite.jobs.ported import FOREIGN_OPTIONS
 from rlinf_lite.jobs.spec import NAMED_ROLES, JobSpec, JobSpecError, RoleSpec, builder_call, place_roles
-
-
-@dataclass(frozen=True)
-class RLJob:
-    """A checked job, ready to run."""
-
-    spec: JobSpec
-
-    def submit(self, job_name: str, blocking: bool = False, **options: Any) -> Any:
-        """Start the job under this name. `options`: see `rlinf_lite.jobs.submit.submit`."""
-        foreign = [name for name in options if name in FOREIGN_OPTIONS]
-        if foreign:
-            raise JobSpecError([f"submit({name}={options[name]!r}): {FOREIGN_OPTIONS[name]}" for name in foreign])
-        from rlinf_lite.jobs.submit import submit  # needs ray
-
-        return submit(self.spec, job_name, blocking, **options)
 
 
 def _role_call(name: str) -> Callable[[RLJobBuilder, str, str], RLJobBuilder]:
@@ -105,7 +88,7 @@ class RLJobBuilder:
         self._collocations.append(None)
         return self
 
-    def build(self) -> RLJob:
+    def build(self) -> JobSpec:
         """The job. Raises JobSpecError with every problem."""
         config, unresolved = _plain(self._job["config"])
         spec = self._spec(config)
@@ -122,7 +105,7 @@ class RLJobBuilder:
                 problems += error.problems
         if problems:
             raise JobSpecError(problems)
-        return RLJob(copy.deepcopy(spec))
+        return copy.deepcopy(spec)
 
     def _with(self, **fields: Any) -> RLJobBuilder:
         self._job |= fields

@@ -40,7 +40,7 @@ def problems(builder: RLJobBuilder) -> list[str]:
 
 
 def test_the_example() -> None:
-    spec = example().build().spec
+    spec = example().build()
     assert (spec.num_nodes, spec.devices_per_node, spec.device_type) == (3, 2, "GPU")
     assert (spec.config, spec.env, spec.collocations) == ({"c1": "v1"}, {"e0": "v0"}, (("actor", "rollout"),))
     assert dataclasses.asdict(spec.trainer) == {
@@ -52,7 +52,7 @@ def test_the_example() -> None:
 
 
 def test_a_spec_is_json() -> None:
-    spec = example().build().spec
+    spec = example().build()
     assert json.loads(json.dumps(dataclasses.asdict(spec)))["roles"][0]["cls"] == "Actor"
 
 
@@ -60,12 +60,12 @@ def test_a_job_keeps_nothing_of_its_builder() -> None:
     config: dict[str, Any] = {"lr": [1]}
     job = example().config(config).build()
     config["lr"].append(2)
-    assert job.spec.config == {"lr": [1]}
+    assert job.config == {"lr": [1]}
 
 
 def test_any_role_and_all_collocated() -> None:
     builder = RLJobBuilder().config({"a": 1}).trainer("m", "T").with_collocation_all().actor("m", "A")
-    spec = builder.role("sim", "m", "S").share(1 / 3).device_type("CPU").build().spec
+    spec = builder.role("sim", "m", "S").share(1 / 3).device_type("CPU").build()
     assert spec.collocations == (("actor", "sim"),) and spec.device_type == "CPU"
 
 
@@ -258,7 +258,7 @@ def test_the_error_reads_as_a_list_and_can_be_pickled() -> None:
 
 
 def test_load_classes() -> None:
-    classes = load_classes(example().build().spec)
+    classes = load_classes(example().build())
     assert [cls.__name__ for cls in classes.values()] == ["Trainer", "Actor", *["Rollout"] * 4]
     assert list(classes) == ["trainer", "actor", "rollout", "reference", "reward", "critic"]
 
@@ -272,7 +272,7 @@ def test_load_classes_says_all_that_is_wrong(tmp_path: Any, monkeypatch: pytest.
     builder.reward("broken_workloads", "R").critic(HERE, "THRESHOLD")
     with pytest.raises(JobSpecError) as error:
         builder.role("sim", HERE, "Trainer").role("out", "exiting_workloads", "W").role("own", "__main__", "Own")
-        load_classes(builder.device_per_node(10).build().spec)
+        load_classes(builder.device_per_node(10).build())
     trainer, actor, rollout, reference, reward, critic, sim, out, own = error.value.problems
     assert trainer == (
         f".trainer(...): {HERE}.Rollout is not a subclass of BaseTrainer. "
@@ -297,4 +297,4 @@ def test_a_trainer_that_is_not_finished() -> None:
     spec = bare().trainer(HERE, "HalfTrainer")
     spec._drafts = [draft for draft in spec._drafts if draft.cls != "T"]
     with pytest.raises(JobSpecError, match=r"HalfTrainer is abstract\. Define fit\."):
-        load_classes(spec.build().spec)
+        load_classes(spec.build())

@@ -26,7 +26,7 @@ HERE = "tests.jobs.workloads"
 def job() -> JobSpec:
     builder = RLJobBuilder().device_per_node(4).config({"a": 1}).trainer(HERE, "Trainer")
     builder.actor(HERE, "Actor").total(2).per_node(2).rollout(HERE, "Rollout").share(0.5).total(2).per_node(2)
-    return replace(builder.with_collocation("actor", "rollout").build().spec, name="demo")
+    return replace(builder.with_collocation("actor", "rollout").build(), name="demo")
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobSpec) -> None:
 
 def test_roles_run_where_they_are_placed(cluster: Cluster, job: JobSpec) -> None:
     builder = RLJobBuilder().device_per_node(4).config({"a": 1}).trainer(HERE, "Trainer").actor(HERE, "Actor")
-    placed = place_roles(builder.total(2).per_node(2).share(0.5).build().spec)
+    placed = place_roles(builder.total(2).per_node(2).share(0.5).build())
     group = Actor.create_group({}, job).launch(cluster, placed["actor"], name="placed")
     assert RoleGroup(group).echo(1) == [(0, 1, 0), (1, 1, 0)]
     group.shutdown()

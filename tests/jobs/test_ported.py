@@ -52,7 +52,7 @@ def test_a_job_as_it_is_written_there(cluster: Cluster) -> None:
     builder.actor(HERE, "Actor").total(2).per_node(2).rollout(HERE, "Actor").total(2).per_node(2).role(
         "UDF_1", HERE, "Bare"
     )
-    spec = builder.with_collocation(RLRoleType.ACTOR, RLRoleType.ROLLOUT).build().spec
+    spec = builder.with_collocation(RLRoleType.ACTOR, RLRoleType.ROLLOUT).build()
     assert spec.config == {"optim": {"lr": 0.5, "half": 0.5}} and type(spec.config["optim"]) is dict
     classes = load_classes(spec)
     workers = classes["actor"].create_group(spec.user_config(), spec)
@@ -169,7 +169,7 @@ TRAINER = "is called with (groups, config, job, restart_count). Write: def __ini
     ],
 )
 def test_constructors_that_take_something_else(trainer: str, actor: str, problem: str) -> None:
-    spec = RLJobBuilder().config({"a": 1}).trainer(HERE, trainer).actor(HERE, actor).build().spec
+    spec = RLJobBuilder().config({"a": 1}).trainer(HERE, trainer).actor(HERE, actor).build()
     with pytest.raises(JobSpecError) as error:
         load_classes(spec)
     assert len(error.value.problems) == 1 and problem in error.value.problems[0].replace("'", ""), error.value
@@ -177,4 +177,4 @@ def test_constructors_that_take_something_else(trainer: str, actor: str, problem
 
 def test_constructors_that_fit() -> None:
     builder = RLJobBuilder().device_per_node(2).config({"a": 1}).trainer(HERE, "AnyTrainer").actor(HERE, "OwnNames")
-    load_classes(builder.role("bare", HERE, "Bare").build().spec)
+    load_classes(builder.role("bare", HERE, "Bare").build())
