@@ -82,9 +82,8 @@ def _connect(spec: JobSpec) -> None:
 
 def _finish_jobs() -> None:
     """At the script's exit: wait for its jobs, or stop them where an error or Ctrl-C has ended it; then end its Ray."""
-    must_stop = getattr(sys, "last_value", None) is not None and not hasattr(
-        sys, "ps1"
-    )  # which is an exit code already
+    has_raised = getattr(sys, "last_value", None) is not None  # which gives the script its exit code
+    must_stop = has_raised and not hasattr(sys, "ps1")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with _own_ray:

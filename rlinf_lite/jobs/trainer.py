@@ -309,11 +309,9 @@ class BaseTrainer(ABC):
 
     def _role(self, role: str) -> str:
         """The job's name of a role, found without regard to case."""
-        if role in self.groups:
-            return role
-        for name in self.groups:
-            if name.upper() == role.upper():
-                return name
+        for name in (role, *(name for name in self.groups if name.upper() == role.upper())):
+            if name in self.groups:
+                return str(name)
         roles = ", ".join(self.groups) or "none"
         raise AttributeError(f"the job has no {role!r} (its roles: {roles}); add {builder_call(role)} to its builder")
 

@@ -17,7 +17,6 @@ SMALL = [
     "runner.max_steps=2",
     "runner.val_check_interval=-1",
     "runner.report=false",
-    "cluster.fuse=null",
 ]
 
 
