@@ -229,7 +229,7 @@ def test_the_master_is_killed_in_a_failover_and_where_what_it_kept_is_damaged_or
     master = master_pid(handle)
     os.kill(master, signal.SIGSTOP)
     # the trainer's process has ended its workers by then
-    wait_for(lambda: len(steps_done(handle)) == 6 * STEPS and not any(map(is_ray_process, before.values())), 60)
+    wait_for(lambda: len(steps_done(handle)) == 6 * STEPS and not any(map(is_ray_process, before.values())), 120)
     internal_kv._internal_kv_del(f"rlinf_lite/jobs/{handle.name}")
     kill(master)
     wait_for(lambda: backend.load(handle.name) is not None, 30)
