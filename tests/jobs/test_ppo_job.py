@@ -17,6 +17,7 @@ SMALL = [
     "runner.max_steps=2",
     "runner.val_check_interval=-1",
     "runner.report=false",
+    "cluster.fuse=null",
 ]
 
 
