@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from rlinf_lite.cli.tables import print_table
 from rlinf_lite.control.context import ContextBackend, ContextError, DirectoryBackend, JobContext, KVBackend
-from rlinf_lite.jobs.submit import JobHandle, find_jobs
+from rlinf_lite.control.job import JobHandle, find_jobs
 from rlinf_lite.registry import nearest
 from rlinf_lite.report.axes import duration
 from rlinf_lite.scheduler import ClusterError, SchedulerError
@@ -183,7 +183,7 @@ def _read(backend: ContextBackend, known: KnownRay | None) -> list[Found]:
     found = []
     try:
         with nullcontext() if known is None else joined_ray(known):
-            for handle in find_jobs([backend]):
+            for handle in find_jobs(backend):
                 try:
                     context = handle.status()
                 except ContextError as error:

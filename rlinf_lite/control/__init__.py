@@ -1,4 +1,4 @@
-"""Failover: every run is watched, and what dies or hangs in it is started again.
+"""Supervision of runs and jobs: workers that die or hang are started again.
 
 Importing this package needs neither ray nor torch: names that need ray are loaded when first used.
 """

@@ -1,5 +1,5 @@
-"""What is known of a job: its stage, its workers, who feeds whom, what failed and what was done; where that is kept;
-and how the job's master is found and asked."""
+"""A job's context (its stage, its workers, which group feeds which, its failures), the backends that keep it, and how
+a job's master is found and called."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ray.experimental import internal_kv
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext
 from rlinf_lite.scheduler.errors import SchedulerError
 
-ASK_LIMIT_S = 60.0  # how long a master may be away
+ASK_LIMIT_S = 60.0  # how long a call waits for a master that is being started again
 _ASK_AGAIN_S = 0.3
 _PREFIX = "rlinf_lite/jobs/"
+DAMAGED = ".damaged"  # ends the name under which a backend keeps what a master could not read
 
 
 class Stage(StrEnum):
-    """Where a job is."""
+    """The stages of a job."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -49,7 +50,7 @@ _NEXT = {
 
 
 class ContextError(RuntimeError):
-    """A persisted context that cannot be read, or a transition that a job cannot make."""
+    """A persisted context cannot be read, or a job cannot change its stage in this way."""
 
 
 @dataclass
@@ -79,11 +80,11 @@ class Failover:
     kind: str
     """crashed, hung, out_of_memory, node_lost or raised."""
     failed: list[str]
-    """The workers to blame, such as `env[1]`; `trainer` for the trainer."""
+    """The workers that failed, such as `env[1]`; `trainer` for the trainer."""
     evidence: str
     time: float
     level: str = ""
-    """What was started again: worker, group, job or trainer; fail where a limit was reached."""
+    """The part that starts again: worker, group, job or trainer; fail where a limit is reached."""
     attempts: int = 0
     outcome: str = "pending"
     """pending, done or failed."""
@@ -91,16 +92,16 @@ class Failover:
     """From the report to the end of the recovery."""
     steps_lost: int | None = None
     counts: bool = True
-    """Towards the limits of `control`."""
+    """Whether it counts towards the limits of `control`."""
 
 
 @dataclass
 class JobContext:
-    """Everything about a job that outlives its master."""
+    """The state of a job, which outlives its master."""
 
     name: str
     directory: str = ""
-    """Where its events go."""
+    """The directory of `events.jsonl`."""
     stage: Stage = Stage.STARTING
     reason: str = ""
     started: float = field(default_factory=time.time)
@@ -108,18 +109,18 @@ class JobContext:
     step: int = 0
     total_steps: int = 0
     last_progress: float = field(default_factory=time.time)
-    """When `step` last rose."""
+    """The time when `step` last rose."""
     trainer_pid: int = 0
     trainer_node: str = ""
     trainer_node_id: str = ""
     trainer_restarts: int = 0
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
-    """(a, b): group a feeds group b."""
+    """Pairs (a, b): group a feeds group b."""
     failovers: list[Failover] = field(default_factory=list)
 
     def move_to(self, stage: Stage, reason: str = "") -> None:
-        """Change the stage. Raises ContextError where a job cannot go there from here."""
+        """Change the stage. Raises ContextError for a change that no job can make."""
         if stage == self.stage:
             return
         if stage not in _NEXT.get(self.stage, set()):
@@ -133,7 +134,7 @@ class JobContext:
 
     @classmethod
     def from_json(cls, text: str) -> JobContext:
-        """Raises ContextError for anything that `to_json` did not write."""
+        """The context that `to_json` wrote. Raises ContextError for any other text."""
         try:
             data: dict[str, Any] = json.loads(text)
             data["stage"] = Stage(data["stage"])
@@ -145,9 +146,8 @@ class JobContext:
             raise ContextError(f"not a job's context: {type(error).__name__}: {error}") from error
 
     def touched_by(self, groups: Iterable[str]) -> list[str]:
-        """Groups that work with any of these, directly or through others: what they are doing cannot be completed.
-
-        A group that has not been seen to feed another, or to be fed, may work with any.
+        """Groups that work with any of the given ones, directly or through others, these included: they cannot complete
+        what they are doing. A group that was never seen to feed another, or to be fed, may work with any.
         """
         touched, everyone = set(groups), {record.group for record in self.workers.values()}
         connected = {name for edge in self.edges for name in edge}
@@ -159,7 +159,7 @@ class JobContext:
 
 
 class KVBackend:
-    """Ray's key-value store; lasts as long as the Ray cluster."""
+    """Contexts in Ray's key-value store, which lasts as long as the Ray cluster."""
 
     def save(self, job: str, text: str) -> None:
         internal_kv._internal_kv_put(_PREFIX + job, text.encode(), overwrite=True)
@@ -173,7 +173,7 @@ class KVBackend:
 
 
 class DirectoryBackend:
-    """One file per job; outlives Ray."""
+    """Contexts in a directory, one file per job, which outlives Ray."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -193,16 +193,16 @@ class DirectoryBackend:
 
 
 ContextBackend = KVBackend | DirectoryBackend
-"""Texts by job; a save replaces what was there, whole or not at all."""
+"""Keeps one text per job. A save replaces the text as a whole, or not at all."""
 
 
 def open_backend(where: str) -> ContextBackend:
-    """`kv`, or a directory."""
+    """The backend that `control.backend` names: `kv`, or a directory."""
     return KVBackend() if where == "kv" else DirectoryBackend(where)
 
 
 def load_context(backend: ContextBackend, job: str) -> JobContext | None:
-    """What a backend has of a job. Raises ContextError where that is damaged."""
+    """The context of a job, None where the backend has none. Raises ContextError where it is damaged."""
     text = backend.load(job)
     if text is None:
         return None
@@ -214,29 +214,35 @@ def load_context(backend: ContextBackend, job: str) -> JobContext | None:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What a trainer's process tells the master after every start of workers; enough for one that has lost it."""
+    """The state that a trainer's process sends to the master after every start of workers; enough for a master that has
+    lost its own."""
 
-    job: JobContext  # as the trainer knows it
+    job: JobContext  # the trainer's own copy
     context: ProcessContext
     handles: dict[str, Any]  # Ray actors of the workers, by name
 
 
 Outcome = tuple[Stage, str, Attachment | None]
-"""How a job has ended, why, and what its master should know (None where it had not begun)."""
+"""The final stage of a job, the reason, and the state for its master (None where the job had not begun)."""
 
 
 def master_name(job: str) -> str:
     return f"job.{job}"
 
 
+def find_master(job: str) -> Any:
+    """The Ray actor of the job's master, which may be starting again. Raises ValueError where it is gone."""
+    return ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
+
+
 def ask_master(job: str, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
-    """Call a job's master; where it is away, as while Ray starts it again, wait for it. Raises SchedulerError."""
+    """Call a method of a job's master, and wait for a master that Ray is starting again. Raises SchedulerError."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            master = ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
+            master = find_master(job)
         except ValueError as error:
-            raise SchedulerError(f"the job {job!r} has no master here: it has ended, or never began") from error
+            raise SchedulerError(f"the job {job!r} has no master here: it has ended, or was never started") from error
         try:
             return ray.get(getattr(master, method).remote(*args), timeout=limit_s)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:

@@ -1,4 +1,4 @@
-"""What is wrong with a worker, and how that is known."""
+"""Finds workers that hang, are slow or have died, and the reasons, from their heartbeats and from what Ray reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlinf_lite.control.context import WorkerRecord
 from rlinf_lite.scheduler.heartbeat import BEAT_S, Beat
 
 SILENT_S = 5.0
-"""A worker that has not been heard of for so long is said to be silent, and after the hang limit, hung."""
-_LATE_S = 2.5 * BEAT_S
-_STUCK_S = 30.0  # without progress of any worker, until that is said, at the latest
+"""A worker without heartbeats for this long is silent, and after the hang limit, hung."""
+_LATE_S = 2.5 * BEAT_S  # a heartbeat that is older has been missed
+_STALL_S = 30.0  # without progress of any worker, after which the stall is reported at the latest
 _NAMED_WORKERS = 8
 _SHOWN_FRAMES = 3
 _SLOW_WINDOW_S = 60.0
@@ -26,7 +26,7 @@ _SLOW_AGAIN_S = 600.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What is the matter with one worker."""
+    """One worker's problem, with its evidence."""
 
     kind: str  # crashed, hung, slow, out_of_memory, node_lost or raised
     group: str
@@ -39,25 +39,28 @@ class Finding:
 
 
 class DiagnosisManager:
-    """Keeps the last beats of every worker, and tells crashed, hung, slow, out of memory and lost ones apart."""
+    """Keeps the last heartbeats of every worker, and finds workers that crashed, hang, are slow, ran out of memory or
+    lost their node.
+
+    Every `now` is in seconds of `time.monotonic()`, and by default the present."""
 
     def __init__(self, hang_timeout_s: float, slow_factor: float) -> None:
         self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
         self.last_beats: dict[str, Beat] = {}  # by worker
-        self._heard: dict[str, float] = {}
-        self._waited: dict[str, float] = {}  # when any rank of a group was last seen to wait for a message
-        self._busy: dict[str, deque[tuple[float, float]]] = {}
-        self._said_slow: dict[str, float] = {}
-        self._excused_since, self._looked = -math.inf, math.inf
-        self._say_stuck_at = 0.0
+        self._heard: dict[str, float] = {}  # when the last beat came, by worker
+        self._waited: dict[str, float] = {}  # when any rank of the group was last seen waiting for a message
+        self._busy: dict[str, deque[tuple[float, float]]] = {}  # (time, seconds computed so far)
+        self._reported_slow: dict[str, float] = {}
+        self._hang_clock_start, self._last_check = -math.inf, math.inf
+        self._report_stall_at = 0.0
 
-    def hear(self, beats: list[Beat], now: float | None = None) -> None:
-        """Take what a process says of its workers."""
+    def record(self, beats: list[Beat], now: float | None = None) -> None:
+        """Record the heartbeats of a process's workers."""
         now = time.monotonic() if now is None else now
         for beat in beats:
             name = f"{beat.group}[{beat.rank}]"
             if name in self.last_beats and self.last_beats[name].pid != beat.pid:
-                self._busy.pop(name, None)  # it has been replaced
+                self._busy.pop(name, None)  # the worker has been replaced
             self.last_beats[name], self._heard[name] = beat, now
             if beat.waiting_for is not None:
                 self._waited[beat.group] = now
@@ -67,74 +70,74 @@ class DiagnosisManager:
                 busy.popleft()
 
     def forget(self, record: WorkerRecord) -> None:
-        """A worker has been replaced; its successor is heard from now on."""
-        for known in (self.last_beats, self._busy, self._said_slow):
+        """Drop what is known of a worker that has been replaced; silence is counted from now on."""
+        for known in (self.last_beats, self._busy, self._reported_slow):
             known.pop(record.name, None)
         self._heard[record.name] = time.monotonic()
 
     def sent_to(self) -> set[tuple[str, str]]:
-        """(a, b) where workers of group a have sent messages to group b."""
+        """Pairs (a, b): workers of group a have sent messages to group b."""
         return {(beat.group, other) for beat in self.last_beats.values() for other in beat.sent_to}
 
     def notice_pause(self, now: float | None = None) -> None:
-        """To be called before every look for hung workers, of which there is one a second. After a longer pause, who
-        watches was stopped itself, and who is watched most likely too: as when a machine or a container is suspended.
+        """Restart the hang limit after a pause between two checks, of which there should be one a second. Whoever calls
+        this was stopped during the pause, and the workers most likely too, as when a machine or container is suspended.
         """
         now = time.monotonic() if now is None else now
-        if now - self._looked >= SILENT_S:
+        if now - self._last_check >= SILENT_S:
             self._heard = dict.fromkeys(self._heard, now)
-            self.excuse(now)
-        self._looked = now
+            self.restart_hang_limit(now)
+        self._last_check = now
 
-    def excuse(self, now: float | None = None) -> None:
-        """Take nobody for hung until the hang limit has passed again: a failure is being dealt with, or was until now,
-        which may have held up all who made no progress."""
-        self._excused_since = time.monotonic() if now is None else now
+    def restart_hang_limit(self, now: float | None = None) -> None:
+        """Report no worker as hung before the hang limit has passed again: a failure, which is or was being dealt with,
+        may have held up all workers."""
+        self._hang_clock_start = time.monotonic() if now is None else now
 
     def find_hung(self, record: WorkerRecord, now: float | None = None) -> Finding | None:
-        """Whether a living worker has made no progress, or has not been heard of, for too long."""
+        """The finding for a living worker that has made no progress, or sent no heartbeat, for too long; else None."""
         now = time.monotonic() if now is None else now
-        if now - self._excused_since < self._hang_timeout_s:
+        if now - self._hang_clock_start < self._hang_timeout_s:
             return None
         beat, silent = self.last_beats.get(record.name), now - self._heard.setdefault(record.name, now)
         if silent >= max(self._hang_timeout_s, SILENT_S):
-            evidence = f"not heard of for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
+            evidence = f"no heartbeat for {silent:.1f} s; its process (pid {record.pid}) {_process_state(record.pid)}"
         elif (
             beat is not None
             and beat.pid == record.pid
             and beat.doing is not None
             and beat.waiting_for is None
             and beat.stuck_s + silent >= self._hang_timeout_s
-            # ranks in a collective operation wait for one that waits for a message; beats are of different moments
+            # ranks in a collective operation wait for a rank that waits for a message; their beats differ in time
             and now - self._waited.get(record.group, -math.inf) >= self._hang_timeout_s
         ):
             evidence = f"{beat.doing} has made no progress for {beat.stuck_s + silent:.1f} s, and waits for no message"
             if silent > _LATE_S:
-                evidence += f"; not heard of for {silent:.1f} s: its process {_process_state(record.pid)}"
+                evidence += f"; no heartbeat for {silent:.1f} s: its process {_process_state(record.pid)}"
         else:
             return None
         evidence += f" (control.hang_timeout_s: {self._hang_timeout_s:g})"
         return Finding("hung", record.group, record.rank, evidence)
 
-    def say_stuck(self, workers: Iterable[str], now: float | None = None) -> str:
-        """Who does what, in a line, where these have made no progress for long though some are in a method, or silent;
-        empty elsewhere, and until that time has doubled."""
+    def describe_stall(self, workers: Iterable[str], now: float | None = None) -> str:
+        """A line with what each of these workers does, where none has made progress for long although some are in a
+        method, or silent. Empty otherwise, and after a line until the time without progress has doubled."""
         now = time.monotonic() if now is None else now
-        known = {name: self.last_beats.get(name) for name in workers if name in self._heard}  # None: no beat yet
+        known = {name: self.last_beats.get(name) for name in workers if name in self._heard}  # None: no heartbeat yet
         since = [self._heard[name] - (beat.stuck_s if beat else 0.0) for name, beat in known.items()]
-        stuck_s = now - max([self._excused_since, *since])
-        first_s = min(_STUCK_S, self._hang_timeout_s / 2)
+        stuck_s = now - max([self._hang_clock_start, *since])
+        first_s = min(_STALL_S, self._hang_timeout_s / 2)
         if stuck_s < first_s:
-            self._say_stuck_at = first_s
+            self._report_stall_at = first_s
         doing: dict[str, list[str]] = {}
         for name, beat in known.items():
             if now - self._heard[name] > _LATE_S:
-                doing.setdefault("not heard of (stopped, or in code that holds Python's lock)", []).append(name)
+                doing.setdefault("no heartbeat (stopped, or in code that holds Python's lock)", []).append(name)
             elif beat is not None and beat.doing is not None:
                 doing.setdefault(describe(beat), []).append(name)
-        if stuck_s < self._say_stuck_at or not doing:
+        if stuck_s < self._report_stall_at or not doing:
             return ""
-        self._say_stuck_at = 2 * stuck_s
+        self._report_stall_at = 2 * stuck_s
         parts = []
         for what, names in doing.items():
             more = f" and {len(names) - _NAMED_WORKERS} more" if len(names) > _NAMED_WORKERS else ""
@@ -143,7 +146,8 @@ class DiagnosisManager:
         return f"no worker has made progress for {stuck_s:.0f} s ({limit}): {'; '.join(parts)}"
 
     def find_slow(self, records: list[WorkerRecord], now: float | None = None) -> list[Finding]:
-        """Ranks that compute much longer than the others of their group do for the same calls."""
+        """Findings for ranks that compute much longer than the other ranks of their group; for the same rank at most
+        every 10 minutes."""
         now = time.monotonic() if now is None else now
         spent: dict[str, dict[int, float]] = {}
         for record in records:
@@ -158,15 +162,16 @@ class DiagnosisManager:
                 if not others or share < max(_SLOW_MIN_SHARE, self._slow_factor * statistics.median(others)):
                     continue
                 name = f"{group}[{rank}]"
-                if now - self._said_slow.get(name, -_SLOW_AGAIN_S) >= _SLOW_AGAIN_S:
-                    self._said_slow[name] = now
+                if now - self._reported_slow.get(name, -_SLOW_AGAIN_S) >= _SLOW_AGAIN_S:
+                    self._reported_slow[name] = now
                     usual = statistics.median(others)
                     evidence = f"computes {100 * share:.0f}% of the time, the other ranks of {group} {100 * usual:.0f}%"
                     found.append(Finding("slow", group, rank, evidence))
         return found
 
     def explain_death(self, record: WorkerRecord, reason: str, node_alive: bool, oom_kills: int | None) -> Finding:
-        """Why a worker's process is gone. `oom_kills`: of its node, now; None where that cannot be read."""
+        """The finding for a worker whose process is gone, for which Ray gives `reason`. `oom_kills`: the number of
+        processes on its node that the kernel has killed so far for want of memory; None where that is unknown."""
 
         def found(kind: str, evidence: str) -> Finding:
             return Finding(kind, record.group, record.rank, evidence)
@@ -184,29 +189,29 @@ class DiagnosisManager:
 
 
 def describe(beat: Beat) -> str:
-    """What a worker does, and whose message it waits for."""
+    """What a worker does, and from whom it awaits a message."""
     if beat.doing is None:
         return f"idle for {beat.stuck_s:.0f} s"
     return beat.doing if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
 
 
-def stood_at(log: str) -> str:
-    """The innermost frames of the main thread, which runs the methods, in a line, from the stacks at the end of a log
-    (`dump_stacks`); empty where there are none."""
+def innermost_frames(log: str) -> str:
+    """The innermost frames of the main thread, which runs the methods, in one line, from the stacks that `dump_stacks`
+    has written to the end of a log; empty where there are none."""
     _, found, main = log.rpartition("hread 0x")
     frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', main, re.MULTILINE)[:_SHOWN_FRAMES] if found else []
     return ", from ".join(f"{path}:{line} in {function}" for path, line, function in frames)
 
 
 def explain_error(group: str, rank: int, summary: str, origin: str = "") -> Finding:
-    """What a worker's own exception says."""
+    """The finding for a worker that raised an exception."""
     kind = "out_of_memory" if summary.startswith(("OutOfMemoryError", "MemoryError")) else "raised"
     first, *more = summary.split("\n")
     return Finding(kind, group, rank, "\n".join([f"{first} ({origin})" if origin else first, *more]))
 
 
 def _process_state(pid: int) -> str:
-    """What the kernel says of a process of this machine."""
+    """The state of a process of this machine, from the kernel."""
     try:
         with open(f"/proc/{pid}/status") as file:
             state = next(line.split("\t", 1)[1].strip() for line in file if line.startswith("State:"))

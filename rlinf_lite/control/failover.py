@@ -1,4 +1,4 @@
-"""What is done about a failure: the one place where that is decided, and the limits that hold."""
+"""Decisions about failures: what starts again, after how long a wait, and when a limit ends the job."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control.context import Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import Finding
 
-LEVELS = ("worker", "group", "job")  # what is started again, from the least to the most
+LEVELS = ("worker", "group", "job")  # the parts that start again, from the smallest to the largest
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the trainer's process has to do."""
+    """What the trainer's process has to do about a failure."""
 
     id: str
     level: str  # worker, group, job, trainer or fail
     ranks: dict[str, list[int]] = field(default_factory=dict)
-    """The workers that start again, by group; all of a group's for the level group."""
-    touched: list[str] = field(default_factory=list)  # groups that have to give up what they were doing
+    """The ranks that start again, by group; all of a group's where the level is group."""
+    touched: list[str] = field(default_factory=list)  # groups that have to abort what they are doing
     wait_s: float = 0.0
     reason: str = ""  # the limit that is reached, where the level is fail
     evidence: str = ""
 
 
 class FailoverCoordinator:
-    """Owns the way of a job from a failure back to running, or to its end. Every change is persisted by `save`."""
+    """Takes a job from a failure back to running, or to its end. `save` persists the context after every change."""
 
     def __init__(self, context: JobContext, control: ControlConfig, save: Callable[[], None]) -> None:
         self._context, self._control, self._save = context, control, save
 
     def decide(self, failure: str, findings: Sequence[Finding], trainer: str | None = None) -> Decision:
-        """What to do about a failure; asked again under the same name, also of a restarted master, that answer stands
-        until `ended` says that it did not help: then more is started again.
+        """What to do about a failure. `failure` is its id: for the same id the answer stays the same, also after the
+        master was started again, until `ended` reports that it did not help; then a larger part starts again.
 
-        `trainer`: what a trainer raised that can start again, where no worker is to blame.
+        `trainer`: the exception of a trainer that can start again, where no worker failed.
         """
         context = self._context
         if context.stage not in (Stage.STARTING, Stage.RUNNING, Stage.RECOVERING):
@@ -52,8 +52,8 @@ class FailoverCoordinator:
         else:
             known.failed = sorted({*known.failed, *(finding.worker for finding in findings)})
         limit = self._limit(known)
-        known.level = "fail" if limit else self._least_that_can_help(known)
-        times = max(map(self._count, known.failed))  # not put off at all the first time, then twice as long every time
+        known.level = "fail" if limit else self._level(known)
+        times = max(map(self._count, known.failed))  # no wait the first time, then twice as long each time
         delay = 0.0 if times < 2 or limit else self._control.backoff_s * 2 ** (times - 2)
         wait_s = float(min(delay, self._control.max_backoff_s))
         touched = context.touched_by({worker.partition("[")[0] for worker in known.failed} - {"trainer"})
@@ -62,7 +62,7 @@ class FailoverCoordinator:
         return Decision(failure, known.level, self._ranks(known), touched, wait_s, limit, known.evidence)
 
     def ended(self, failure: str, ok: bool, steps_lost: int, problem: str = "") -> Failover:
-        """A recovery is through, or has failed."""
+        """Record that a recovery has succeeded, or failed because of `problem`."""
         known = next(failover for failover in self._context.failovers if failover.id == failure)
         known.attempts += 1
         known.seconds = round(time.time() - known.time, 3)
@@ -75,7 +75,7 @@ class FailoverCoordinator:
         return known
 
     def forget(self) -> None:
-        """Those who failed have ended: nothing of it counts for who comes after them."""
+        """Count no earlier failure any more: the workers that failed have ended, and others will take their place."""
         for failover in self._context.failovers:
             failover.counts = False
             failover.outcome = "failed" if failover.outcome == "pending" else failover.outcome
@@ -92,17 +92,17 @@ class FailoverCoordinator:
         ]
 
     def _recent(self, who: str = "") -> list[Failover]:
-        """What has failed lately, of a worker (`env[1]`) or a role (`env`); of all where none is named."""
+        """Failures within `control.restart_window_s` of a worker (`env[1]`) or a role (`env`); of all by default."""
         since = time.time() - self._control.restart_window_s
         recent = [failover for failover in self._context.failovers if failover.counts and failover.time >= since]
         return [f for f in recent if any(who in ("", worker, worker.partition("[")[0]) for worker in f.failed)]
 
     def _count(self, who: str) -> int:
-        """Failures lately of a worker or a role, tries to recover included."""
+        """The number of recent failures of a worker or a role; each attempt to recover counts."""
         return sum(max(failover.attempts, 1) for failover in self._recent(who))
 
     def _limit(self, failover: Failover) -> str:
-        """The limit that this failure breaks, or nothing."""
+        """The limit that this failure exceeds, in words; empty where it exceeds none."""
         control = self._control
         counts = [(len(self._recent()), control.max_job_restarts, "the job", "control.max_job_restarts")]
         for worker in failover.failed:
@@ -117,8 +117,8 @@ class FailoverCoordinator:
                 )
         return ""
 
-    def _least_that_can_help(self, failover: Failover) -> str:
-        # what the failed workers' classes say, and one more after every vain try
+    def _level(self, failover: Failover) -> str:
+        """The part that starts again: as the failed workers' classes say, and a larger one after each vain attempt."""
         if failover.failed == ["trainer"]:
             return "trainer"
         records = [self._context.workers[name] for name in failover.failed if name in self._context.workers]
@@ -126,7 +126,7 @@ class FailoverCoordinator:
         return LEVELS[min(least + failover.attempts, 2)]
 
     def _ranks(self, failover: Failover) -> dict[str, list[int]]:
-        """Who starts again."""
+        """The ranks that start again, by group."""
         failed = set(failover.failed)
         groups = {worker.partition("[")[0] for worker in failed}
         ranks: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
 """The master of a job: a detached Ray actor that knows its workers, watches them, and decides what starts again.
 
-Ray starts it again where it dies; it then goes on from its persisted context, and from what the trainer tells it.
+Ray starts it again when it dies. It then continues from its persisted context, and from what the trainer sends.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
 from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control.context import (
+    DAMAGED,
     Attachment,
     ContextError,
     Failover,
     JobContext,
-    Outcome,
     Stage,
     load_context,
     master_name,
     open_backend,
 )
-from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding, describe, stood_at
+from rlinf_lite.control.diagnosis import SILENT_S, DiagnosisManager, Finding, describe, innermost_frames
 from rlinf_lite.control.failover import Decision, FailoverCoordinator
+from rlinf_lite.control.job_manager import JobManager
 from rlinf_lite.scheduler.context import run_on, set_context
 from rlinf_lite.scheduler.handle import exit_reason
 from rlinf_lite.scheduler.heartbeat import Beat, num_oom_kills
@@ -42,45 +43,31 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 EVENTS = "events.jsonl"
-_SAVE_STEPS_S = 2.0
-_DUMP_S = 0.5  # for a hung worker to write down where it is
+_SAVE_STEPS_S = 2.0  # between two saves for the sake of the step number
+_DUMP_S = 0.5  # for a hung worker to write its stacks to its log
 _DUMP_LINES = 200
-_LEAVE_S = 0.5  # between the end of a job and that of its master, for the answer to whoever ended it
+_EXIT_S = 0.5  # between the end of a job and that of its master, in which the caller gets its answer
 
 
-class TrainerProcess(Protocol):
-    """The process of a built job's trainer, as its master handles it. A training run's trainer is its driver."""
-
-    directory: str  # where events go
-    outcome: Outcome | None
-    """How the trainer ended, as far as `lost` has heard: should its own word not have reached the master."""
-
-    def find_or_start(self) -> None: ...
-    def start(self, restarts: int, failure: str | None) -> None: ...
-    def lost(self) -> str | None: ...
-    def log_paths(self) -> list[str]: ...
-    def end(self) -> None: ...
-
-
-def create_master(job: str, control: ControlConfig, trainer: TrainerProcess | None = None) -> Any:
-    """Start a job's master on this node; Ray restarts it for as long as the job lasts. `trainer`: of a built job."""
+def create_master(job: str, control: ControlConfig, trainer: JobManager | None = None) -> Any:
+    """Start a job's master on this node; Ray restarts it as long as the job lasts. `trainer`: a built job's process."""
     return detached_actor(JobMaster, master_name(job), max_restarts=-1, max_concurrency=16).remote(
         job, control, trainer
     )
 
 
 class JobMaster:
-    """Owns the job's context. Its public methods are called by the trainer's process, by workers (`beat`) and users."""
+    """Owns the job's context. The trainer's process, workers (`beat`) and users call its public methods."""
 
-    def __init__(self, job: str, control: ControlConfig, trainer: TrainerProcess | None) -> None:
+    def __init__(self, job: str, control: ControlConfig, trainer: JobManager | None) -> None:
         self._lock = threading.RLock()
         self._backend = open_backend(control.backend)
         self._diagnosis = DiagnosisManager(control.hang_timeout_s, control.slow_factor)
         self._handles: dict[str, Any] = {}
         self._pings: dict[str, Any] = {}
         self._findings: dict[str, Finding] = {}
-        self._replacing: set[str] = set()
-        self._stuck = ""  # who does what where nobody comes on, until the trainer has been told
+        self._replacing: set[str] = set()  # workers whose end is expected
+        self._stall = ""  # a line about workers without progress, which goes with the next answer to the trainer
         self._trainer_heard, self._saved = time.monotonic(), 0.0
         self._stop_asked = False
         self._recover_context(job, "" if trainer is None else trainer.directory)
@@ -98,17 +85,17 @@ class JobMaster:
     # what the trainer's process calls
 
     def attach(self, attachment: Attachment) -> None:
-        """Know the workers of a trainer, those that were started again among them."""
+        """Take over the state of the trainer, with its workers, at the start and after workers were started again."""
         with self._lock:
-            context, told = self._context, attachment.job
+            context, sent = self._context, attachment.job
             set_context(attachment.context)
-            context.trainer_pid, context.trainer_restarts = told.trainer_pid, told.trainer_restarts
-            context.trainer_node, context.trainer_node_id = told.trainer_node, told.trainer_node_id
-            context.directory, context.total_steps = told.directory, told.total_steps
-            self._hear_trainer(told.step, told.edges)
-            if len(told.failovers) > len(context.failovers):
-                context.failovers[:] = told.failovers
-            for record in told.workers.values():
+            context.trainer_pid, context.trainer_restarts = sent.trainer_pid, sent.trainer_restarts
+            context.trainer_node, context.trainer_node_id = sent.trainer_node, sent.trainer_node_id
+            context.directory, context.total_steps = sent.directory, sent.total_steps
+            self._hear_trainer(sent.step, sent.edges)
+            if len(sent.failovers) > len(context.failovers):
+                context.failovers[:] = sent.failovers
+            for record in sent.workers.values():
                 before = context.workers.get(record.name)
                 if before is not None:
                     record.restarts = before.restarts + (before.pid != record.pid)
@@ -117,7 +104,7 @@ class JobMaster:
                     self._diagnosis.forget(record)
                     self._findings.pop(record.name, None)
                     self._pings.pop(record.name, None)
-            context.workers, self._handles = told.workers, attachment.handles
+            context.workers, self._handles = sent.workers, attachment.handles
             self._replacing.clear()
             if context.stage == Stage.STARTING:
                 context.move_to(Stage.RUNNING)
@@ -125,27 +112,27 @@ class JobMaster:
             self._save()
 
     def release(self) -> None:
-        """The trainer ends its workers, to go on with others."""
+        """The trainer is about to end its workers and to start others."""
         with self._lock:
             for known in (self._findings, self._pings, self._replacing, self._handles, self._context.workers):
                 known.clear()
-            self._stuck = ""
+            self._stall = ""
             self._failover.forget()
 
     def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
-        """A heartbeat of the trainer: it is so far, and has given results of groups to others (`edges`). Says whether
-        its workers are known here, whether it has been asked to stop, what has failed so far, and what its workers do
-        where they do not come on."""
+        """Record a heartbeat of the trainer: its completed steps, and which groups got results of which (`edges`).
+        Returns whether its workers are `known` here, whether it shall `stop`, the `failovers` so far, and as `stuck` a
+        line about workers that make no progress."""
         with self._lock:
             if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
             failovers = list(self._context.failovers)
-            stuck, self._stuck = self._stuck, ""
+            stuck, self._stall = self._stall, ""
             return {"known": bool(self._handles), "stop": self._stop_asked, "failovers": failovers, "stuck": stuck}
 
     def failed(self, failure: str, dead: list[tuple[str, str]], raised: list[Finding], trainer: str | None) -> Decision:
-        """A step could not be completed: decide what to do. `dead`: workers that Ray calls dead, with its reasons;
-        `raised`: what living ones raised; `trainer`: what a trainer that can start again raised."""
+        """Decide what to do about a step that could not be completed. `dead`: dead workers, with Ray's reasons;
+        `raised`: findings about workers that raised; `trainer`: the exception of a trainer that can start again."""
         with self._lock:
             findings = [self._find_death(name, reason) for name, reason in dead if name in self._context.workers]
             findings += [f for f in self._findings.values() if f.worker not in {found.worker for found in findings}]
@@ -158,8 +145,8 @@ class JobMaster:
             return decision
 
     def explain_death(self, worker: str, pid: int, reason: str) -> str:
-        """Why a worker is dead, in a line, of which Ray gives `reason`; empty where no more is known than that, or
-        another has taken its place."""
+        """Why a worker is dead, in a line; empty where nothing is known beyond Ray's `reason`, or another worker has
+        taken its place."""
         with self._lock:
             known = self._context.workers.get(worker)
             if known is None or known.pid != pid or worker not in self._handles or worker in self._replacing:
@@ -170,17 +157,18 @@ class JobMaster:
             return "" if finding.kind == "crashed" else f"{finding.kind}: {finding.evidence}"
 
     def recovered(self, failure: str, ok: bool, steps_lost: int, problem: str = "") -> list[Failover]:
-        """How a recovery went; returns what has failed so far."""
+        """Record that a recovery has succeeded (`ok`) or failed; returns all failures so far."""
         with self._lock:
             done = self._failover.ended(failure, ok, steps_lost, problem)
-            self._diagnosis.excuse()
+            self._diagnosis.restart_hang_limit()
             what = {"id": failure, "failed": done.failed, "level": done.level, "seconds": done.seconds}
             detail = {"steps_lost": steps_lost} if ok else {"problem": problem}
             self._event("recovered" if ok else "recovery_failed", **what, **detail)
             return list(self._context.failovers)
 
     def finish(self, stage: Stage, reason: str = "", known: Attachment | None = None) -> None:
-        """The job has ended; nothing that it started is to be left. `known`: to the trainer's process."""
+        """The job has ended: end the trainer's process and this one. `known`: the trainer's state, for a master
+        that has lost it."""
         with self._lock:
             if self._context.stage.is_final:
                 return
@@ -193,25 +181,25 @@ class JobMaster:
             self._event(str(stage), reason=self._context.reason, step=self._context.step)
             self._save()
 
-        def leave() -> None:  # the job is over: its trainer's process ends, and this one, which is not to start again
-            time.sleep(_LEAVE_S)
+        def leave() -> None:
+            time.sleep(_EXIT_S)
             if self._trainer is not None:
                 self._trainer.end()
-            ray.kill(ray.get_runtime_context().current_actor)
+            ray.kill(ray.get_runtime_context().current_actor)  # which keeps Ray from starting it again
 
         threading.Thread(target=leave, daemon=True).start()
 
     def history(self) -> list[str]:
-        """A line for every failure so far."""
+        """One line for every failure so far."""
         with self._lock:
             return self._failover.history()
 
     # what workers call
 
     def beat(self, beats: list[Beat]) -> None:
-        """What a process's workers are doing."""
+        """Record the heartbeats of a process's workers."""
         with self._lock:
-            self._diagnosis.hear(beats)
+            self._diagnosis.record(beats)
 
     # what users call
 
@@ -219,7 +207,7 @@ class JobMaster:
         return os.getpid()
 
     def doing(self) -> dict[str, str]:
-        """What every worker was last seen doing."""
+        """The method that each worker was last seen in."""
         with self._lock:
             beats = self._diagnosis.last_beats
             return {name: describe(beats[name]) for name in self._context.workers if name in beats}
@@ -235,12 +223,12 @@ class JobMaster:
             if group in (None, record.group) and rank in (None, record.rank):
                 try:
                     found[record.name] = run_on(record.node_id, tail_logs, record.log_paths, num_lines)
-                except Exception as error:  # its node may be gone
+                except Exception as error:  # the node may be gone, and Ray raises many kinds then
                     found[record.name] = f"(the log could not be read: {error})"
         return found
 
     def stop(self, reason: str) -> None:
-        """End the job: a training script is asked to, which leaves a checkpoint; a built job's processes are ended."""
+        """End the job: ask a training script to stop, which saves a checkpoint, or end the processes of a built job."""
         with self._lock:
             if self._context.stage.is_final:
                 return
@@ -255,25 +243,25 @@ class JobMaster:
         self._end_workers()
         self.finish(Stage.STOPPED, reason)
 
-    # its own
+    # internal
 
     def _recover_context(self, job: str, directory: str) -> None:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of what Ray itself calls there
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # Ray calls what it deprecates
             again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         problem, found = "no persisted context was found", None
         try:
             found = load_context(self._backend, job) if again else None
         except ContextError as error:
             problem = str(error)
-            self._backend.save(f"{job}.damaged", self._backend.load(job) or "")
+            self._backend.save(job + DAMAGED, self._backend.load(job) or "")
         self._context = found or JobContext(job, directory)
         if again:
-            self._diagnosis.excuse()  # who waited, and what was dealt with, it does not know
-            about = {} if found is not None else {"problem": f"{problem}: the trainer tells what it knows"}
+            self._diagnosis.restart_hang_limit()  # earlier waits and recoveries are not known here
+            about = {} if found is not None else {"problem": f"{problem}: the trainer sends its state"}
             self._event("master_restarted", stage=str(self._context.stage), **about)
 
     def _hear_trainer(self, step: int, edges: list[tuple[str, str]]) -> bool:
-        """Returns whether a group was seen to feed another for the first time."""
+        """Record what the trainer sends; returns whether a group feeds another for the first time."""
         self._trainer_heard = time.monotonic()
         before = self._context.edges
         self._context.edges = sorted({*before, *edges, *self._diagnosis.sent_to()})
@@ -294,26 +282,26 @@ class JobMaster:
                 with open(directory / EVENTS, "a") as file:
                     file.write(json.dumps({"time": round(time.time(), 3), "event": event, **what}) + "\n")
         except OSError as error:
-            log.warning("no event can be written: %s", error)
+            log.warning("an event cannot be written: %s", error)
 
     def _watch(self) -> None:
         while True:
             time.sleep(WATCH_S)
-            for look in (self._look_for_dead, self._look_for_hung, self._look_for_slow, self._look_at_trainer):
+            for check in (self._find_dead, self._find_hung, self._find_slow, self._check_trainer):
                 try:
                     with self._lock:
                         if self._context.stage.is_final:
                             continue
-                        look()
-                except Exception:  # a node that goes meanwhile must not end the watch
-                    log.exception("the master could not %s", look.__name__.strip("_").replace("_", " "))
+                        check()
+                except Exception:  # Ray raises many kinds where a node goes meanwhile: watching must go on
+                    log.exception("the master failed in %s", check.__name__)
 
-    def _look_for_dead(self) -> None:
+    def _find_dead(self) -> None:
         here = ray.get_runtime_context().get_node_id()
         for name, handle in self._handles.items():
             record = self._context.workers[name]
             if record.node_id == here and is_ray_process(record.pid):
-                continue  # costs no call
+                continue  # known without a call
             ping = self._pings.get(name)
             if ping is None or ray.wait([ping], timeout=0)[0]:
                 self._pings[name] = handle._ping.remote()
@@ -323,28 +311,28 @@ class JobMaster:
                 ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 self._find_death(name, str(error))
-            except ray.exceptions.RayError:  # it lives, and something else is the matter
+            except ray.exceptions.RayError:  # the worker lives; the call has failed for another reason
                 continue
 
     def _find_death(self, name: str, reason: str) -> Finding:
-        """Why a worker is dead, found out once."""
+        """Why a worker is dead; found out once."""
         if name not in self._findings:
             record = self._context.workers[name]
             alive = any(node["Alive"] and node["NodeID"] == record.node_id for node in ray.nodes())
             kills = None
-            with suppress(Exception):  # the node may be gone
+            with suppress(Exception):  # the node may be gone, and Ray raises many kinds then
                 kills = run_on(record.node_id, num_oom_kills) if alive else None
             finding = self._diagnosis.explain_death(record, exit_reason(reason), alive, kills)
             self._findings[name] = finding
             self._event("detected", **asdict(finding))
         return self._findings[name]
 
-    def _look_for_hung(self) -> None:
+    def _find_hung(self) -> None:
         self._diagnosis.notice_pause()
         if self._context.stage == Stage.RECOVERING:
-            self._diagnosis.excuse()
+            self._diagnosis.restart_hang_limit()
         if not self._findings:
-            self._stuck = self._diagnosis.say_stuck(self._context.workers) or self._stuck
+            self._stall = self._diagnosis.describe_stall(self._context.workers) or self._stall
         found = []
         for name, record in self._context.workers.items():
             if name in self._findings or name in self._replacing or name not in self._handles:
@@ -352,24 +340,24 @@ class JobMaster:
             hung = self._diagnosis.find_hung(record)
             if hung is not None:
                 found.append((record, hung))
-                with suppress(Exception):  # its node may be gone
+                with suppress(Exception):  # the node may be gone
                     run_on(record.node_id, dump_stacks, record.pid)
         time.sleep(_DUMP_S if found else 0.0)
         for record, hung in found:
             place = ""
             with suppress(Exception):  # likewise
-                place = stood_at(run_on(record.node_id, tail_logs, record.log_paths, _DUMP_LINES))
+                place = innermost_frames(run_on(record.node_id, tail_logs, record.log_paths, _DUMP_LINES))
             hung = replace(hung, evidence=f"{hung.evidence}; it stood at {place}") if place else hung
             self._findings[record.name] = hung
             self._event("detected", **asdict(hung))
-            run_on(record.node_id, end_process, record.pid, 0.0)  # which the trainer's process will notice
+            run_on(record.node_id, end_process, record.pid, 0.0)  # the trainer's process notices that
 
-    def _look_for_slow(self) -> None:
+    def _find_slow(self) -> None:
         for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
             self._event("detected", **asdict(finding))
 
-    def _look_at_trainer(self) -> None:
-        """Where the trainer's process is gone, start it again, or end the job."""
+    def _check_trainer(self) -> None:
+        """Start the trainer's process again where it is gone, or end the job."""
         context = self._context
         if self._trainer is None:
             silent = context.trainer_pid and time.monotonic() - self._trainer_heard > SILENT_S
@@ -398,7 +386,7 @@ class JobMaster:
             self._trainer_due = (time.monotonic() + decision.wait_s, failure)
 
     def _end_workers(self) -> None:
-        """End what a trainer's process has started; Ray does as well, soon."""
+        """End the workers of a trainer's process that is gone, sooner than Ray does."""
         for name, record in self._context.workers.items():
             with suppress(Exception):  # gone already, or its node is
                 ray.kill(self._handles[name])

@@ -1,4 +1,4 @@
-"""The trainer's side of failover: tells the master who works here and how far the job is, and does what it decides."""
+"""The trainer's side of failover: sends the master the state of the job, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from rlinf_lite.scheduler.ray_runtime import RayRemote
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0  # between two heartbeats of the trainer's process
-_FINISH_S = 20.0  # how long the word that the job has ended waits for a master that is away
-_MAX_GIVEN_UP = 3  # how often in a row a step is done again because workers gave it up, with none to blame
+_FINISH_S = 20.0  # how long the report of the job's end waits for a master that is being started again
+_MAX_ABORTED = 3  # how often in a row a step is repeated because workers aborted it although none has failed
 _EXPLAIN_S = 3.0
-_BLAME_S = 2.0  # how long a dead worker is looked for behind an error that its death may have caused
+_BLAME_S = 2.0  # how long a dead worker is looked for that may have caused an error
 
 Restore = Callable[[Decision], int]
-"""Brings the trainer's own state to the end of a completed step after workers were started again; returns how many
-completed steps that lost."""
+"""Brings the trainer's own state to the end of a completed step after workers were started again; returns the number of
+completed steps that are lost."""
 
 
 class JobFailedError(SchedulerError):
-    """A failure that the job does not survive: a limit is reached, or nothing helped."""
+    """The job ends with a failure: a limit is reached, or no recovery succeeded."""
 
 
 class Supervisor:
-    """Keeps the groups of `cluster` alive, as the master of `job` decides."""
+    """Keeps the groups of `cluster` alive, by the decisions of the job's master."""
 
     def __init__(self, job: str, cluster: Cluster, timeout_s: float) -> None:
         """`timeout_s`: for a new worker's `init`."""
         self.job, self._cluster, self._timeout_s = job, cluster, timeout_s
-        self._known = JobContext(job)  # what the master is to know of the job
-        self._attachment: Attachment | None = None  # the same with the workers; None before `begin`
-        self._ended, self._num_given_up = threading.Event(), 0
+        self._known = JobContext(job)  # the state that the master gets
+        self._attachment: Attachment | None = None  # the same, with the workers' actors; None before `begin`
+        self._ended, self._num_aborted = threading.Event(), 0
         self._raised_before: set[tuple[str, str]] = set()
-        """Group and origin of the exceptions that workers have raised in this step."""
+        """Group and origin of each exception that a worker has raised in this step."""
         self._outcome = Stage.FINISHED
         cluster.runtime.watch(master_name(job))
 
@@ -72,8 +72,8 @@ class Supervisor:
             self.finish(Stage.FAILED, f"{type(error).__name__}: {error}")
 
     def begin(self, directory: str, step: int, total_steps: int, trainer_restarts: int = 0) -> None:
-        """All groups are launched: from now on they are watched. `directory` is where events are written. Where that
-        was said before, as by the process of a job's trainer to a runner, it stays, and so do restarts."""
+        """Watch the groups, which are all launched, from now on. `directory` is for events. A later call, such as that
+        of a runner within a job, changes neither `directory` nor `trainer_restarts`."""
         has_begun = self._attachment is not None
         self._known.step, self._known.total_steps = step, total_steps
         if not has_begun:
@@ -84,61 +84,62 @@ class Supervisor:
             threading.Thread(target=self._send_heartbeats, name="supervisor", daemon=True).start()
 
     def release(self) -> None:
-        """The groups are about to be shut down: until others begin nobody is watched; what failed counts no more."""
+        """Stop watching until the next `begin`, because the groups are about to be shut down. Earlier failures no
+        longer count."""
         self._raised_before.clear()
-        self._num_given_up = 0
+        self._num_aborted = 0
         self._known.workers = {}
         self._attachment = Attachment(self._known, get_context(), {})
         self._ask("release")
 
     def progress(self, step: int) -> None:
-        """A step has been completed."""
+        """Record how many steps are completed."""
         if step > self._known.step:
-            self._num_given_up = 0
+            self._num_aborted = 0
             self._raised_before.clear()
         self._known.step = step
 
     def recover(self, error: SchedulerError, restore: Restore, same_step: bool = True) -> Decision:
-        """Bring the job back after `error`. Raises it where nobody is to blame, and JobFailedError at a limit.
+        """Recover the job from `error`. Raises it where no worker is its cause, and JobFailedError at a limit.
 
-        `same_step`: what is done until `progress` is called is one step, which is done again from its beginning. An
-        exception that a worker raises in it twice at the same place would come for ever, and is raised here.
+        `same_step`: all calls before `progress` belong to one step, which is repeated from its beginning. An exception
+        that a worker raises in it again at the same place would never end, and is raised here.
         """
         if local_ray_has_ended():
             raise error
         failure = uuid.uuid4().hex[:12]
-        if isinstance(error.__cause__, AbortedError) and not self._dead():
-            self._num_given_up += 1  # because of a failure that is dealt with
-            if self._num_given_up > _MAX_GIVEN_UP:
+        if isinstance(error.__cause__, AbortedError) and not self._find_dead():
+            self._num_aborted += 1  # because of a failure from which the job has recovered
+            if self._num_aborted > _MAX_ABORTED:
                 raise error
             try:
-                gave_up = Decision(failure, "worker")
-                self._give_up((), "this step is done again")
-                restore(gave_up)
-                return gave_up
-            except SchedulerError as another:  # while they gave it up, somebody has died
+                repeat = Decision(failure, "worker")
+                self._abort((), "this step is done again")
+                restore(repeat)
+                return repeat
+            except SchedulerError as another:  # a worker has died meanwhile
                 error = another
         dead, raised = self._blame(error)
         if not dead and not raised:
             raise error
         while True:
-            # not of messages and processes: others are to blame for that
+            # errors of messages and processes have their cause in another worker
             others_fault = isinstance(error.__cause__, SchedulerError | ray.exceptions.RayError)
             if raised and same_step and isinstance(error, WorkerError) and not others_fault:
-                this = (error.group, error.origin)
-                if this in self._raised_before:
+                place = (error.group, error.origin)
+                if place in self._raised_before:
                     raise error
-                self._raised_before.add(this)
+                self._raised_before.add(place)
             decision = self._decide(failure, error, dead, raised)
             failed = ", ".join([name for name, _ in dead] + [finding.worker for finding in raised])
             delay = f" in {decision.wait_s:g} s" if decision.wait_s else ""
             names = ", ".join(f"{group} {ranks}" for group, ranks in decision.ranks.items())
-            ends = f". Where the step raises the same again, the run ends ({raised[0].evidence})" if raised else ""
+            ends = f". If the step raises the same again, the run ends ({raised[0].evidence})" if raised else ""
             log.warning("%s failed; starting again%s: %s%s", failed, delay, names, ends)
             time.sleep(decision.wait_s)
             try:
                 self._cluster.restart(decision.ranks, self._timeout_s)
-                self._give_up(decision.touched, f"{', '.join(decision.ranks)} started again")
+                self._abort(decision.touched, f"{', '.join(decision.ranks)} started again")
                 steps_lost = restore(decision)
             except SchedulerError as again:
                 log.warning("the recovery failed: %s", again)
@@ -151,7 +152,7 @@ class Supervisor:
             return decision
 
     def trainer_raised(self, error: Exception) -> Decision:
-        """A trainer that can start again has raised. Raises JobFailedError at a limit."""
+        """Report the exception of a trainer that can start again. Raises JobFailedError at a limit."""
         failure = uuid.uuid4().hex[:12]
         decision = self._decide(failure, error, trainer=f"{type(error).__name__}: {error}")
         time.sleep(decision.wait_s)
@@ -161,31 +162,27 @@ class Supervisor:
         return decision
 
     def recovered(self, failure: str) -> None:
-        """This process was started in the place of a dead one, because of `failure`."""
+        """Report that this process has taken the place of one whose death was `failure`."""
         self._ask("recovered", failure, True, 0)
 
     def finish(self, stage: Stage, reason: str = "") -> None:
-        """The job has ended; its master goes too."""
+        """Report the end of the job, with which its master ends too."""
         self._ended.set()
         self._cluster.calls.explain_death = None
-        with suppress(Exception):  # that the master is gone, and maybe Ray, must not hide how the job ended
+        with suppress(Exception):  # the master may be gone, or Ray: the job's own end matters more
             self._ask("finish", *self.outcome(stage, reason), limit_s=_FINISH_S)
 
     def outcome(self, stage: Stage, reason: str) -> Outcome:
-        """How the job has ended, with all that its master may have lost."""
+        """The end of the job, with the state that its master may have lost."""
         self._known.edges = sorted(self._cluster.calls.data_flow)
         return stage, reason, self._attachment
 
     def interrupted(self, step: int) -> None:
-        """The user has stopped the run, after so many steps."""
+        """Record that the user has stopped the run, after `step` completed steps."""
         self._known.step, self._outcome = step, Stage.STOPPED
 
-    def has_ended(self, wait_s: float) -> bool:
-        """Whether `finish` was called, within `wait_s`."""
-        return self._ended.wait(wait_s)
-
     def metrics(self) -> dict[str, float]:
-        """`control/*`: what has failed in this job so far, and what that cost."""
+        """The metrics `control/*`: failures of this job so far, and their cost."""
         failovers = self._known.failovers
         done = [failover for failover in failovers if failover.outcome == "done"]
         return {
@@ -195,7 +192,7 @@ class Supervisor:
         }
 
     def _attach(self) -> None:
-        """Workers were started: tell the master who works here now."""
+        """Send the master the workers of now, after some were started."""
         workers, handles = {}, {}
         for group, failover in self._levels().items():
             for member in self._cluster.groups[group].members:
@@ -212,9 +209,8 @@ class Supervisor:
         self._attachment = Attachment(known, context, handles)
         self._ask("attach", self._attachment)
 
-    def _give_up(self, names: Sequence[str], reason: str) -> None:
-        """Have these groups forget what they are doing, and those that a failed wait has aborted; then they serve
-        again."""
+    def _abort(self, names: Sequence[str], reason: str) -> None:
+        """Abort what these groups are doing; let them, and groups that a failed wait has aborted, serve again."""
         groups = [group for name, group in self._cluster.groups.items() if name in names or group.aborted]
         for group in groups:
             group.abort(reason)
@@ -229,7 +225,7 @@ class Supervisor:
         raised: Sequence[Finding] = (),
         trainer: str | None = None,
     ) -> Decision:
-        """What the master wants done. Raises JobFailedError where that is nothing any more."""
+        """The master's decision about a failure. Raises JobFailedError where a limit is reached."""
         decision: Decision = self._ask("failed", failure, dead, raised, trainer)
         if decision.level == "fail":
             lines = "\n".join(f"  {line}" for line in self._ask("history"))
@@ -238,19 +234,19 @@ class Supervisor:
         return decision
 
     def _blame(self, error: SchedulerError) -> tuple[list[tuple[str, str]], list[Finding]]:
-        """Who is behind an error: workers that Ray calls dead, else the one that raised; maybe nobody."""
+        """The causes of an error: dead workers with Ray's reasons, else the worker that raised; both may be empty."""
         deadline = time.monotonic() + _BLAME_S
-        while not (dead := self._dead()) and time.monotonic() < deadline:
+        while not (dead := self._find_dead()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if dead:
             return dead, []
-        gave_up = isinstance(error.__cause__, AbortedError)
-        if isinstance(error, WorkerError) and not gave_up and self._levels().get(error.group) == "worker":
+        aborted = isinstance(error.__cause__, AbortedError)
+        if isinstance(error, WorkerError) and not aborted and self._levels().get(error.group) == "worker":
             return [], [explain_error(error.group, error.rank, error.summary, error.origin)]
         return [], []
 
     def _levels(self) -> dict[str, str]:
-        """What starts again where a worker fails, by group: the widest of what those want that share processes."""
+        """The part that starts again where a worker fails, by group: the largest that its process's groups ask for."""
         return {
             group.name: max((fused.cls.failover for fused in processes.groups), key=LEVELS.index)
             for processes in self._cluster.processes
@@ -258,13 +254,13 @@ class Supervisor:
         }
 
     def _explain_death(self, worker: str, pid: int, ray_message: str) -> str:
-        """What the master knows of a death: that the watchdog or the kernel has caused it."""
-        with suppress(Exception):  # the death is reported, with Ray's reason
+        """The cause of a death, where the master knows it: the watchdog, or the kernel. Else empty."""
+        with suppress(Exception):  # whatever the master does, the death is reported, with Ray's reason
             return str(self._ask("explain_death", worker, pid, ray_message, limit_s=_EXPLAIN_S))
         return ""
 
-    def _dead(self) -> list[tuple[str, str]]:
-        """Workers that Ray calls dead, with its reason."""
+    def _find_dead(self) -> list[tuple[str, str]]:
+        """Dead workers, with Ray's reasons."""
         members = [member for group in self._cluster.groups.values() for member in group.members]
         pings = [member.remote.call("_ping") for member in members]
         answered = set(ray.wait(pings, num_returns=len(pings), timeout=0.5)[0]) if pings else set()
@@ -275,7 +271,7 @@ class Supervisor:
                     ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 dead.append((str(member), str(error)))
-            except ray.exceptions.RayError:  # it lives, and something else is the matter
+            except ray.exceptions.RayError:  # the worker lives; the call has failed for another reason
                 continue
         return dead
 
@@ -288,16 +284,16 @@ class Supervisor:
         while not self._ended.wait(HEARTBEAT_S):
             try:
                 stop = self._send_heartbeat()
-            except Exception as error:  # the master is away, or Ray is gone: training goes on, unwatched
+            except Exception as error:  # the master is being started again, or Ray is gone: training goes on, unwatched
                 if not self._ended.is_set():
-                    log.warning("the job is not watched at the moment: %s", error)
+                    log.warning("the job is not supervised at the moment: %s", error)
                 continue
             if stop:
                 _thread.interrupt_main()
                 return
 
     def _send_heartbeat(self) -> bool:
-        """Tell the master how far the job is; returns whether it is to stop."""
+        """Send the master the number of completed steps; returns whether the job shall stop."""
         self._known.edges = sorted(self._cluster.calls.data_flow)
         reply = self._ask("trainer_beat", self._known.step, self._known.edges, limit_s=10.0)
         if reply["known"]:

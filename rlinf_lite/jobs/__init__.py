@@ -1,4 +1,5 @@
-"""Jobs of roles of one's own: describe one with RLJobBuilder, submit it, write its trainer and workloads.
+"""Jobs with roles of the user's own: RLJobBuilder describes one, `submit` starts it, and classes derived from
+BaseTrainer and BaseWorkload are its trainer and its workers.
 
 Importing this package needs neither ray nor torch: names that need ray are loaded when first used.
 """

@@ -1,6 +1,6 @@
-"""The exit code of a script that waits for its job behind its last line, where Python has none for what goes wrong.
+"""The exit code of a script that waits for its jobs after its last line, when Python offers no other way to set it.
 
-Imported with this package: what is registered with `atexit` after that, runs before it.
+Imported with this package, so that functions which are registered with `atexit` later run before `_exit`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ _exit_code = 0
 
 
 def exit_with(code: int) -> None:
-    """End with `code`, where nothing before has gone wrong. To be called while the script exits."""
+    """Let the process exit with `code`, unless an earlier call gave another than 0. For use while the script exits."""
     global _exit_code
     _exit_code = _exit_code or code
 
 
+@atexit.register
 def _exit() -> None:
     if _exit_code:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_exit_code)
-
-
-atexit.register(_exit)

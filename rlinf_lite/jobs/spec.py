@@ -1,14 +1,17 @@
-"""What a job consists of, as plain data, and which devices its workers get. Needs neither ray nor torch."""
+"""A job's description as plain data, and the devices of its workers. Needs neither ray nor torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from rlinf_lite.jobs.ported import FOREIGN_OPTIONS
 from rlinf_lite.scheduler.placement import ProcessPlacement
 
 NAMED_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
-"""Those that the builder has a call for; others are named with `.role(name, ...)`."""
+"""Roles with a builder call of their own; others are named with `.role(name, ...)`."""
 
 
 class JobSpecError(ValueError):
@@ -28,7 +31,7 @@ class JobSpecError(ValueError):
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """A role: its class, how many workers of it run, and on what."""
+    """A role: its class, the number of its workers, and their devices."""
 
     role: str
     module: str
@@ -41,8 +44,13 @@ class RoleSpec:
 
     @property
     def call(self) -> str:
-        """The builder call that named it, for messages."""
+        """The builder call that named the role, for messages."""
         return builder_call(self.role)
+
+    def devices_on(self, node: int) -> int:
+        """Devices that the workers on the role's first node (0), its second and so on need."""
+        workers = max(0, min(self.per_node, self.total - node * self.per_node))
+        return workers * round(self.share) if self.share >= 1 else -(-workers // round(1 / self.share))
 
 
 @dataclass(frozen=True)
@@ -60,20 +68,32 @@ class JobSpec:
     collocations: tuple[tuple[str, ...], ...] = ()
     omegaconf: bool = False
     """The config was a DictConfig."""
+    name: str = ""
+    """The name that the job was submitted under."""
+
+    def submit(self, job_name: str, blocking: bool = False, **options: Any) -> Any:
+        """Start the job under this name. `options`: see `rlinf_lite.jobs.submit.submit`."""
+        foreign = [name for name in options if name in FOREIGN_OPTIONS]
+        if foreign:
+            raise JobSpecError([f"submit({name}={options[name]!r}): {FOREIGN_OPTIONS[name]}" for name in foreign])
+        from rlinf_lite.jobs.submit import submit  # needs ray
+
+        return submit(self, job_name, blocking, **options)
 
     def user_config(self) -> Any:
-        """The config as trainer and workers get it: a dict, or a DictConfig where one was given."""
+        """The config for trainer and workers: a dict, or a DictConfig where the job was given one."""
         if not self.omegaconf:
             return self.config
-        from omegaconf import OmegaConf
+        from omegaconf import OmegaConf  # takes longer to import than everything else here
 
         return OmegaConf.create(self.config)
 
     def role(self, name: str) -> RoleSpec:
+        """The role, with the number of its workers (`total`) and their devices (`share`)."""
         return next(role for role in self.roles if role.role == name)
 
     def collocated(self, name: str) -> tuple[str, ...]:
-        """All roles on a role's devices, itself included."""
+        """All roles on a role's devices, the role itself included."""
         return next((roles for roles in self.collocations if name in roles), (name,))
 
 
@@ -83,7 +103,7 @@ def builder_call(role: str) -> str:
 
 @dataclass(frozen=True)
 class _Unit:
-    """Roles on the same devices: one, or those of a collocation."""
+    """Roles on the same devices: a single one, or those of a collocation."""
 
     roles: tuple[RoleSpec, ...]
 
@@ -91,25 +111,22 @@ class _Unit:
     def name(self) -> str:
         return "+".join(role.role for role in self.roles)
 
-    @property
+    @cached_property
     def needs(self) -> list[int]:
-        """Devices on its first node, its second, and so on; never increasing."""
+        """Devices on the unit's first node, its second, and so on; never increasing."""
         num_nodes = max(-(-role.total // role.per_node) for role in self.roles)
-        return [max(_devices(role, _on_node(role, node)) for role in self.roles) for node in range(num_nodes)]
+        return [max(role.devices_on(node) for role in self.roles) for node in range(num_nodes)]
 
 
 def place_roles(spec: JobSpec) -> dict[str, list[ProcessPlacement]]:
-    """Every role's processes by rank; slot = node * devices_per_node + device. Raises JobSpecError.
+    """Processes of every role by rank; slot = node * devices_per_node + device. Raises JobSpecError.
 
-    A role fills one node after the other, `per_node` workers on each; where it does not need all nodes, those with the
-    most free devices. Collocated roles take the same slots, others never share one.
+    A role fills one node after the other, with `per_node` workers on each. A role that does not need all nodes gets
+    those with the most free devices. Collocated roles get the same slots; other roles never share one.
     """
-    units = [
-        _Unit(tuple(spec.role(name) for name in names))
-        for names in dict.fromkeys(spec.collocated(role.role) for role in spec.roles)
-    ]
-    problems = _device_problems(spec, units)
-    if problems:
+    together = dict.fromkeys(spec.collocated(role.role) for role in spec.roles)
+    units = [_Unit(tuple(map(spec.role, names))) for names in together]
+    if problems := list(_device_problems(spec, units)):
         raise JobSpecError(problems)
     nodes = _choose_nodes(spec, units)
     used = [0] * spec.num_nodes
@@ -120,60 +137,43 @@ def place_roles(spec: JobSpec) -> dict[str, list[ProcessPlacement]]:
             # 1/k devices: workers 0..k-1 on the first slot; n devices: worker 0 on the first n
             size, sharers = max(1, round(role.share)), max(1, round(1 / role.share))
             offsets = [local // sharers * size for local in range(role.per_node)]
-            firsts = [first + offset for first in first_slots for offset in offsets][: role.total]
-            placed[role.role] = [
-                ProcessPlacement(rank, tuple(range(first, first + size))) for rank, first in enumerate(firsts)
-            ]
+            starts = [first + offset for first in first_slots for offset in offsets][: role.total]
+            slots = [tuple(range(start, start + size)) for start in starts]
+            placed[role.role] = [ProcessPlacement(rank, its) for rank, its in enumerate(slots)]
         for node, need in zip(nodes[unit.name], unit.needs, strict=True):
             used[node] += need
     return placed
 
 
-def _on_node(role: RoleSpec, node: int) -> int:
-    """Workers on the role's first node (0), its second, and so on."""
-    return max(0, min(role.per_node, role.total - node * role.per_node))
-
-
-def _devices(role: RoleSpec, workers: int) -> int:
-    return workers * round(role.share) if role.share >= 1 else -(-workers // round(1 / role.share))
-
-
-def _device_problems(spec: JobSpec, units: list[_Unit]) -> list[str]:
-    problems = []
+def _device_problems(spec: JobSpec, units: list[_Unit]) -> Iterator[str]:
+    has = spec.devices_per_node
     for role in spec.roles:
-        need = _devices(role, _on_node(role, 0))
-        if need > spec.devices_per_node:
-            problems.append(
-                f"{role.call}.per_node({role.per_node}).share({role.share:g}): needs {need} devices on a node, "
-                f"a node has {spec.devices_per_node}. Lower per_node or share, or raise .device_per_node."
-            )
-    needed, there = sum(sum(unit.needs) for unit in units), spec.num_nodes * spec.devices_per_node
+        if (need := role.devices_on(0)) > has:
+            call = f"{role.call}.per_node({role.per_node}).share({role.share:g})"
+            fix = "Lower per_node or share, or raise .device_per_node."
+            yield f"{call}: needs {need} devices on a node, a node has {has}. {fix}"
+    needed, there = sum(sum(unit.needs) for unit in units), spec.num_nodes * has
     if needed > there:
         parts = ", ".join(f"{unit.name} {sum(unit.needs)}" for unit in units)
-        problems.append(
-            f".node_num({spec.num_nodes}).device_per_node({spec.devices_per_node}): the job has {there} devices, its "
-            f"roles need {needed} ({parts}). Raise these, lower total or share, or use .with_collocation."
-        )
-    return problems
+        text = f"the job has {there} devices, its roles need {needed} ({parts})"
+        fix = "Raise these, lower total or share, or use .with_collocation."
+        yield f".node_num({spec.num_nodes}).device_per_node({has}): {text}. {fix}"
 
 
 def _choose_nodes(spec: JobSpec, units: list[_Unit]) -> dict[str, list[int]]:
-    """The nodes of each unit; those that need most on a node choose first."""
+    """The nodes of each unit, by its name; units that need most on a node choose first. Raises JobSpecError."""
     free = [spec.devices_per_node] * spec.num_nodes
     nodes: dict[str, list[int]] = {}
     for unit in sorted(units, key=lambda unit: unit.needs, reverse=True):
         freest = sorted(range(spec.num_nodes), key=lambda node: -free[node])[: len(unit.needs)]
-        orders = (sorted(freest), freest)  # in node order, if it fits so
+        orders = (sorted(freest), freest)  # in node order, if they fit in that
         fitting = [order for order in orders if all(free[n] >= k for n, k in zip(order, unit.needs, strict=True))]
         if not fitting:
             needs, left = (", ".join(map(str, counts)) for counts in (unit.needs, free))
-            raise JobSpecError(
-                [
-                    f"{unit.roles[0].call}: {unit.name} needs {needs} devices on {len(unit.needs)} node(s); the other "
-                    f"roles leave {left} free, by node. Change per_node of some role, raise .node_num or "
-                    ".device_per_node, or use .with_collocation."
-                ]
-            )
+            text = f"{unit.name} needs {needs} devices on {len(unit.needs)} node(s)"
+            fix = "Change per_node of some role, raise .node_num or .device_per_node, or use .with_collocation."
+            call = unit.roles[0].call
+            raise JobSpecError([f"{call}: {text}; the other roles leave {left} free, by node. {fix}"])
         nodes[unit.name] = fitting[0]
         for node, need in zip(fitting[0], unit.needs, strict=True):
             free[node] -= need

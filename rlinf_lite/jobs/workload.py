@@ -1,53 +1,25 @@
-"""The base class of a job's workers."""
+"""BaseWorkload, the base class of a job's workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lite.jobs.ported import PortedWorkload
 from rlinf_lite.jobs.spec import JobSpec
 from rlinf_lite.scheduler.worker import Worker
 
 
-@dataclass(frozen=True)
-class JobInfo:
-    """The job, as its workers and its trainer know it. The dicts are by role."""
-
-    name: str
-    master: str
-    """Ray's name for the job's master."""
-    collocated: dict[str, tuple[str, ...]]
-    """All roles on a role's devices, itself included."""
-    shares: dict[str, float]
-    """Devices per worker."""
-    roles: dict[str, int]
-    """Workers."""
-
-    @classmethod
-    def of(cls, spec: JobSpec, name: str, master: str) -> JobInfo:
-        return cls(
-            name,
-            master,
-            collocated={role.role: spec.collocated(role.role) for role in spec.roles},
-            shares={role.role: role.share for role in spec.roles},
-            roles={role.role: role.total for role in spec.roles},
-        )
-
-
-class BaseWorkload(PortedWorkload, Worker):
-    """A worker of a job. `role`, `rank`, `world_size`, `local_rank` and the rest are those of a Worker; its group is
-    called as its role.
-
-    `config`: a DictConfig where the job was given one.
+class BaseWorkload(Worker):
+    """A worker of a job. `role`, `rank`, `world_size`, `local_rank` and so on are a Worker's; its group has the name of
+    its role. `config` is a DictConfig where the job was given one.
     """
 
-    def __init__(self, config: Any, job: JobInfo) -> None:
-        self.config, self.job = config, job
+    def __init__(self, config: Any, job: JobSpec) -> None:
+        self.config = self._config = config  # DLRover's workloads read `_config`
+        self.job = job
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Of this worker alone, as in errors and `rlinf-lite job status`: `actor[1]`."""
+        """The name of this one worker, such as `actor[1]`, as in errors and `rlinf-lite job status`."""
         return f"{self.role}[{self.rank}]"
 
     @property
@@ -62,19 +34,28 @@ class BaseWorkload(PortedWorkload, Worker):
     @property
     def master_handle(self) -> Any:
         """The Ray actor that is the job's master. Raises ValueError where it is gone."""
-        import ray
+        from rlinf_lite.control.context import find_master  # describing a job must not need ray
 
-        from rlinf_lite.scheduler.context import RAY_NAMESPACE
-
-        return ray.get_actor(self.job.master, namespace=RAY_NAMESPACE)
+        return find_master(self.job.name)
 
     @property
     def device_collocation(self) -> tuple[str, ...]:
         """All roles on this worker's devices, its own included."""
-        return self.job.collocated.get(self.role, (self.role,))
+        return self.job.collocated(self.role)
 
     def is_collocated_with(self, role: str) -> bool:
         return role in self.device_collocation
+
+    def get_device_collocation(self) -> str | None:
+        """All roles on this worker's devices, as `actor,rollout`; None where there is only its own."""
+        return ",".join(self.device_collocation) if self.has_device_collocation() else None
+
+    def has_device_collocation(self) -> bool:
+        return len(self.device_collocation) > 1
+
+    def is_actor_or_rollout_device_collocation(self) -> bool:
+        """Whether this is an actor or a rollout on devices that these two roles share."""
+        return self.role in ("actor", "rollout") and {"actor", "rollout"} <= {*self.device_collocation}
 
     def is_actor_role(self) -> bool:
         return self.role == "actor"
@@ -84,6 +65,8 @@ class BaseWorkload(PortedWorkload, Worker):
 
     def is_reference_role(self) -> bool:
         return self.role == "reference"
+
+    is_ref_role = is_reference_role
 
     def is_reward_role(self) -> bool:
         return self.role == "reward"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlinf_lite.control.context import WorkerRecord
-from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error, stood_at
+from rlinf_lite.control.diagnosis import DiagnosisManager, explain_error, innermost_frames
 from rlinf_lite.scheduler.heartbeat import Activity, Beat, Heartbeat
 
 PID = os.getpid()
@@ -21,12 +21,12 @@ def diagnosis():
 
 
 def test_a_worker_that_comes_on_is_fine(diagnosis):
-    diagnosis.hear([replace(BEAT, stuck_s=9.0)], 100.0)
+    diagnosis.record([replace(BEAT, stuck_s=9.0)], 100.0)
     assert diagnosis.find_hung(RECORD, 100.5) is None
 
 
 def test_stuck_in_a_method(diagnosis):
-    diagnosis.hear([replace(BEAT, stuck_s=10.5)], 100.0)
+    diagnosis.record([replace(BEAT, stuck_s=10.5)], 100.0)
     found = diagnosis.find_hung(RECORD, 100.2)
     assert found is not None and (found.kind, found.worker) == ("hung", "env[1]")
     assert found.evidence == (
@@ -36,26 +36,26 @@ def test_stuck_in_a_method(diagnosis):
 
 @pytest.mark.parametrize("change", [{"waiting_for": "any rank of rollout"}, {"doing": None}, {"pid": PID + 1}])
 def test_waiting_idle_and_replaced_workers_do_not_hang(diagnosis, change):
-    diagnosis.hear([replace(BEAT, stuck_s=1000.0, **change)], 100.0)
+    diagnosis.record([replace(BEAT, stuck_s=1000.0, **change)], 100.0)
     assert diagnosis.find_hung(RECORD, 100.2) is None
 
 
 def test_a_rank_that_others_hold_up_does_not_hang(diagnosis):
     waiting = replace(BEAT, rank=0, waiting_for="rollout[0]")
-    diagnosis.hear([replace(BEAT, stuck_s=1000.0), waiting], 100.0)
+    diagnosis.record([replace(BEAT, stuck_s=1000.0), waiting], 100.0)
     assert diagnosis.find_hung(RECORD, 100.2) is None
-    diagnosis.hear([replace(waiting, waiting_for=None)], 100.3)  # the other's beat is from before
+    diagnosis.record([replace(waiting, waiting_for=None)], 100.3)  # the other's beat is from before
     assert diagnosis.find_hung(RECORD, 100.4) is None
-    diagnosis.hear([replace(BEAT, stuck_s=1010.0)], 110.0)
+    diagnosis.record([replace(BEAT, stuck_s=1010.0)], 110.0)
     assert diagnosis.find_hung(RECORD, 110.1) is not None
 
 
 def test_silent(diagnosis):
-    diagnosis.hear([replace(BEAT, waiting_for="rollout[0]")], 100.0)
+    diagnosis.record([replace(BEAT, waiting_for="rollout[0]")], 100.0)
     assert diagnosis.find_hung(RECORD, 109.0) is None
     found = diagnosis.find_hung(RECORD, 110.5)
     assert found is not None and found.kind == "hung"
-    assert "not heard of for 10.5 s" in found.evidence and f"(pid {PID}) is in state" in found.evidence
+    assert "no heartbeat for 10.5 s" in found.evidence and f"(pid {PID}) is in state" in found.evidence
 
 
 def test_a_worker_is_not_silent_before_it_could_speak(diagnosis):
@@ -65,7 +65,7 @@ def test_a_worker_is_not_silent_before_it_could_speak(diagnosis):
 
 
 def test_nobody_hangs_where_the_machine_was_suspended(diagnosis, monkeypatch):
-    diagnosis.hear([BEAT])
+    diagnosis.record([BEAT])
     diagnosis.forget(replace(RECORD, rank=0))
     later = time.time() + 3600
     monkeypatch.setattr(time, "time", lambda: later)  # the monotonic clock stood still
@@ -74,11 +74,11 @@ def test_nobody_hangs_where_the_machine_was_suspended(diagnosis, monkeypatch):
 
 def test_nobody_hangs_where_all_were_stopped(diagnosis):
     diagnosis.notice_pause(99.0)
-    diagnosis.hear([replace(BEAT, stuck_s=9.0)], 100.0)
+    diagnosis.record([replace(BEAT, stuck_s=9.0)], 100.0)
     for now in (100.0, 3700.0, 3701.0):
         diagnosis.notice_pause(now)
         assert diagnosis.find_hung(RECORD, now) is None
-    diagnosis.hear([replace(BEAT, stuck_s=3610.0)], 3702.0)
+    diagnosis.record([replace(BEAT, stuck_s=3610.0)], 3702.0)
     assert diagnosis.find_hung(RECORD, 3702.0) is None
     for now in range(3702, 3712):
         diagnosis.notice_pause(now)
@@ -94,8 +94,8 @@ def test_who_does_what_is_said_where_nobody_comes_on(diagnosis):
     def said(seconds, since):
         lines = {}
         for now in map(float, seconds):
-            diagnosis.hear([replace(beat, stuck_s=now - since) for beat in (BEAT, waiting, *others)], now)
-            lines[now] = diagnosis.say_stuck(names, now)
+            diagnosis.record([replace(beat, stuck_s=now - since) for beat in (BEAT, waiting, *others)], now)
+            lines[now] = diagnosis.describe_stall(names, now)
         return {now: line for now, line in lines.items() if line}
 
     first = said(range(101, 130), 100.0)
@@ -109,15 +109,15 @@ def test_who_does_what_is_said_where_nobody_comes_on(diagnosis):
 
 def test_nothing_is_said_of_idle_workers_nor_while_a_failure_is_dealt_with(diagnosis):
     idle, names = replace(BEAT, rank=0, doing=None, stuck_s=100.0), ["env[0]", "env[1]", "actor[0]"]
-    diagnosis.hear([idle, replace(idle, rank=1)], 200.0)
-    assert not diagnosis.say_stuck(names, 201.0)
-    diagnosis.hear([idle, replace(BEAT, stuck_s=7.0)], 207.0)
+    diagnosis.record([idle, replace(idle, rank=1)], 200.0)
+    assert not diagnosis.describe_stall(names, 201.0)
+    diagnosis.record([idle, replace(BEAT, stuck_s=7.0)], 207.0)
     diagnosis.find_hung(replace(RECORD, group="actor", rank=0), 207.0)  # it is looked at, and has sent nothing yet
-    diagnosis.excuse(207.0)
-    assert not diagnosis.say_stuck(names, 208.0)
-    diagnosis.hear([idle], 213.0)
-    assert diagnosis.say_stuck(names, 214.0).endswith(
-        ": env[1], actor[0]: not heard of (stopped, or in code that holds Python's lock)"
+    diagnosis.restart_hang_limit(207.0)
+    assert not diagnosis.describe_stall(names, 208.0)
+    diagnosis.record([idle], 213.0)
+    assert diagnosis.describe_stall(names, 214.0).endswith(
+        ": env[1], actor[0]: no heartbeat (stopped, or in code that holds Python's lock)"
     )
 
 
@@ -125,15 +125,17 @@ def test_where_it_stood():
     other, mine = 'Thread 0x7f (most recent call first):\n  File "b.py", line 1 in run\n', "it says\n"
     main = "".join(f'  File "/my dir/{name}.py", line {line} in f\n' for line, name in enumerate("acegi", 3))
     log = f"{mine}{other}\nCurrent thread 0x7e (most recent call first):\n{main}"
-    assert stood_at(log) == "/my dir/a.py:3 in f, from /my dir/c.py:4 in f, from /my dir/e.py:5 in f"
-    assert stood_at(mine) == stood_at("") == stood_at(main) == ""
+    assert innermost_frames(log) == "/my dir/a.py:3 in f, from /my dir/c.py:4 in f, from /my dir/e.py:5 in f"
+    assert innermost_frames(mine) == innermost_frames("") == innermost_frames(main) == ""
 
 
 def test_slow(diagnosis):
     records = [replace(RECORD, rank=rank) for rank in range(3)]
     for second in range(61):
         shares = (0.2, 0.9, 0.3)
-        diagnosis.hear([replace(BEAT, rank=r, busy_s=share * second) for r, share in enumerate(shares)], 100.0 + second)
+        diagnosis.record(
+            [replace(BEAT, rank=r, busy_s=share * second) for r, share in enumerate(shares)], 100.0 + second
+        )
     found = diagnosis.find_slow(records, 160.0)
     assert [(finding.kind, finding.rank) for finding in found] == [("slow", 1)]
     assert found[0].evidence == "computes 90% of the time, the other ranks of env 25%"
@@ -142,7 +144,7 @@ def test_slow(diagnosis):
 
 def test_a_group_that_is_busy_all_over_has_no_slow_rank(diagnosis):
     for second in range(61):
-        diagnosis.hear([replace(BEAT, rank=rank, busy_s=0.9 * second) for rank in range(2)], 100.0 + second)
+        diagnosis.record([replace(BEAT, rank=rank, busy_s=0.9 * second) for rank in range(2)], 100.0 + second)
     assert diagnosis.find_slow([replace(RECORD, rank=rank) for rank in range(2)], 160.0) == []
 
 
@@ -163,7 +165,7 @@ def test_a_group_that_is_busy_all_over_has_no_slow_rank(diagnosis):
     ],
 )
 def test_why_a_worker_died(diagnosis, reason, node_alive, oom_kills, kind, evidence):
-    diagnosis.hear([BEAT], 100.0)
+    diagnosis.record([BEAT], 100.0)
     found = diagnosis.explain_death(RECORD, reason, node_alive, oom_kills)
     assert found.kind == kind and found.evidence.startswith(evidence)
 

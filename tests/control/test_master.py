@@ -50,7 +50,7 @@ def start(tmp_path, monkeypatch):
 
 def test_a_stuck_worker_is_ended(start):
     found, ended = start(again=False)
-    found._look_for_hung()
+    found._find_hung()
     assert ended == [RECORD.pid]
     said = [found.trainer_beat(1, [])["stuck"] for _ in range(2)]  # the first comes when it has been ended already
     assert "actor[1]: sync_model_to_rollout" in said[0] and not said[1]
@@ -70,8 +70,8 @@ def test_nobody_is_by_a_master_that_has_just_started_again(start):
 
 
 def ended_once_the_limit_has_passed(found, ended):
-    found._look_for_hung()
+    found._find_hung()
     assert ended == []
     time.sleep(LIMIT_S)
-    found._look_for_hung()
+    found._find_hung()
     assert ended == [RECORD.pid]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlinf_lite.jobs import BaseTrainer, BaseWorkload, trainer_invocation
 
-ROLES = ("actor", "rollout", "reference", "reward", "critic")
+ROLES = ("actor", "rollout", "reward")
 
 
 class Held(BaseWorkload):
@@ -54,8 +54,7 @@ class StepByStep(BaseTrainer):
             for role, group in self.groups.items():
                 answers = group.work(step)
                 assert answers == [(rank, step) for rank in range(len(group))], (role, answers)
-            fail = self.config.get("raise")
-            if fail and step == fail["step"] and self.restart_count < fail["times"]:
+            if self.config.get("raise") == [step, self.restart_count]:
                 raise RuntimeError("the trainer stumbled")
             self._write_down(step)
             self.report_progress(step + 1)

@@ -20,7 +20,7 @@ SCRIPT = """
 import atexit, json, sys
 atexit.register(print, "registered before")
 from rlinf_lite.jobs import RLJobBuilder
-atexit.register(print, "registered behind")
+atexit.register(print, "registered after")
 for name, config in json.loads(sys.argv[1]).items():
     builder = RLJobBuilder().device_per_node(2).device_type("CPU").config(config)
     builder.trainer("tests.jobs.jobs", "StepByStep").actor("tests.jobs.jobs", "Held").total(2).per_node(2)
@@ -45,7 +45,7 @@ def script(home: Path, more: str = "", **jobs: dict) -> Iterator[subprocess.Pope
 
 
 def test_it_waits_for_its_jobs_and_fails_where_one_has(tmp_path):
-    fails = {"steps": 9, "raise": {"step": 4, "times": 1}}
+    fails = {"steps": 9, "raise": [4, 0]}
     with script(tmp_path, fails=fails, ends={"steps": 30}) as process:
         out, err = process.communicate(timeout=180)
     assert process.returncode == 1, err
@@ -54,7 +54,7 @@ def test_it_waits_for_its_jobs_and_fails_where_one_has(tmp_path):
     assert "JobFailedError: the job 'fails' failed after step 4: RuntimeError: the trainer stumbled (at " in err
     assert "tests/jobs/jobs.py:" in err and ", in fit)" in err
     assert "the job 'ends' is finished after step 30" in err
-    assert out == "registered behind\n"  # what was registered before is what such an exit code costs
+    assert out == "registered after\n"  # what was registered before is what such an exit code costs
 
 
 @pytest.mark.parametrize("more", ["", "raise ValueError('of the script')"], ids=["Ctrl-C", "its error"])

@@ -3,6 +3,7 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import ray
 
+from rlinf_lite.control.context import master_name
 from rlinf_lite.jobs import BaseTrainer, RLJobBuilder, trainer_invocation
-from rlinf_lite.jobs.spec import place_roles
+from rlinf_lite.jobs.spec import JobSpec, place_roles
 from rlinf_lite.jobs.trainer import InvocationResult, InvocationTimeoutError, RoleGroup
-from rlinf_lite.jobs.workload import JobInfo
 from rlinf_lite.scheduler import CallTimeoutError, Cluster, Handle, SchedulerError, WorkerDiedError, WorkerError
 from rlinf_lite.scheduler.context import RAY_NAMESPACE
 from tests.jobs.workloads import Actor, Trainer
@@ -22,21 +23,21 @@ HERE = "tests.jobs.workloads"
 
 
 @pytest.fixture(scope="module")
-def job() -> JobInfo:
+def job() -> JobSpec:
     builder = RLJobBuilder().device_per_node(4).config({"a": 1}).trainer(HERE, "Trainer")
     builder.actor(HERE, "Actor").total(2).per_node(2).rollout(HERE, "Rollout").share(0.5).total(2).per_node(2)
-    return JobInfo.of(builder.with_collocation("actor", "rollout").build().spec, "demo", "demo.master")
+    return replace(builder.with_collocation("actor", "rollout").build(), name="demo")
 
 
 @pytest.fixture(scope="module")
-def actors(cluster: Cluster, job: JobInfo) -> Iterator[RoleGroup]:
+def actors(cluster: Cluster, job: JobSpec) -> Iterator[RoleGroup]:
     group = Actor.create_group({"a": 1}, job).launch(cluster, "0-1:0-1", name="actor")
     yield RoleGroup(group)
     group.shutdown()
 
 
 @pytest.fixture
-def mortals(cluster: Cluster, job: JobInfo) -> Iterator[Any]:
+def mortals(cluster: Cluster, job: JobSpec) -> Iterator[Any]:
     group = Actor.create_group({"a": 1}, job).launch(cluster, "2:0-2", name="mortal")
     yield group
     group.shutdown()
@@ -219,12 +220,12 @@ def test_the_master_can_be_asked(actors: RoleGroup) -> None:
         def answer(self) -> str:
             return "here"
 
-    master: Any = ray.remote(Master).options(name="demo.master", namespace=RAY_NAMESPACE, num_cpus=0).remote()
+    master: Any = ray.remote(Master).options(name=master_name("demo"), namespace=RAY_NAMESPACE, num_cpus=0).remote()
     assert actors.ask_master() == ["here"] * 2
     ray.kill(master)
 
 
-def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobInfo) -> None:
+def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobSpec) -> None:
     trainer: BaseTrainer = Trainer({"actor": actors, "rollout": actors}, {"a": 1}, job, restart_count=2)
     assert trainer.RG_ACTOR is actors and trainer.RG_ROLLOUT is trainer.role_group("rollout")
     assert trainer.actors[1].echo(1) == [(1, 1, 0)] and len(trainer.rollouts) == 2
@@ -242,9 +243,9 @@ def test_a_trainer_has_its_groups(actors: RoleGroup, job: JobInfo) -> None:
         trainer.role_group("sim")
 
 
-def test_roles_run_where_they_are_placed(cluster: Cluster, job: JobInfo) -> None:
+def test_roles_run_where_they_are_placed(cluster: Cluster, job: JobSpec) -> None:
     builder = RLJobBuilder().device_per_node(4).config({"a": 1}).trainer(HERE, "Trainer").actor(HERE, "Actor")
-    placed = place_roles(builder.total(2).per_node(2).share(0.5).build().spec)
+    placed = place_roles(builder.total(2).per_node(2).share(0.5).build())
     group = Actor.create_group({}, job).launch(cluster, placed["actor"], name="placed")
     assert RoleGroup(group).echo(1) == [(0, 1, 0), (1, 1, 0)]
     group.shutdown()

@@ -7,9 +7,9 @@ import ray
 from omegaconf import OmegaConf
 
 from rlinf_lite.jobs import BaseTrainer, BaseWorkload, JobSpecError, RLJobBuilder, RLRoleType
+from rlinf_lite.jobs.spec import JobSpec
 from rlinf_lite.jobs.trainer import RoleGroup
 from rlinf_lite.jobs.trainer_host import load_classes
-from rlinf_lite.jobs.workload import JobInfo
 from rlinf_lite.scheduler import Cluster, Worker, WorkerError
 
 HERE = __name__
@@ -17,7 +17,7 @@ HERE = __name__
 
 @ray.remote
 class Actor(BaseWorkload):
-    def __init__(self, config: Any, job: JobInfo) -> None:
+    def __init__(self, config: Any, job: JobSpec) -> None:
         super().__init__(config, job)
         self._config = config
         self.calls = 0
@@ -52,12 +52,12 @@ def test_a_job_as_it_is_written_there(cluster: Cluster) -> None:
     builder.actor(HERE, "Actor").total(2).per_node(2).rollout(HERE, "Actor").total(2).per_node(2).role(
         "UDF_1", HERE, "Bare"
     )
-    spec = builder.with_collocation(RLRoleType.ACTOR, RLRoleType.ROLLOUT).build().spec
+    spec = builder.with_collocation(RLRoleType.ACTOR, RLRoleType.ROLLOUT).build()
     assert spec.config == {"optim": {"lr": 0.5, "half": 0.5}} and type(spec.config["optim"]) is dict
-    classes, job = load_classes(spec), JobInfo.of(spec, "demo", "demo.master")
-    workers = classes["actor"].create_group(spec.user_config(), job)
+    classes = load_classes(spec)
+    workers = classes["actor"].create_group(spec.user_config(), spec)
     actors = RoleGroup(workers.launch(cluster, "0-1:0-1", name="actor"))
-    trainer = classes["trainer"]({"actor": actors, "UDF_1": actors}, spec.user_config(), job)
+    trainer = classes["trainer"]({"actor": actors, "UDF_1": actors}, spec.user_config(), spec)
 
     assert actors.about() == [("actor[0]", 0, 0.5, None, 1), ("actor[1]", 1, 0.5, None, 1)]
     assert actors.roles() == [(True, "actor,rollout", (True, True, False))] * 2
@@ -169,7 +169,7 @@ TRAINER = "is called with (groups, config, job, restart_count). Write: def __ini
     ],
 )
 def test_constructors_that_take_something_else(trainer: str, actor: str, problem: str) -> None:
-    spec = RLJobBuilder().config({"a": 1}).trainer(HERE, trainer).actor(HERE, actor).build().spec
+    spec = RLJobBuilder().config({"a": 1}).trainer(HERE, trainer).actor(HERE, actor).build()
     with pytest.raises(JobSpecError) as error:
         load_classes(spec)
     assert len(error.value.problems) == 1 and problem in error.value.problems[0].replace("'", ""), error.value
@@ -177,4 +177,4 @@ def test_constructors_that_take_something_else(trainer: str, actor: str, problem
 
 def test_constructors_that_fit() -> None:
     builder = RLJobBuilder().device_per_node(2).config({"a": 1}).trainer(HERE, "AnyTrainer").actor(HERE, "OwnNames")
-    load_classes(builder.role("bare", HERE, "Bare").build().spec)
+    load_classes(builder.role("bare", HERE, "Bare").build())
