@@ -455,7 +455,7 @@ class WeightSyncConfig(Section):
 
 class ControlConfig(Section):
     enabled: bool = True
-    """Keep a training run alive: start again what crashes or hangs. In train_embodied_agent.py and train_math.py."""
+    """Keep a training run alive: start again what crashes or hangs. Imitation and evaluation do without."""
     max_restarts: NonNegativeInt = 3
     """Of one worker, within `restart_window_s`; the next failure ends the run."""
     max_role_restarts: NonNegativeInt = 10
