@@ -47,7 +47,7 @@ _MIB = 2**20
 _FP32, _BF16 = 4, 2
 INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _MIB, "actor": 410 * _MIB}
 """Resident in a worker of that kind besides what is counted here: Python, Ray, torch and its kernels, without torch in
-an env worker. Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
+an env worker. Measured with torch 2.13+cpu on Linux, as peaks of the workers of real runs."""
 TRANSFORMERS_BYTES = 170 * _MIB
 """What importing transformers adds, where a model has modules of it."""
 
