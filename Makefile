@@ -19,7 +19,7 @@ PIP_SETTING = "$$($(PIP) config get :env:.$(1) 2>/dev/null || $(PIP) config get 
 UV = UV_DEFAULT_INDEX=$(call PIP_SETTING,index-url) UV_EXTRA_INDEX_URL=$(call PIP_SETTING,extra-index-url) \
 	UV_FIND_LINKS=$(call PIP_SETTING,find-links) $(BIN)/uv pip install -q --python $(BIN)/python \
 	--index-strategy unsafe-best-match -c constraints.txt
-CHECKED := rlinf_lite $(wildcard examples benchmarks docs tests tools)
+CHECKED := rlinf_lite $(wildcard examples benchmarks tests tools)
 LIBRARIES := libgl1 libglib2.0-0 libx11-6
 LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_spec("sapien") and __import__("sapien") and __import__("cv2")'
 unexport VIRTUAL_ENV PYTHONHOME

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from common import median, print_table, say
+from common import median, say
 from sb3_settings import sb3_arguments
 
 from rlinf_lite.config import load_config
@@ -24,7 +24,7 @@ OURS, SB3 = "rlinf_lite", "stable_baselines3"
 Curve = list[tuple[float, float]]
 """Env steps and the metric."""
 
-COLOURS = ("#1f5fa8", "#c8661b", "#3b8a4a", "#7a4fa0")
+COLOURS = ("#1f5fa8", "#c8661b")
 HERE = Path(__file__).parent
 
 
@@ -95,38 +95,26 @@ def collect_run(run: Path, directory: Path) -> Path:
 
 
 def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
-    """A picture of the JSONs in a directory, and a table of the ends."""
-    curves = read_curves(directory, metric)
-    groups = {system: list(by_seed.values()) for system, by_seed in curves.items()}
-    draw(groups, f"{metric}, greedy", "PushCube-v1 from state, PPO with the same settings", out)
-    print_summary(curves, metric)
-    say(f"written: {out}")
-
-
-def draw(groups: dict[str, list[Curve]], label: str, title: str, out: Path, target: float | None = None) -> None:
-    """Every seed's curve thin and each group's mean thick, over env steps; `target` as a dashed line."""
+    """Draw the JSONs in a directory over env steps, each seed thin and each system's mean thick; print their ends."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.2, 3.8), dpi=150)
-    for colour, (name, curves) in zip(COLOURS, groups.items(), strict=False):
-        for curve in curves:
+    for colour, (name, by_seed) in zip(COLOURS, read_curves(directory, metric).items(), strict=False):
+        curves = list(by_seed.values())
+        for seed, curve in by_seed.items():
+            say(f"{name}, seed {seed}: {metric} {curve[-1][1]:.2f} after {curve[-1][0]:,} env steps")
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.0, alpha=0.4)
-        named = f"{name}, mean of {len(curves)} seeds" if len(curves) > 1 else f"{name}, one seed"
-        axes.plot(*zip(*mean_curve(curves), strict=True), color=colour, linewidth=2.6, label=named.lstrip(", "))
-    if "success" in label:
-        axes.set_ylim(-0.02, 1.02)
-    if target is not None:
-        axes.axhline(target, color="0.6", linewidth=0.8, linestyle=(0, (4, 4)))
-        place = (0.995, target - 0.005)
-        axes.annotate(f"{target:g}", place, xycoords=("axes fraction", "data"), ha="right", va="top", color="0.45")
+        label = f"{name}, mean of {len(curves)} seeds"
+        axes.plot(*zip(*mean_curve(curves), strict=True), color=colour, linewidth=2.6, label=label)
+    axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g} k" if value else "0")
     axes.set_xlabel("env steps")
-    axes.set_ylabel(label)
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_ylabel(f"{metric}, greedy")
+    axes.set_title("PushCube-v1 from state, PPO with the same settings", loc="left", fontsize=11)
     axes.grid(color="0.9", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
@@ -134,19 +122,7 @@ def draw(groups: dict[str, list[Curve]], label: str, title: str, out: Path, targ
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out)
     plt.close(figure)
-
-
-def print_summary(curves: dict[str, dict[int, Curve]], metric: str) -> None:
-    """Ends, and means over the env steps that all curves cover."""
-    every = [curve for by_seed in curves.values() for curve in by_seed.values()]
-    first, last = max(curve[0][0] for curve in every), min(curve[-1][0] for curve in every)
-    rows = [
-        [system, str(seed), f"{curve[-1][0]:,}", f"{curve[-1][1]:.2f}", f"{_mean_between(curve, first, last):.2f}"]
-        for system, by_seed in curves.items()
-        for seed, curve in sorted(by_seed.items())
-    ]
-    common = f"mean from {first / 1000:.0f} k to {last / 1000:.0f} k"
-    print_table(metric, ["system", "seed", "env steps", "at the end", common], rows)
+    say(f"written: {out}")
 
 
 def read_curves(directory: Path, metric: str) -> dict[str, dict[int, Curve]]:
@@ -161,7 +137,7 @@ def read_curves(directory: Path, metric: str) -> dict[str, dict[int, Curve]]:
         curves[system][seed] = [(row["env_steps"], row[metric]) for row in content["curve"]]
     found = {system: by_seed for system, by_seed in curves.items() if by_seed}
     if not found:
-        raise FileNotFoundError(f"{directory} holds no learning curves: run ppo_vs_sb3.py --learning or --collect")
+        raise FileNotFoundError(f"{directory} holds no learning curves: run ppo_vs_sb3.py --learning")
     return found
 
 
@@ -173,10 +149,3 @@ def mean_curve(curves: list[Curve]) -> Curve:
     grid = sorted({steps for curve in curves for steps, _ in curve if first <= steps <= last})
     values = [np.interp(grid, *np.array(curve).T) for curve in curves]
     return [(steps, float(value)) for steps, value in zip(grid, np.mean(values, axis=0), strict=True)]
-
-
-def _mean_between(curve: Curve, first: float, last: float) -> float:
-    import numpy as np
-
-    grid = np.linspace(first, last, 1000)
-    return float(np.interp(grid, *np.array(curve).T).mean())

@@ -15,10 +15,9 @@ import os
 import tempfile
 
 from common import Comparison, Report, busy_processes, median, print_table, say
-from session import Session, logged_steps, undisturbed
+from session import logged_steps, session, undisturbed
 
 from rlinf_lite.config import load_config
-from rlinf_lite.scheduler import Cluster
 
 TARGET, BUSY_TARGET = 1_200, 0.6
 SPLIT = {
@@ -46,11 +45,7 @@ def main() -> None:
     report = Report("loop", vars(args))
     with tempfile.TemporaryDirectory() as scratch:
         cfg = load_config(args.config, [*undisturbed(scratch), *args.overrides])
-        with (
-            Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster,
-            Session(cluster, cfg) as session,
-        ):
-            runner = session.new_runner()
+        with session(cfg) as runner:
             root = runner.run_dir
             runner.total_steps = 2  # the first steps allocate, map and only train the value head
             for repeat in range(args.repeats + 1):

@@ -1,7 +1,7 @@
 """VLA policies alone: acting and an actor's update, by size.
 
     python benchmarks/policy_bench.py                                       # tiny and small on one CPU thread
-    python benchmarks/policy_bench.py --policies pi0 pi05 smolvla           # flows, and their passes alone
+    python benchmarks/policy_bench.py --policies pi0 pi05 smolvla           # flows
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --repeats 10
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --lora-rank 32
 
@@ -10,11 +10,6 @@ steps, batch * chunk per call. An update is forward, PPO loss, backward and Adam
 counted by torch's FlopCounterMode, those of an update on one row and without what --checkpointing computes again; the
 share of a chip's peak is that of its dense bf16 rate, where it is in PEAK.
 The target is one number: tiny acts at 2,000 env steps/s, batch 8, chunk 4, one thread. Weights are random.
-
-Of flows there is more: one pass of the prefix and K of the expert timed alone, with which acting is compared (target:
-at most 1.3 times as long, reading pictures and words included); acting that computed the prefix anew for every step;
-one pass of both forward and backward, with which an update is compared, which is no more than that and AdamW; and
-updates of the expert alone, with the prefix computed and kept (`model.options.keep_prefix`).
 """
 
 from __future__ import annotations
@@ -34,13 +29,12 @@ from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.base import NOISE_KEY, Policy, recompute_in_backward
-from rlinf_lite.models.flow.networks import Prefix
-from rlinf_lite.models.flow.policy import FlowPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy
+from rlinf_lite.models.flow.policy import Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.precision import autocast
 
 TARGET, TARGET_BATCH, TARGET_CHUNK = 2_000, 8, 4
-FLOW_STEPS, FLOW_TARGET, UPDATE_TARGET = 4, 1.3, 1.3
+FLOW_STEPS = 4
 POLICIES: dict[str, type[Policy]] = {
     policy.policy_id: policy for policy in (OpenVLAPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy)
 }
@@ -91,12 +85,12 @@ class Contestant:
             recompute_in_backward(self.policy.fsdp_units())
 
     def act_seconds(self, calls: int) -> float:
-        return self.seconds(self._act, calls)
+        return self._seconds(self._act, calls)
 
     def update_seconds(self, calls: int) -> float:
-        return self.seconds(self._update, calls)
+        return self._seconds(self._update, calls)
 
-    def seconds(self, work: Callable[[], Any], calls: int) -> float:
+    def _seconds(self, work: Callable[[], Any], calls: int) -> float:
         self._synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -133,53 +127,6 @@ class Contestant:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class Flow(Contestant):
-    """A flow policy, whose passes can be timed alone."""
-
-    policy: FlowPolicy
-
-    def __init__(self, *of: Any, **options: Any) -> None:
-        super().__init__(*of, **options)
-        self.prefix = self._prefix()
-        self.x = torch.randn(self.batch, self.policy.cfg.horizon, self.policy.cfg.max_action_dim, device=self.device)
-
-    @torch.no_grad()
-    def _prefix(self) -> Prefix:
-        with autocast(self.device, self.precision):
-            return self.policy._prefix(self.acted.forward_inputs)
-
-    @torch.no_grad()
-    def _expert(self) -> None:
-        t, state = torch.full((self.batch,), 0.5, device=self.device), self.acted.forward_inputs["state"]
-        with autocast(self.device, self.precision):
-            self.policy.network.velocity(self.prefix, state, self.x, t)
-
-    def passes(self) -> None:
-        """One of the prefix, K of the expert: no less makes an action."""
-        self._prefix()
-        for _ in range(FLOW_STEPS):
-            self._expert()
-
-    def one_pass_and_back(self) -> None:
-        t, inputs = torch.full((self.batch,), 0.5, device=self.device), self.acted.forward_inputs
-        with autocast(self.device, self.precision):
-            prefix = self.policy._prefix(inputs)
-            v, _ = self.policy.network.velocity(prefix, inputs["state"], self.x, t)
-        (v.square().mean() + self.policy._values(prefix).square().mean()).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def without_reuse(self) -> None:
-        for _ in range(FLOW_STEPS):
-            self._prefix()
-            self._expert()
-
-    def keep(self) -> None:
-        """Every update from now on reads the prefix that was computed once."""
-        with torch.no_grad(), autocast(self.device, self.precision):
-            self.acted.forward_inputs |= self.policy.fixed_inputs(self.acted.forward_inputs)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=["openvla"])
@@ -208,8 +155,6 @@ def main() -> None:
         for size in sizes:
             for batch in args.batches:
                 rows += measure(name, size, batch, args, report)
-                if name != "openvla":
-                    rows += measure_passes(name, size, batch, args, report)
     print_table(
         f"on {device_name(args.device)}, {args.precision}",
         ["what", "ms", "env steps/s", "action tokens/s", "samples/s", "TFLOP/s", "of peak"],
@@ -250,40 +195,6 @@ def measure(name: str, size: str, batch: int, args: argparse.Namespace, report: 
         [f"{size}, batch {batch}: acting", f"{act_ms:.3g}", *acting_only, *speed(act_rate, args.device)],
         [f"{size}, batch {batch}: update", f"{update_ms:.3g}", *update_only, *speed(update_rate, args.device)],
     ]
-
-
-def measure_passes(name: str, size: str, batch: int, args: argparse.Namespace, report: Report) -> list[list[str]]:
-    """Rows of what a flow's passes cost alone, and of updates of the expert."""
-    flow, of = Flow(name, size, batch, args), f"{name} {size}, batch {batch}"
-    works: dict[str, Callable[[], Any]] = {
-        "acting": flow._act,
-        f"a prefix, {FLOW_STEPS} expert passes alone": flow.passes,
-        "without reuse of the prefix": flow.without_reuse,
-        "update": flow._update,
-        "a prefix, an expert pass, back and AdamW": flow.one_pass_and_back,
-    }
-    computed, kept = (Flow(name, size, batch, args, trainable="expert", keep_prefix=True) for _ in range(2))
-    kept.keep()
-    works |= {"update of the expert": computed._update, "the same, prefix kept": kept._update}
-    calls = {what: max(int(args.seconds / flow.seconds(work, 2)), 1) for what, work in works.items()}
-    timed = {what: lambda work=work, what=what: 1e3 * flow.seconds(work, calls[what]) for what, work in works.items()}
-    found = interleaved(timed, args.repeats, unit="ms")
-    for what, figures in found.items():
-        report.measurements[f"{of}: {what}, ms, in turn"] = figures
-    acting, passes = (median(found[what]) for what in list(works)[:2])
-    report.comparisons.append(
-        Comparison(
-            f"{of}: acting", acting, "its passes alone", passes, "ms", acting / passes, FLOW_TARGET, at_least=False
-        )
-    )
-    update, once = (median(found[what]) for what in list(works)[3:5])
-    report.comparisons.append(
-        Comparison(
-            f"{of}: update", update, "its passes alone", once, "ms", update / once, UPDATE_TARGET, at_least=False
-        )
-    )
-    shown = {what: figures for what, figures in found.items() if what not in ("acting", "update")}  # which has a row
-    return [[f"{of}: {what}", f"{median(figures):.3g}", *["-"] * 5] for what, figures in shown.items()]
 
 
 def device_name(device: str) -> str:

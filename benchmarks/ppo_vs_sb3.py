@@ -3,8 +3,7 @@
     python benchmarks/ppo_vs_sb3.py                                # env steps/s, both alive, in turn
     python benchmarks/ppo_vs_sb3.py --busy 1                       # and each again, beside a process that never waits
     python benchmarks/ppo_vs_sb3.py --learning --seeds 1 2 3       # success against env steps: trains both, takes hours
-    python benchmarks/ppo_vs_sb3.py --plot benchmarks/results/learning --out assets/pushcube_vs_sb3.png
-    python benchmarks/ppo_vs_sb3.py --collect results/<run>        # a run that exists already, as such a JSON
+    python benchmarks/ppo_vs_sb3.py --plot benchmarks/results/learning --out assets/pushcube_ppo.png
 
 Same network, environments, rollout length, epochs, minibatches, learning rate, discount and treatment of success: all
 are read off our config. A rate is taken over whole steps after warm-up: rollout, update, and whatever lies between.
@@ -25,13 +24,12 @@ from functools import partial
 from pathlib import Path
 
 from common import Comparison, Report, available_bytes, busy_processes, interleaved, median, say
-from learning_curves import collect_run, plot, train_both
+from learning_curves import plot, train_both
 from sb3_settings import sb3_arguments
-from session import Session, logged_steps, undisturbed
+from session import logged_steps, session, undisturbed
 
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.runners import EmbodiedRunner
-from rlinf_lite.scheduler import Cluster
 
 TARGET, BUSY_TARGET = 1.7, 1.5
 CONFIG = "embodiment/maniskill_pushcube_ppo_mlp"
@@ -46,13 +44,13 @@ SUBPROC_BYTES = 400 * 2**20
 
 
 class SB3:
-    """Stable-Baselines3 in a process of its own, which learns when told to."""
+    """Stable-Baselines3 in a process of its own, which learns when asked to."""
 
     def __init__(self, cfg: Config, variant: str) -> None:
         vec_env, environment = VARIANTS[variant]
-        command = [sys.executable, "-W", "ignore", str(HERE / "sb3_rate.py"), *sb3_arguments(cfg, cfg.runner.seed)]
+        command = [sys.executable, "-W", "ignore", str(HERE / "sb3_worker.py"), *sb3_arguments(cfg, cfg.runner.seed)]
         self._process = subprocess.Popen(
-            [*command, "--vec-env", vec_env],
+            [*command, "--vec-env", vec_env, "--in-turn"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,11 +127,8 @@ def measure_speed(args: argparse.Namespace) -> None:
         cfg = load_config(CONFIG, [*undisturbed(scratch), *args.overrides])
         name, opponent = fastest_variant(cfg, variants, max(args.steps // 2, 1), report)
         try:
-            with (
-                Cluster(cfg.cluster.num_nodes, cfg.cluster.num_gpus_per_node, cfg.cluster.accelerator) as cluster,
-                Session(cluster, cfg) as session,
-            ):
-                rate = training_rate(session.new_runner())
+            with session(cfg) as runner:
+                rate = training_rate(runner)
                 rate(1)  # the first steps import, allocate and map
 
                 def beside(busy: int, measured: Callable[[int], float]) -> float:
@@ -189,7 +184,6 @@ def parse_args() -> argparse.Namespace:
     learning.add_argument("--env-steps", type=int, default=500_000)
     learning.add_argument("--eval-every", type=int, default=25_000, help="env steps")
     learning.add_argument("--directory", type=Path, default=HERE / "results" / "learning", help="of the JSONs")
-    learning.add_argument("--collect", type=Path, nargs="+", metavar="RUN", help="run directories to make JSONs of")
     learning.add_argument("--plot", type=Path, metavar="DIR", help="draw the JSONs of a directory")
     learning.add_argument("--out", type=Path, default=Path("learning_curves.png"), help="of --plot")
     return parser.parse_intermixed_args()
@@ -199,9 +193,6 @@ def main() -> None:
     args = parse_args()
     if args.plot:
         plot(args.plot, args.out)
-    elif args.collect:
-        for run in args.collect:
-            say(f"written: {collect_run(run, args.directory)}")
     elif args.learning:
         train_both(CONFIG, args.overrides, args.seeds, args.env_steps, args.eval_every, args.directory)
         plot(args.directory, args.directory / "learning_curves.png")

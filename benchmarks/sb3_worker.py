@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,12 +112,12 @@ class Evaluator:
 class Curve(BaseCallback):
     """Evaluates between updates, with the clock of training stopped."""
 
-    def __init__(self, evaluate: Evaluator | None, every: int, save: Callable[[Curve], None]) -> None:
+    def __init__(self, evaluate: Evaluator, every: int, save: Callable[[Curve], None]) -> None:
         super().__init__()
         self.evaluate, self.every, self.save_json = evaluate, every, save
         self.rows: list[dict[str, float]] = []
         self.next_at = every
-        self.eval_s = self.rollout_s = self.rollout_start = 0.0
+        self.eval_s = 0.0
         self.start = time.perf_counter()
 
     @property
@@ -134,17 +135,12 @@ class Curve(BaseCallback):
         if self.num_timesteps >= self.next_at:
             self.next_at += self.every
             self.measure()
-        self.rollout_start = time.perf_counter()
-
-    def _on_rollout_end(self) -> None:
-        self.rollout_s += time.perf_counter() - self.rollout_start
 
     def measure(self) -> None:
-        row: dict[str, float] = {"env_steps": self.num_timesteps, "train_s": self.train_s, "rollout_s": self.rollout_s}
-        if self.evaluate is not None:
-            begin = time.perf_counter()
-            row |= self.evaluate(self.model)  # type: ignore[arg-type]
-            self.eval_s += time.perf_counter() - begin
+        row: dict[str, float] = {"env_steps": self.num_timesteps, "train_s": self.train_s}
+        begin = time.perf_counter()
+        row |= self.evaluate(self.model)  # type: ignore[arg-type]
+        self.eval_s += time.perf_counter() - begin
         self.rows.append(row)
         print(json.dumps({key: round(value, 3) for key, value in row.items()}), flush=True)
         self.save_json(self)
@@ -154,24 +150,33 @@ def main() -> None:
     args = parse_args()
     env = make_vec_env(args)
     model = make_model(args, env)
-    evaluator = Evaluator(args.eval_episodes, args.eval_seed, args.max_episode_steps) if args.eval_every else None
+    if args.in_turn:
+        learn_in_turn(args, model)
+    else:
+        evaluator = Evaluator(args.eval_episodes, args.eval_seed, args.max_episode_steps)
 
-    def save(curve: Curve) -> None:
-        rate = {
-            "env_steps_per_s": model.num_timesteps / curve.train_s,
-            "rollout_env_steps_per_s": model.num_timesteps / curve.rollout_s,
-        }
-        report = {"settings": vars(args), "threads": torch.get_num_threads(), **rate, "curve": curve.rows}
-        if args.out is not None:
-            Path(args.out).write_text(json.dumps(report, indent=1))
+        def save(curve: Curve) -> None:
+            rate = model.num_timesteps / curve.train_s
+            content = {"settings": vars(args), "threads": torch.get_num_threads(), "env_steps_per_s": rate}
+            Path(args.out).write_text(json.dumps(content | {"curve": curve.rows}, indent=1))
 
-    curve = Curve(evaluator, args.eval_every or args.total_steps, save)
-    model.learn(args.total_steps, callback=curve)
-    if not curve.rows or curve.rows[-1]["env_steps"] < model.num_timesteps:
-        curve.measure()
-    rate = model.num_timesteps / curve.train_s
-    print(f"{rate:.0f} env steps/s over {model.num_timesteps} steps, evaluation excluded")
+        curve = Curve(evaluator, args.eval_every, save)
+        model.learn(args.total_steps, callback=curve)
+        if not curve.rows or curve.rows[-1]["env_steps"] < model.num_timesteps:
+            curve.measure()
     env.close()
+
+
+def learn_in_turn(args: argparse.Namespace, model: PPO) -> None:
+    """Learn for as many rollouts as each line of stdin says, and answer with env steps/s."""
+    print("ready", flush=True)
+    first = True
+    for line in sys.stdin:
+        num_steps = int(line) * args.num_envs * args.num_steps
+        start = time.perf_counter()
+        model.learn(num_steps, reset_num_timesteps=first)
+        print(num_steps / (time.perf_counter() - start), flush=True)
+        first = False
 
 
 def make_vec_env(args: argparse.Namespace) -> VecEnv:
@@ -236,10 +241,11 @@ def parse_args() -> argparse.Namespace:
     add("--success", choices=("terminate", "bootstrap", "continue"), default="bootstrap", help="what it does")
     add("--max-episode-steps", type=int, default=50)
     add("--vec-env", choices=("dummy", "subproc"), default="dummy")
-    add("--eval-every", type=int, default=50_000, help="env steps between evaluations; 0: never")
+    add("--eval-every", type=int, default=50_000, help="env steps between evaluations")
     add("--eval-episodes", type=int, default=100)
     add("--eval-seed", type=int, default=10_000)
-    add("--out", default=None, help="JSON file, rewritten at every evaluation")
+    add("--out", default="sb3.json", help="JSON file, rewritten at every evaluation")
+    add("--in-turn", action="store_true", help="learn for as many rollouts as each line of stdin says")
     return parser.parse_args()
 
 

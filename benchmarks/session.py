@@ -1,18 +1,15 @@
-"""The worker groups of a run, launched once, for benchmarks that drive the runner's phases one by one."""
+"""A run whose worker groups stay, for benchmarks that train some steps at a time."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from rlinf_lite.config import Config, ReasoningConfig
-from rlinf_lite.data.problems import open_problems
-from rlinf_lite.runners import AsyncEmbodiedRunner, AsyncReasoningRunner, EmbodiedRunner, ReasoningRunner
-from rlinf_lite.scheduler import Cluster, HybridComponentPlacement, WorkerGroup
+from rlinf_lite.config import Config
+from rlinf_lite.runners import EmbodiedRunner
+from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
-from rlinf_lite.workers.reasoning import launch_roles
-
-_WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker}
 
 
 def undisturbed(scratch: str) -> list[str]:
@@ -27,60 +24,22 @@ def undisturbed(scratch: str) -> list[str]:
     ]
 
 
-def logged_steps(runner: EmbodiedRunner | ReasoningRunner) -> list[dict[str, float]]:
+def logged_steps(runner: EmbodiedRunner) -> list[dict[str, float]]:
     """The metrics of every step that a runner has made."""
     lines = (json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if "time/step" in line]
 
 
-class Session:
-    """A `with` block in which the groups run."""
-
-    def __init__(self, cluster: Cluster, cfg: Config, env: tuple[Any, ...] = (EnvWorker,)) -> None:
-        """`env`: the class of the env workers, and what it is given besides the config."""
-        self._cluster, self._cfg, self._env = cluster, cfg, env
-        self._groups: dict[str, WorkerGroup] = {}
-
-    def __enter__(self) -> Self:
-        placement = HybridComponentPlacement(self._cfg)
-        workers = {name: worker.create_group(self._cfg) for name, worker in _WORKERS.items()}
-        workers["env"] = self._env[0].create_group(self._cfg, *self._env[1:])
-        self._groups = self._cluster.launch(placement, **workers)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for group in self._groups.values():
-            group.shutdown()
-
-    def new_runner(self, cfg: Config | None = None) -> EmbodiedRunner:
-        """A runner that has initialised the workers (anew, where they were). Workers keep the config of the launch;
-        what `cfg` changes is the driver's part: the number of stages, steps and paths.
-        """
-        cfg = cfg or self._cfg
-        runner_class = AsyncEmbodiedRunner if cfg.runner.mode == "async" else EmbodiedRunner
-        runner = runner_class(cfg=cfg, **self._groups, supervisor=None, claim=None)
+@contextmanager
+def session(cfg: Config) -> Iterator[EmbodiedRunner]:
+    """The runner of a config's groups, ready to run; cluster and groups end with the block."""
+    with Cluster.from_config(cfg.cluster) as cluster:
+        groups = cluster.launch(
+            HybridComponentPlacement(cfg),
+            actor=EmbodiedFSDPActor.create_group(cfg),
+            rollout=MultiStepRolloutWorker.create_group(cfg),
+            env=EnvWorker.create_group(cfg),
+        )
+        runner = EmbodiedRunner(cfg=cfg, **groups, supervisor=None, claim=None)
         runner.init_workers()
-        return runner
-
-
-class LanguageSession:
-    """The same for language models."""
-
-    def __init__(self, cluster: Cluster, cfg: ReasoningConfig) -> None:
-        self._cluster, self._cfg = cluster, cfg
-        self._roles: dict[str, Any] = {}
-
-    def __enter__(self) -> Self:
-        self._roles = launch_roles(self._cfg, self._cluster, HybridComponentPlacement(self._cfg))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for group in self._roles.values():
-            group.shutdown()
-
-    def new_runner(self) -> ReasoningRunner:
-        """A runner whose workers hold the model that the run starts from."""
-        runner_class = AsyncReasoningRunner if self._cfg.runner.mode == "async" else ReasoningRunner
-        runner = runner_class(self._cfg, open_problems(self._cfg), **self._roles)
-        runner.init_workers()
-        return runner
+        yield runner

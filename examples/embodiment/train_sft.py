@@ -7,14 +7,12 @@ python examples/embodiment/train_sft.py --config-name tabletop_sft_vla --dry-run
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from rlinf_lite.cli import parse_cli
 from rlinf_lite.cli.train import run_to_its_end
 from rlinf_lite.config import Config
-from rlinf_lite.config.loading import as_override
 from rlinf_lite.script import run_script
 
 if TYPE_CHECKING:
@@ -47,9 +45,6 @@ def train(cfg: Config) -> RunResult:
         runner.init_workers()
         result = runner.run()
         print(result.describe())
-    if result.checkpoint is not None:
-        policy = shlex.quote(as_override("actor.checkpoint_load_path", str(result.checkpoint)))
-        print(f"  reinforcement learning from here: {policy}")
     return result
 
 

@@ -15,7 +15,6 @@ from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.script import run_script
 
 if TYPE_CHECKING:
-    from rlinf_lite.metrics import EvalSummary
     from rlinf_lite.runners import RunResult
 
 
@@ -51,22 +50,6 @@ def train(cfg: ReasoningConfig) -> RunResult:
             result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
         print(result.describe())
     return result
-
-
-def evaluate(cfg: ReasoningConfig) -> EvalSummary:
-    """How the policy answers the validation problems."""
-    from rlinf_lite.data.problems import open_problems
-    from rlinf_lite.runners import ReasoningRunner, check_rewards
-    from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
-    from rlinf_lite.workers.reasoning import launch_roles
-
-    problems = open_problems(cfg)
-    check_rewards(cfg, problems)
-    with Cluster.from_config(cfg.cluster) as cluster:
-        roles = launch_roles(cfg, cluster, HybridComponentPlacement(cfg))
-        runner = ReasoningRunner(cfg, problems, **roles, supervisor=None, claim=None)
-        runner.init_workers()
-        return runner.evaluate()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`rlinf-lite`: the examples as commands that work from any directory, and what this machine and installation have."""
+"""`rlinf-lite`: commands that work from any directory, each a module of this package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ABOUT = """commands, each with a --help of its own:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. The training commands are the scripts in examples/."""
+    """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     return run_script(lambda: _run(words))
 

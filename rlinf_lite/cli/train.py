@@ -1,6 +1,6 @@
-"""`rlinf-lite train NAME|RUN key=value`: train what a config is about, or go on with a run.
+"""`rlinf-lite train NAME|RUN key=value`: train what a config describes, or go on with a run.
 
-The scripts in examples/ are what trains, each for one kind of run; this is what their command lines have in common.
+Imitation, reinforcement learning in a simulator or of a language model: `runner.task_type` says which.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.cli.examples import train as train_by_kind
 from rlinf_lite.cli.parse import parse_cli
 
 if TYPE_CHECKING:
@@ -19,13 +18,16 @@ ABOUT = "Train a policy in a simulator, by reinforcement learning or imitation, 
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train as the script of the config's kind does."""
-    return run_to_its_end(train_by_kind, parse_cli(arguments, None, ABOUT, None))
+    """Train; returns 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 where the config is wrong."""
+    cfg = parse_cli(arguments, None, ABOUT, None)
+    from rlinf_lite.launch import train  # takes seconds to import: mistakes in the config are reported before
+
+    return run_to_its_end(train, cfg)
 
 
 def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:
-    """The exit code of a run: 1 where what a user can mend ended it, which is said; 130 after Ctrl-C."""
-    # only now what takes time to import: mistakes in the config are reported at once
+    """Run `train(cfg)` and return the exit code: 0, 130 after Ctrl-C, or 1 after an error that its user can mend, whose
+    message is printed without a traceback."""
     from rlinf_lite.data.lerobot.layout import LeRobotError
     from rlinf_lite.data.prompt_files import DatasetError
     from rlinf_lite.data.tokenizers import TokenizerError
@@ -37,7 +39,7 @@ def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:
     try:
         return 130 if train(cfg).interrupted else 0
     except known as error:
-        full = isinstance(error.__cause__, SharedMemoryFullError)  # which says all that there is to know in a line
+        full = isinstance(error.__cause__, SharedMemoryFullError)  # one line says all of it
         said = error.__cause__ if full else error
         print(f"{type(said).__name__}: {said}", file=sys.stderr)  # a worker's error brings its own traceback
         return 1

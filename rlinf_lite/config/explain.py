@@ -15,6 +15,7 @@ from rlinf_lite.cards import Problem
 from rlinf_lite.config.checks import find_problems
 from rlinf_lite.config.names import cards_of, schema_keys
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
 from rlinf_lite.registry import nearest
 
@@ -84,6 +85,16 @@ def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[A
         problems, wrong, remaining = _explained(error, content, schema)
     config = schema.model_validate(remaining)
     return config, [*problems, *find_problems(config, wrong | set(suspects))]
+
+
+def check_measurable(config: Config | ReasoningConfig, name: str) -> None:
+    """Raise ConfigError where the config called `name` leaves nothing to evaluate: it names no policy, or a language
+    model's problems are files without any for validation."""
+    if isinstance(config, ReasoningConfig) and config.data.train_files and not config.data.val_files:
+        raise ConfigError(name, ["data.val_files: names no problems to measure on. Set it to files that hold some"])
+    if start_dir(config) is None:
+        text = "is null, so there is no policy to measure. Set it to a run, a checkpoint, or a policy's directory"
+        raise ConfigError(name, [f"rollout.model_dir: {text}"])
 
 
 def _explained(

@@ -458,7 +458,7 @@ class WeightSyncConfig(Section):
 
 class ControlConfig(Section):
     enabled: Literal["auto"] | bool = "auto"
-    """Keep a training run alive: start again what crashes or hangs. Imitation goes on from its checkpoints instead.
+    """Keep a training run alive: start again what crashes or hangs. Imitation and evaluation do without.
     auto: true, and false with `cluster.runtime: local`."""
     max_restarts: NonNegativeInt = 3
     """Of one worker, within `restart_window_s`; the next failure ends the run."""

@@ -262,6 +262,7 @@ class Runner(ABC):
             evals=list(self._evals.values()),
             report=report,
             program=any(of_main()),
+            imitation=self.cfg.runner.task_type == "sft",
         )
 
     # what a step is made of

@@ -97,6 +97,8 @@ class RunResult:
     report: Path | None
     program: bool = False
     """Whether it needs what its own program defines, so that no other command can go on with it."""
+    imitation: bool = False
+    """Whether it learned from demonstrations."""
 
     @property
     def first_eval(self) -> EvalSummary | None:
@@ -120,13 +122,13 @@ class RunResult:
         run, own = shlex.quote(shown_path(self.run_dir)), own_command("rlinf-lite", "rlinf_lite.cli")
         lines.append(f"  curves: {own_command('tensorboard', 'tensorboard.main')} --logdir {run}")
         if self.checkpoint is not None:
+            from rlinf_lite.config.loading import as_override  # loads Hydra
+
             checkpoint = shown_path(self.checkpoint)
             lines.append(f"  checkpoint: {checkpoint}")
             steps = "" if self.completed_steps < self.total_steps else f"runner.max_steps={2 * self.total_steps or 1}"
             if self.program:
                 more = "".join(f', "{step}"' for step in steps.split())
-                from rlinf_lite.config.loading import as_override
-
                 load = "rlinf_lite.load_config(..., [...,"
                 keys = ("runner.resume", "actor.checkpoint_load_path")
                 resume, weights = (json.dumps(as_override(key, checkpoint), ensure_ascii=False) for key in keys)
@@ -135,4 +137,7 @@ class RunResult:
             else:
                 lines.append(f"  go on: {command_on(self.run_dir)} {steps}".rstrip())
                 lines.append(f"  measure: {own} eval {run}")
+            if self.imitation:
+                policy = shlex.quote(as_override("actor.checkpoint_load_path", str(self.checkpoint)))
+                lines.append(f"  reinforcement learning from here: {policy}")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`rlinf-lite`: the examples from any directory, installed or not, with true exit codes."""
+"""`rlinf-lite`: commands from any directory, installed or not, with true exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 import rlinf_lite
 from rlinf_lite import __version__
 from rlinf_lite.cli.collect import requested
-from rlinf_lite.cli.parse import SCRIPTS
 from rlinf_lite.config import ConfigError, ReasoningConfig
 from rlinf_lite.config.loading import config_names, load_config
 from rlinf_lite.models import CheckpointFormatError, MLPGaussianPolicy
@@ -25,6 +24,11 @@ from rlinf_lite.runners.run_config import write_config
 from tests.runners.conftest import SMALL_MATH
 
 CommandLine = Callable[[list[str]], int]
+SCRIPTS = {
+    "embodied": "embodiment/train_embodied_agent.py",
+    "sft": "embodiment/train_sft.py",
+    "reasoning": "math/train_math.py",
+}
 HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
 
 
@@ -83,7 +87,7 @@ def test_train_does_what_the_example_of_that_kind_does(kind: str, config: str, r
 def test_an_example_is_for_one_kind(repo: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repo / "examples" / SCRIPTS["sft"]), "--config-name", "gym_pendulum_ppo_mlp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "`rlinf-lite train` and examples/embodiment/train_embodied_agent.py" in done.stderr
+    assert done.returncode == 2 and "this script trains sft. Use `rlinf-lite train`" in done.stderr
 
 
 def test_a_config_by_its_name_alone(tmp_path: Path) -> None:

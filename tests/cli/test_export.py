@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlinf_lite import load_config, load_policy
 from rlinf_lite.cli import main
-from rlinf_lite.cli.examples import load_example
+from rlinf_lite.cli.eval import free_name, plays_otherwise
 from rlinf_lite.cli.export import export
 from rlinf_lite.config import ReasoningConfig
 from rlinf_lite.envs import EnvSpec
@@ -268,14 +268,10 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
 
 
 def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluation, path, names = (
-        load_example("embodiment/eval_embodied_agent.py"),
-        tmp_path / "eval_step_000040.json",
-        list[str](),
-    )
+    path, names = tmp_path / "eval_step_000040.json", list[str]()
     for seed in (1, 2, 1, 3):
         summary = summarize_episodes([Episode(0, True)], "greedy", protocol={"seed": seed})
-        found = evaluation.free_name(path, summary)
+        found = free_name(path, summary)
         found.write_text(summary.to_json())
         names.append(found.name)
     numbered = [f"eval_step_000040{number}.json" for number in ("", "-2", "", "-3")]
@@ -284,4 +280,4 @@ def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, caps
     words |= {"env.eval.num_envs=2": False, "env.train.num_envs=2": False, "cluster.accelerator=cpu": False}
     words |= {"rollout.max_response_length=8": True, "rollout.engine=a:b": True, "rollout.max_batch_size=8": False}
     words |= {"reward.weights.rule=0": True, "actor.tokenizer.tokenizer_model=x": True, "actor.num_threads=2": False}
-    assert {word: evaluation.plays_otherwise(word) for word in words} == words
+    assert {word: plays_otherwise(word) for word in words} == words

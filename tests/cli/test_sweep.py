@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rlinf_lite.cli import sweep as module
-from rlinf_lite.cli.examples import train
 from rlinf_lite.cli.sweep import trials_of
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.launch import train
 
 CommandLine = Callable[[list[str]], int]
 NAME = "gym_pendulum_ppo_mlp"

@@ -214,15 +214,15 @@ def test_every_config_is_in_the_table() -> None:
 def test_config_reference_is_up_to_date() -> None:
     """Made in a process of its own: in this one, other tests have registered parts."""
     code = "import make_config_reference; print(make_config_reference.reference(), end='')"
-    environment = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'docs'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'tools'}"}
     made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     written = (REPO / "docs" / "config_reference.md").read_text()
-    assert written == made.stdout, f"run: python docs/make_config_reference.py {made.stderr}"
+    assert written == made.stdout, f"run: python tools/make_config_reference.py {made.stderr}"
 
 
 def test_memory_tables_are_up_to_date() -> None:
-    maker = import_file(REPO / "docs" / "make_memory_tables.py")
-    assert (REPO / "docs" / "memory.md").read_text() == maker.page(), "run: python docs/make_memory_tables.py"
+    maker = import_file(REPO / "tools" / "make_memory_tables.py")
+    assert (REPO / "docs" / "memory.md").read_text() == maker.page(), "run: python tools/make_memory_tables.py"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

@@ -1,5 +1,5 @@
 """Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
-its own (benchmarks/netns_cluster.py)."""
+its own (tools/netns_cluster.py)."""
 
 import json
 import subprocess
@@ -15,10 +15,9 @@ from rlinf_lite.config.plan import observed, plan_of
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.scheduler.training_ranks import UPDATES
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from netns_cluster import NetnsCluster, Network, missing  # noqa: E402
+from netns_cluster import NetnsCluster, Network, missing
 
 pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.usefixtures("own_ray")]
 

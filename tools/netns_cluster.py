@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on one machine, with a network between them that is slow and can be cut.
 
-    sudo .venv/bin/python benchmarks/netns_cluster.py --nodes 2 -- \\
+    sudo .venv/bin/python tools/netns_cluster.py --nodes 2 -- \\
         .venv/bin/rlinf-lite train gym_pendulum_ppo_mlp cluster.num_nodes=2
 
 A node is a network, mount, process and host name space: its own address, /dev/shm, /tmp and process ids, so that what

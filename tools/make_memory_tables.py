@@ -1,6 +1,6 @@
 """Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.preview.
 
-python docs/make_memory_tables.py
+python tools/make_memory_tables.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlinf_lite.config.plan import plan_of
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import Estimate, estimate
 
-OUT = Path(__file__).resolve().parent / "memory.md"
+OUT = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
 CONFIG = "tabletop_ppo_vla"
 SETTINGS = [
     "rollout.model_dir=null",
@@ -40,7 +40,7 @@ METHODS = {"all weights": [], "LoRA, rank 32": ["model.options.lora.rank=32"]}
 MICRO_BATCH = 8
 CARD_BYTES = 80e9
 RESERVED_BYTES = 4 * 2**30  # CUDA contexts, NCCL, the allocator's gaps
-BEGIN, END = "<!-- begin: computed by docs/make_memory_tables.py -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: computed by tools/make_memory_tables.py -->", "<!-- end -->"
 ABOUT = """OpenVLA-OFT's architecture, {parameters:.2f} B parameters: one camera of 224 x 224, chunks of 8 actions of 7
 dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""

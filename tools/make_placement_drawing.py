@@ -1,6 +1,6 @@
 """Draw assets/placement.svg: three ways to place the groups on eight slots, computed by the placement grammar itself.
 
-python docs/make_placement_drawing.py
+python tools/make_placement_drawing.py
 """
 
 from __future__ import annotations

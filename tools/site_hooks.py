@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages of this directory: the README as first page, LOG.md, and every file that is linked to.
+"""What mkdocs adds to the pages of docs/: the README as first page, LOG.md, and every file that is linked to.
 
 Pages link to files beside `docs/` as they do on a code host (`../rlinf_lite/...`). The site has a copy of each, so that
 it needs no other server; a link to a file that is not there is one of mkdocs' own warnings, an error in `make docs`.

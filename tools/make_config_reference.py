@@ -1,6 +1,6 @@
 """Write docs/config_reference.md: every key of the schema with its default, what it accepts, and its help.
 
-python docs/make_config_reference.py
+python tools/make_config_reference.py
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config, NodeGroup, PlacementSpec
 from rlinf_lite.registry import REGISTRIES
 
-OUT = Path(__file__).resolve().parent / "config_reference.md"
+OUT = Path(__file__).resolve().parents[1] / "docs" / "config_reference.md"
 HEAD = """# Config reference
 
 Every key of a config: from the schemas in [rlinf_lite/config/schema.py](../rlinf_lite/config/schema.py) and, for
 `runner.task_type: reasoning`, in [rlinf_lite/config/reasoning.py](../rlinf_lite/config/reasoning.py), and from the
 cards of environments and policies that come with rlinf_lite. The defaults here are theirs; the files under `configs/`
-set others on top ([how configs compose](configuration.md)). Written by `python docs/make_config_reference.py`.
+set others on top ([how configs compose](configuration.md)). Written by `python tools/make_config_reference.py`.
 """
 LIST_ITEMS: dict[str, type[BaseModel]] = {
     "An entry of `cluster.node_groups`": NodeGroup,

@@ -1,7 +1,7 @@
 """Type what the pages say, as a newcomer to a fresh clone does, and say what failed.
 
-python docs/type_commands.py                         # README and the four pages of first steps
-python docs/type_commands.py docs/math.md --list     # what would be typed
+python tools/type_commands.py                         # README and the four pages of first steps
+python tools/type_commands.py docs/math.md --list     # what would be typed
 
 Of every `bash` block each line is run by bash in the clone, with all files beside it that the pages show. What would
 train for minutes is shortened by overrides, and nothing else is changed; `make test` is left to CI.
