@@ -174,15 +174,16 @@ class World:
         return np.concatenate([seen["eef_pos"], turned, seen["gripper_qpos"]]).astype(np.float32)
 
     def pictures(self) -> dict[str, NDArray[np.uint8]]:
-        """Turned by 180 degrees, as policies are trained: the library's own are in OpenGL's order of rows."""
+        """[H, W, 3] by camera, mirrored: policies are trained with pictures turned by 180 degrees, and the library's own
+        are upside down."""
         if self._painter is None:
             return {}
         model = self.env.sim.model._model
         now = model.site_rgba.copy()
         model.site_rgba[:] = self._shown_rgba  # a burner's glow is switched at the end of a step
-        images = {camera: self._painter.paint(model, self._shown, camera) for camera in self._options.cameras}
+        images = {camera: self._painter.paint(self._shown, camera) for camera in self._options.cameras}
         model.site_rgba[:] = now
-        return {camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in images.items()}
+        return {camera: np.ascontiguousarray(image[:, ::-1]) for camera, image in images.items()}
 
     def close(self) -> None:
         if self._painter is not None:

@@ -23,9 +23,9 @@ def painter_of(model: Any, options: MetaWorldOptions) -> Painter:
     return Painter(model, options.camera_size, options.render, key, instead)
 
 
-def picture(painter: Painter, model: Any, data: Any) -> NDArray[np.uint8]:
-    """[H, W, 3], flipped in both axes as the public data is; OpenGL's order of rows is one of the two flips."""
-    return painter.paint(model, data, CAMERA)[:, ::-1]
+def picture(painter: Painter, data: Any) -> NDArray[np.uint8]:
+    """[H, W, 3], flipped in both axes as the public data is."""
+    return painter.paint(data, CAMERA)[::-1, ::-1]
 
 
 def painted(env_id: str) -> str:

@@ -139,7 +139,7 @@ class World:
             mujoco.mj_kinematics(self.env.model, self.env.data)
             mujoco.mj_camlight(self.env.model, self.env.data)
             self._is_new = False
-        return picture(painter, self.env.model, self.env.data)
+        return picture(painter, self.env.data)
 
     def expert_action(self) -> FloatArray:
         """[4]"""
