@@ -1,0 +1,3 @@
+from .supervisor import JobFailedError as JobFailedError
+from .supervisor import Supervisor as Supervisor
+from .supervisor import supervise as supervise
