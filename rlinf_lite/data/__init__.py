@@ -1,4 +1,4 @@
-"""What flows between workers: batches, observations, trajectories, and which rows go where."""
+"""Data that flows between workers (batches, observations, trajectories), demonstrations and prompts."""
 
 from lazy_loader import attach_stub
 

@@ -81,7 +81,7 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Of tensors, and of arrays or lists of anything."""
+        """A DataProto of tensors, and of arrays or lists of any objects."""
         return cls(
             dict(tensors or {}),
             {name: _as_array(name, value) for name, value in (non_tensors or {}).items()},
@@ -99,7 +99,7 @@ class DataProto:
     def __getitem__(self, index: Index) -> Self:
         """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
         if not isinstance(index, slice | bool) and np.ndim(index) == 0:
-            index = operator.index(index)  # type: ignore[arg-type]  # whatever counts as an integer
+            index = operator.index(index)  # type: ignore[arg-type]  # any integer type
             if not -len(self) <= index < len(self):
                 raise IndexError(f"row {index} of a batch of {len(self)}")
             index = slice(index, index + 1 or None)
@@ -217,7 +217,7 @@ class DataProto:
         return self[order]
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
-        """The batch with its first rows again behind it, until `size_divisor` divides it; and how many were added."""
+        """The batch with its first rows repeated at its end until `size_divisor` divides it; and the number added."""
         added = -len(self) % size_divisor
         if not added:
             return self[:], 0
@@ -332,7 +332,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _unpacked(
     cls: type[DataProto], packed: dict[str, Any], arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
 ) -> DataProto:
-    """What arrives from Ray's object store is read-only, which torch does not know of: the batch then borrows it."""
+    """A DataProto from its packed parts. Arrays from Ray's object store are read-only, and the batch borrows them."""
     borrowed = any(not raw.flags.writeable for raw, _, _ in packed.values())
     borrowed |= any(not array.flags.writeable for array in arrays.values())
     tensors = {}
@@ -396,12 +396,12 @@ def _objects(rows: Sequence[Any]) -> np.ndarray:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether a tensor holds it, with which it is saved."""
+    """True where a column can be saved as a tensor."""
     return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
 
 
 def _changed_by_json(value: Any, where: str) -> str | None:
-    """What of it would not come back from JSON as it is, in words; None: nothing."""
+    """A part of the value that JSON would not return unchanged, in words; None: there is none."""
     kind = type(value)  # one of a class derived from these comes back without it
     if kind is dict:
         if wrong := [key for key in value if type(key) is not str]:

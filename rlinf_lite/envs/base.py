@@ -97,8 +97,8 @@ class Demonstrator(Protocol):
     def expert_actions(self, num_actions: int) -> FloatArray:
         """The expert's next actions [B, n, D] from the present state, open loop; nothing is stepped.
 
-        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows that have nothing
-        left to do. Raises EnvContractError where there is no expert.
+        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows whose episode has
+        ended. Raises EnvContractError where there is no expert.
         """
         ...
 
@@ -116,7 +116,7 @@ class EnvSpec:
     max_episode_steps: int
     has_instruction: bool
     state_names: list[str] | None = None
-    """Of the state's dimensions; None: the environment names none."""
+    """Names of the state's dimensions; None: the environment has no names."""
     action_names: list[str] | None = None
 
 

@@ -28,8 +28,8 @@ _INSTALL = (
 )
 
 _IMPORTED_BEFORE = (
-    "mujoco was imported before MUJOCO_GL was set: set it in the program's environment, or import rlinf_lite.envs.painter "
-    "before anything that imports mujoco"
+    "mujoco was imported before MUJOCO_GL was set: set it in the program's environment, or import "
+    "rlinf_lite.envs.painter before mujoco"
 )
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _made = set[tuple[str, int, str, str, int]]()
-"""Those of this process that could be: a config may be checked on many placements."""
+"""Environments that this process has made without a problem: a config may be checked on many placements."""
 
 
 def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
-    """Of making `num_envs` environments, of separate gymnasium.Envs two, and of `check_env`, which env workers do."""
+    """Problems with making `num_envs` environments (two if they are separate gymnasium.Envs) and with `check_env`."""
     key = card.name, id(card.part or type(card)), cfg.model_dump_json(), split, num_envs
     if key in _made:
         return []
@@ -49,7 +49,7 @@ def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Ite
 
 
 def _where(error: BaseException, card: EnvCard) -> str:
-    """The last line of the user's own file that was reached, or else the last there is."""
+    """Last line of the user's file in the traceback, else the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         own = inspect.getsourcefile(card.part or type(card))

@@ -1,8 +1,8 @@
 from .acting import ActionQueue as ActionQueue
+from .base import NOISE_KEY as NOISE_KEY
 from .base import ActionOutput as ActionOutput
 from .base import CheckpointFormatError as CheckpointFormatError
 from .base import Mode as Mode
-from .base import NOISE_KEY as NOISE_KEY
 from .base import ObservationError as ObservationError
 from .base import Policy as Policy
 from .base import PolicyInputs as PolicyInputs

@@ -1,5 +1,5 @@
-"""Where a run keeps its files and what it resumes from. A file lock, which ends with its process however that ends, lets
-only one process at a time write a run's directory."""
+"""Where a run keeps its files and what it resumes from. A file lock, which ends with its process, lets one process at a
+time write a run's directory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Statistics = dict[str, Any]
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
-    """Of [n, D], which may be a file: so many rows at a time as numbers take a fixed memory."""
+    """Statistics of [n, D], which may be a mapped file: rows are read in parts of a fixed size in memory."""
     num_rows, num_dims = values.shape
     at_once = max(1, _VALUES_AT_ONCE // num_dims)
     low, high, total, squares = np.full(num_dims, np.inf), np.full(num_dims, -np.inf), 0.0, 0.0
@@ -39,7 +39,7 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
 
 
 def _quantiles(column: NDArray[Any]) -> NDArray[np.float64]:
-    """Of [n], by counting: no more than `_VALUES_AT_ONCE` are looked at together, and none is sorted."""
+    """Quantiles of [n] by counting, without sorting: at most `_VALUES_AT_ONCE` values are in memory at a time."""
     positions = np.array(list(QUANTILES.values())) * (len(column) - 1)
     below = np.floor(positions).astype(np.int64)
     first, second = _ranked(column, np.concatenate([below, below + 1])).reshape(2, -1)  # all positions are below n - 1
@@ -87,7 +87,7 @@ def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> 
 
 
 def picture_counts(pictures: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How often each value occurs by channel, int64 [3, 256], in uint8 [n, H, W, 3]."""
+    """Counts of each value by channel, int64 [3, 256], in pictures uint8 [n, H, W, 3]."""
     return np.stack([np.bincount(pictures[..., channel].ravel(), minlength=256) for channel in range(3)])
 
 

@@ -1,4 +1,4 @@
-"""Videos: pictures into an AV1 file, and out of whatever FFmpeg decodes."""
+"""Videos: writing pictures into an AV1 file, and reading pictures from any video that FFmpeg decodes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
 TIMEOUT_S = 120.0
 """Longest wait for the encoder to take in a picture, and for it to finish a file."""
 TOLERANCE_S = 1e-4
-"""How far a picture's time may be from its frame's without a note, as in LeRobot."""
+"""Largest difference in seconds between the times of a picture and its frame without a note, as in LeRobot."""
 DRIFT_S = 4e-3
-"""How far it may be at all: where LeRobot puts videos together, times drift by up to 3 ms."""
+"""Largest difference at all: where LeRobot joins videos, times drift by up to 3 ms."""
 _SHARE_OF_PERIOD = 0.4
 """And as a share of the time between two frames: the neighbour of the right picture is not taken."""
 RATE_TOLERANCE = 1e-2
-"""How far a video's mean rate may be from info.json's, as a share: of drifting times it is not quite the same."""
+"""Largest relative difference between a video's mean rate and info.json's: drifting times change it a little."""
 
 
 class VideoWriter:
@@ -55,7 +55,7 @@ class VideoWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file so far; the encoder is a few pictures behind."""
+        """Bytes of the file so far; the last few pictures are still in the encoder."""
         return self.file.stat().st_size if self.file.exists() else 0
 
     def add(self, pictures: NDArray[np.uint8]) -> None:

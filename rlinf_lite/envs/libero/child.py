@@ -1,4 +1,4 @@
-"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with whoever started it."""
+"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with its parent process."""
 
 from __future__ import annotations
 

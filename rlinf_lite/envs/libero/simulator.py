@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
-"""Of one answer, below control.hang_timeout_s, with what compiles at first, beside as many other processes as there are
-rows."""
+"""Limits of one answer by method, below control.hang_timeout_s; they include first compilations, with a process per row
+at work at the same time."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOG = 2000  # characters of a process that failed
 
@@ -90,7 +90,7 @@ class LiberoSimulator:
             process.close()
 
     def _ask(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What each row answers. All are asked first, and all answers are awaited, whatever one of them raised."""
+        """Answers by row. All rows are asked first, and all answers are awaited even if one of them raises."""
         failed: dict[int, Exception] = {}
         answers: dict[int, Any] = {}
         try:

@@ -174,7 +174,7 @@ EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
 
 
 def sentence(task: str) -> str:
-    """What a policy that reads is told: the task's name without its scene, as the library has it."""
+    """Instruction for the policy: the task's name without its scene, as in the library."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
 
 

@@ -36,7 +36,7 @@ class ManiSkillOptions(Section):
     control_mode: str | None = "pd_joint_delta_pos"
     """Controller of the robot; null: the task's default."""
     obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
-    """What the policy sees."""
+    """Observations that the policy sees."""
     reward_mode: Literal["sparse", "dense", "normalized_dense"] = "normalized_dense"
     """Reward that the task computes."""
     sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"

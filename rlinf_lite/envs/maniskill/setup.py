@@ -163,7 +163,7 @@ def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
             done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"it was not there after {limit_s:.0f} s") from error
-        if done.returncode and "Download complete" not in done.stdout:  # behind that, SAPIEN loads it
+        if done.returncode and "Download complete" not in done.stdout:  # after that line, SAPIEN loads it
             raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
         fetched = Path(home, *directory.parts[-3:])
         for file in sorted(fetched.iterdir(), key=lambda file: file.name == _LIBRARY):

@@ -107,7 +107,7 @@ class MetaWorldSimulator:
 
 
 class World:
-    """One simulation of one task, which any row may have for an episode: after `reset` its past leaves no trace."""
+    """One simulation of one task, which any row may use for an episode: `reset` removes every trace of earlier ones."""
 
     def __init__(self, task: str) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
@@ -118,7 +118,7 @@ class World:
         self.env._set_task_called = True
         self.env._freeze_rand_vec, self.env.seeded_rand_vec = False, True  # initial states are drawn from env.seed
         self.env._partially_observable = False  # the goal is in the observation, as in MT1, MT10 and MT50
-        del self.env.sawyer_observation_space  # computed anew from the line above
+        del self.env.sawyer_observation_space  # computed again from the line above
         self.env.max_path_length = sys.maxsize  # ChunkedEnv keeps the time limit
         self.env.model.camera(CAMERA).pos = CAMERA_POSITION
         experts: Any = ENV_POLICY_MAP  # typed as classes of an abstract policy

@@ -1,4 +1,4 @@
-"""How an episode begins, a function of its seed alone: the task, the colours, where everything lies, the sentence."""
+"""Start of an episode, a function of its seed alone: task, colours, positions and sentence."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _distinct(count: int) -> IntArray:
 
 
 def _way_is_clear(points: FloatArray, block: int, square: int) -> BoolArray:
-    """Whether nothing else is near the straight way of a block to a square; points [L, 4, 2]."""
+    """True where nothing else is near the straight way of a block to a square; points [L, 4, 2]."""
     start, stop = points[:, block], points[:, square]
     way = stop - start
     clear = np.ones(len(points), np.bool_)

@@ -1,4 +1,4 @@
-"""What actions do on the table: moving, gripping, pushing, and how an episode is decided. All rows at once.
+"""Effects of actions on the table (moving, gripping, pushing) and the test for success. All rows at once.
 
 Lengths are in half table widths: the table is [-1, 1] in x (to the right) and y (up, in the picture).
 """
@@ -70,7 +70,7 @@ class Scene:
 
 
 def goals(scene: Scene) -> FloatArray:
-    """Where the named block belongs [B, 2]: on its square, beside the other block; for a pick, where it is."""
+    """Target position of the named block [B, 2]: on its square, or next to the other block; for a pick, where it is."""
     beside = scene.blocks[:, 1].copy()
     beside[:, 0] += scene.side * BESIDE
     on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], beside)
