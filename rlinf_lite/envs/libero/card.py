@@ -30,8 +30,8 @@ _WHO = {"openvla": "OpenVLA", "lerobot": "LeRobot", "rlinf": "RLinf"}
 
 class LiberoOptions(Section):
     protocol: Literal["openvla", "lerobot", "rlinf"] = "openvla"
-    """Publication whose settling steps apply, and whose limit of env steps where env.train or env.eval sets none: 220, 280
-    or 240 in libero_spatial."""
+    """Publication whose settling steps apply, and whose limit of env steps where env.train or env.eval sets none: 220,
+    280 or 240 in libero_spatial."""
     settle_steps: NonNegativeInt | None = None
     """Env steps without action, gripper open, after every reset and before the policy acts; the limit does not count
     them. null: the protocol's, 10, 10 or 15."""

@@ -166,7 +166,7 @@ class World:
         return bool(self.env.step(action)[2])
 
     def state(self) -> NDArray[np.float32]:
-        """The robot's state [8]: the hand's position (3) and orientation as axis-angle (3), the finger positions (2)."""
+        """The robot [8]: the hand's position (3) and orientation as axis-angle (3), the finger positions (2)."""
         from robosuite.utils.transform_utils import quat2axisangle
 
         seen = {name: self.env._observables[f"robot0_{name}"].obs for name in ("eef_pos", "eef_quat", "gripper_qpos")}
