@@ -220,7 +220,7 @@ def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
     order, names = dict[str, tuple[int, ...]](), own_names(seen)
     for name, key in (("state", keys.state), ("action", keys.action)):
         if key is None or not cfg.data.keys.match_names:
-            names |= {name: trained[name]} if name in trained and name not in names else {}  # nothing says otherwise
+            names |= {name: trained[name]} if name in trained and name not in names else {}  # nothing to match
             continue
         feature = dataset.info.features[key]
         found, whose = flat_names(feature.names, feature.width), "the environment's"
@@ -367,7 +367,7 @@ def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec |
         mine = json.loads(json.dumps(asdict(spec)))
         for name, value in mine.items():
             found = meta["spec"].get(name)
-            is_unnamed = name.endswith("_names") and None in (value, found)  # before it had names
+            is_unnamed = name.endswith("_names") and None in (value, found)  # one side has no names
             if found != value and not is_unnamed:
                 differences.append(f"the environment's {name} is {found} there and {value} here")
     if differences:

@@ -138,7 +138,7 @@ class _Jsonl:
         self.path = path
         with path.open("rb") as file:
             lengths = np.fromiter(map(len, file), dtype=np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # of each line, and of the end
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # offset of each line, and of the file's end
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         with self.path.open("rb") as file:

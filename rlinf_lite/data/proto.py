@@ -121,7 +121,7 @@ class DataProto:
         non_tensor_batch_keys: Iterable[str] | None = None,
         meta_info_keys: Iterable[str] | None = None,
     ) -> Self:
-        """Only these columns; None: all of that kind."""
+        """The batch with only these columns; None: all columns of that kind."""
         chosen = self._like(_chosen(self._tensors, batch_keys), _chosen(self._arrays, non_tensor_batch_keys))
         chosen.meta_info = _chosen(self.meta_info, meta_info_keys)
         return chosen
@@ -224,7 +224,7 @@ class DataProto:
         return self[np.arange(len(self) + added) % len(self)], added
 
     def unpad(self, pad_size: int) -> Self:
-        """Without the rows that `pad_to_divisor` added."""
+        """The batch without the rows that `pad_to_divisor` added."""
         if not 0 <= pad_size <= len(self):
             raise DataProtoError(f"{pad_size} rows of padding in a batch of {len(self)}")
         return self[: len(self) - pad_size]
@@ -232,7 +232,7 @@ class DataProto:
     # places
 
     def to(self, device: torch.device | str) -> Self:
-        """With tensors on this device."""
+        """The batch with its tensors on this device."""
         tensors = {key: value.to(device) for key, value in self.batch.items()}
         return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
 
@@ -402,7 +402,7 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
 
 def _changed_by_json(value: Any, where: str) -> str | None:
     """A part of the value that JSON would not return unchanged, in words; None: there is none."""
-    kind = type(value)  # one of a class derived from these comes back without it
+    kind = type(value)  # a value of a derived class comes back as the base class
     if kind is dict:
         if wrong := [key for key in value if type(key) is not str]:
             return f"{where} has the key {wrong[0]!r}. Make it a string"

@@ -51,10 +51,10 @@ class EpisodeRecord:
 
 @dataclass
 class ChunkResult:
-    """What one chunk of actions did. B environments, C steps."""
+    """Result of one chunk of actions. B environments, C steps."""
 
     obs: Obs
-    """What the policy sees next; with auto_reset, the next episode's first observation in rows that ended."""
+    """Observations for the policy; with auto_reset, the next episode's first observation in rows that ended."""
     rewards: FloatArray  # [B, C], 0 where not executed
     terminated: BoolArray  # [B, C], True at the step that ended an episode by the task's own rule
     truncated: BoolArray  # [B, C], True at the step that ended an episode by a time limit; never where terminated

@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the protocol? In sentences that say what is wrong and how to mend it."""
+"""`check_env`: tests whether an environment keeps the protocol; its sentences name each problem and its remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_lite.envs.errors import (
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_MAX_STEPS = 2000  # of the search for an episode's end
+_MAX_STEPS = 2000  # limit of the search for an episode's end
 
 
 def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int = 2, quick: bool = False) -> list[str]:
@@ -172,7 +172,7 @@ def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
 
 
 def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None:
-    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` sees to that by itself.)"""
+    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` does so itself.)"""
     shown = [] if result is None or result.final_obs is None else [(f"in final_obs {when}", *result.final_obs)]
     bad = None if result is None else first_non_finite(result.rewards)
     if result is not None and bad is not None:
@@ -186,7 +186,7 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
 
 
 def check_episodes(when: str, result: ChunkResult, num_envs: int) -> None:
-    """Raises EpisodeContractError where a record of an ended episode has a figure that cannot be."""
+    """Raises EpisodeContractError where a record of an ended episode has an impossible value."""
     for record in result.episodes:
         row, length, first = record.env_id, record.length, record.steps_to_success
         once, at_end = record.success_once, record.success_at_end
@@ -292,7 +292,7 @@ def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], mi
 
 
 def _check_ending(problems: Sentences, env: VecEnv, middle: Any) -> None:
-    """Plays until an episode ends, and looks at what is reported there, and after it."""
+    """Plays until an episode ends, and checks the reports at its end and after it."""
     limit = min(env.max_episode_steps, _MAX_STEPS)
     silent, reported = False, False  # whether some steps report no success value, and some do
     with problems.of("chunk_step"):

@@ -92,7 +92,7 @@ class ChunkedEnv:
         self._obs: Obs | None = None  # after the last chunk, all rows
         self._obs_given_out = False
 
-        # of the current episode
+        # state of the current episode, by row
         self._length = np.zeros(batch, np.int64)
         self._return = np.zeros(batch, np.float64)
         self._success_once = np.full(batch, -1, np.int8)
@@ -341,7 +341,7 @@ class ChunkedEnv:
                 step, seed = int(self._length[found[0]]) + (name == "step"), self._seeds[found[0]]
             if isinstance(cause, EnvContractError):
                 raise EpisodeContractError(" ".join(cause.problems), found, step, seed) from cause
-            if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch's
+            if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch
                 raise cause from cause.__cause__
             raise SimulatorError(name, cause, found, step, seed) from cause
 
@@ -349,10 +349,10 @@ class ChunkedEnv:
         raise NonFiniteError(what, [row], step, self._seeds[row])
 
     def _observe(self, rows: IntArray) -> None:
-        """Makes what `rows` show now their pending observation."""
+        """Makes the present observations of `rows` their pending ones."""
         part: Obs = self._call(rows, self.simulator.observe, rows)
         state, bad = part.get("state"), None
-        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # what else is wrong, check_env says
+        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # check_env reports other mistakes
             bad = first_non_finite(state)
         if state is not None and bad is not None:
             row, column = int(rows[bad[0]]), bad[1]

@@ -94,7 +94,7 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _state(given: Any) -> NDArray[np.float32]:
     try:
-        found = np.asarray(given.detach() if hasattr(given, "detach") else given)  # of a tensor that wants gradients
+        found = np.asarray(given.detach() if hasattr(given, "detach") else given)  # a tensor may require gradients
     except (TypeError, ValueError) as error:
         raise ObservationError(f"state is no array of numbers: {error}") from error
     if found.dtype.kind not in "biuf":

@@ -1,5 +1,4 @@
-"""Environments of a user's own, made and tried out once where a config is checked: mistakes are known before anything
-starts."""
+"""A trial of a user's own environments when a config is checked: mistakes are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Ite
         yield Problem("env.id", f"{card.name}: {' '.join(error.problems)}")
     except PartError as error:
         yield Problem(error.key or "env.id", error.text)
-    except (Exception, SystemExit) as error:  # of the environment's own code
+    except (Exception, SystemExit) as error:  # any error of the environment's own code
         said = " ".join(f"{type(error).__name__}: {error}".split())
         text = f"{card.name} cannot be made: {said}, at {_where(error, card)}. Correct it"
         yield Problem("env.id", text, of_machine=isinstance(error, ImportError))

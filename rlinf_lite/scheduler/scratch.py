@@ -1,8 +1,8 @@
 """The directories of one cluster on one node: sockets and Ray's files in the temp dir, bulk data in shared memory.
 
 Each holds a lock that its owner keeps until it ends, so that the next start can tell directories of dead owners from
-those of living ones, also across containers that share the directories. Not by filelock: looking takes a shared lock, so that
-two processes that look at once do not take each other for owners.
+those of living ones, also across containers that share the directories. filelock's locks are
+exclusive, and looking needs a shared one: two processes that look at once must not take each other for owners.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def decode(
     dataset.check_videos(list(keys.cameras.values()))
     try:
         partial = root / f".partial_{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)  # of a process of this number that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same number
         partial.mkdir(parents=True)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -131,7 +131,7 @@ def decode(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         if (directory / _CONTENTS).is_file():
-            return directory  # another run was quicker
+            return directory  # another run has finished first
         raise
     return directory
 

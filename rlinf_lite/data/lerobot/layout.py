@@ -93,7 +93,7 @@ class Info:
     chunks_size: int = CHUNKS_SIZE
     robot_type: str | None = None
     num_tasks: int | None = None
-    """None: not said."""
+    """None: info.json does not say."""
 
     @property
     def pictures(self) -> dict[str, Feature]:

@@ -32,7 +32,7 @@ class Clip:
     file: Path
     start_s: float
     end_s: float | None = None
-    """None where it is the whole of a file."""
+    """None where the clip is the whole file."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def picture_counts(pictures: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
-    """From the sum of `picture_counts`; shapes [3, 1, 1]."""
+    """Statistics from the sum of `picture_counts`; shapes [3, 1, 1]."""
     values = np.arange(256) / 255.0
     found: Statistics = {name: [] for name in ("min", "max", "mean", "std", *QUANTILES)}
     for channel in counts:
@@ -108,7 +108,7 @@ def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
 
 
 def _quantile(below: NDArray[np.int64], values: NDArray[np.float64], position: float) -> float:
-    """Linear between the two sorted values beside `position`, as np.quantile."""
+    """Quantile by linear interpolation between the two sorted values next to `position`, as np.quantile."""
     low = int(position)
     first, second = (values[np.searchsorted(below, rank, side="right")] for rank in (low, min(low + 1, below[-1] - 1)))
     return float(first + (second - first) * (position - low))

@@ -27,7 +27,7 @@ TOLERANCE_S = 1e-4
 DRIFT_S = 4e-3
 """Largest difference at all: where LeRobot joins videos, times drift by up to 3 ms."""
 _SHARE_OF_PERIOD = 0.4
-"""And as a share of the time between two frames: the neighbour of the right picture is not taken."""
+"""Largest difference as a share of the time between two frames, so that no neighbouring picture is taken."""
 RATE_TOLERANCE = 1e-2
 """Largest relative difference between a video's mean rate and info.json's: drifting times change it a little."""
 
@@ -152,7 +152,7 @@ def pictures_at(
 def _decoded(
     file: Path, times_s: Sequence[float], num_threads: int, from_start: bool
 ) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Pictures, and how far each is from its time."""
+    """Yields pictures, each with its difference from the wanted time in seconds."""
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
@@ -205,7 +205,7 @@ def _open(file: Path) -> av.container.InputContainer:
     if not file.is_file():
         raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
     try:
-        container = av.open(f"file:{file}")  # else what comes before a colon is a protocol
+        container = av.open(f"file:{file}")  # else FFmpeg takes the text before a colon for a protocol
     except av.error.FFmpegError as error:
         raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated?") from error
     if not container.streams.video:

@@ -50,7 +50,7 @@ class Gymnasium(EnvCard):
             yield Problem("env.task", f"{env.task}: {' '.join(error.problems)}")
         except (DependencyNotInstalled, ImportError) as error:
             yield Problem("env.task", f"{env.task} cannot be made: {error}", of_machine=True)
-        except (Exception, SystemExit) as error:  # of the environment's own code
+        except (Exception, SystemExit) as error:  # any error of the environment's own code
             key, asked = ("env.options", f" with {env.options}") if env.options else ("env.task", "")
             text = (
                 f"{env.task} cannot be made{asked}: {type(error).__name__}: {' '.join(str(error).split())}. Correct it"

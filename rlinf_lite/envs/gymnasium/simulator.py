@@ -291,7 +291,7 @@ def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callab
 
 
 def _shown(value: Any) -> str:
-    """Short enough for a message."""
+    """A value as text that is short enough for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -452,7 +452,7 @@ _SUCCESS = ("success", "is_success")
 
 
 def _success(info: Mapping[str, Any], task_id: str) -> int:
-    """1 or 0; -1 where nothing is said. Raises EnvContractError for what is neither True nor False."""
+    """Success as 1 or 0; -1 where it is not reported. Raises EnvContractError for what is neither True nor False."""
     for key in _SUCCESS:
         if key in info:
             return int(_truth(f"info[{key!r}]", info[key], task_id))
@@ -460,7 +460,7 @@ def _success(info: Mapping[str, Any], task_id: str) -> int:
 
 
 def _success_of_rows(info: Mapping[str, Any], rows: IntArray, num_envs: int, task_id: str) -> Any:
-    """The same of `rows` of a batch, in which gymnasium's mask of the key says which rows have said something."""
+    """Success of `rows` of a batch, in which gymnasium's mask of the key says which rows report it."""
     found = np.full(len(rows), -1.0)
     for key in _SUCCESS:
         if key in info:

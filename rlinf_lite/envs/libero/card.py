@@ -165,7 +165,7 @@ class Libero(EnvCard):
                 yield Problem(error.key, error.text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
-        """The library's own import is one thing, assets and a driver are others."""
+        """Checks for `doctor`: import of the library, its assets, a driver for pictures."""
         from rlinf_lite.envs.libero.package import GET_ASSETS
 
         return {

@@ -1,4 +1,4 @@
-"""One LIBERO environment, in a process of its own: the library's own steps, its own moments of observation."""
+"""One LIBERO environment, in a process of its own: the library's own steps, observations when they are needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", 
 """Fields of MjData that a picture is drawn from: places that MuJoCo's last step has computed."""
 _KEY = "env.options.cameras"
 T = TypeVar("T")
-_TRIES = 100  # placements that the library draws and refuses
+_TRIES = 100  # at most this many placements are drawn
 
 
 class Row:
@@ -127,10 +127,10 @@ class World:
                         bddl_file_name=str(bddl_file(task)),
                         use_camera_obs=False,
                         has_offscreen_renderer=False,
-                        ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                        ignore_done=True,  # the library's limit is 1000 env steps; ChunkedEnv has its own
                     )
                 )
-        except (OSError, SyntaxError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
+        except (OSError, SyntaxError, ValueError) as error:  # an XML file, a mesh or a texture
             text = f"{task} cannot be built from the assets that are there: {error}. {GET_ASSETS} gets them again"
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env

@@ -124,7 +124,7 @@ class CpuSimulator(Scenes):
         if states:
             obs["state"] = torch.cat(states).numpy()
         if parts and parts[0][1]:
-            obs["images"] = {  # drawn on a card, they are there
+            obs["images"] = {  # pictures drawn on a GPU are in its memory
                 name: torch.cat([images[name] for _, images in parts]).cpu().numpy() for name in parts[0][1]
             }
         return obs

@@ -40,7 +40,8 @@ class MetaWorldSimulator:
         self._idle: dict[str, list[World]] = {task: [] for task in self._tasks}
         self._painters: dict[str, Painter] = {}
         if cfg.options.obs_mode != "state":
-            self._idle[self._tasks[0]].append(self._new_world(self._tasks[0]))  # now is the time to find no driver
+            # a missing driver is found here, before training
+            self._idle[self._tasks[0]].append(self._new_world(self._tasks[0]))
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         if not self._worlds:

@@ -54,7 +54,7 @@ def _draw(
     scene.side = np.where(scene.family == PLACE, sides, 0).astype(np.float32)
     scene.effector = ((2 * u[:, 9:11] - 1) * START_JITTER).astype(np.float32)
 
-    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects mean nothing
+    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects have no meaning
     for family, side in ((PICK, 0), (PUSH, 0), (PLACE, -1), (PLACE, 1)):
         rows = np.flatnonzero((scene.family == family) & ((sides == side) | (side == 0)))
         if rows.size:
@@ -101,7 +101,8 @@ def _layout_table(family: int, side: int) -> IntArray:
     if family == PUSH:
         tuples = _distinct(4)
         clear = np.ones(len(tuples), np.bool_)
-        for block, square in ((0, 2), (0, 3), (1, 2), (1, 3)):  # any pair might be named: which one, is not to be seen
+        # any pair may be named, so that the scene does not show which one is
+        for block, square in ((0, 2), (0, 3), (1, 2), (1, 3)):
             clear &= _way_is_clear(CELLS[tuples], block, square)
         tuples = tuples[clear]
         return tuples[:, [0, 1, 0, 2, 3]]

@@ -14,7 +14,7 @@ from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray
 from rlinf_lite.envs.tabletop.language import PICK, PLACE, PUSH
 
 NUM_BLOCKS, NUM_SQUARES = 3, 2
-REACH = np.float32(0.2)  # of one env step, per axis
+REACH = np.float32(0.2)  # largest way in one env step, per axis
 GRASP = np.float32(0.13)  # a closing gripper takes hold of a block whose centre is this near
 ON_SQUARE = np.float32(0.13)
 CONTACT = np.float32(0.22)  # a closed gripper pushes blocks nearer than this
@@ -59,7 +59,7 @@ class Scene:
         )
 
     def put(self, rows: IntArray, other: Scene) -> None:
-        """Takes `rows` from another scene, which has just these."""
+        """Copies `rows` from another scene, which consists of these rows."""
         for field in fields(self):
             getattr(self, field.name)[rows] = getattr(other, field.name)
 

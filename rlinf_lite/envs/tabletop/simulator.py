@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TabletopSimulator:
-    """B tables, all stepped at once. What `task` is: a family, or "all" of them, one drawn per episode."""
+    """B tables, all stepped at once. `task` is a family, or "all": a family is drawn per episode."""
 
     reports_success = True
 
