@@ -18,9 +18,13 @@ _GRACE_S = 1.0
 
 
 class ChildProcess:
-    """`python -m module fd log_fd *arguments`: `fd` is its end of `connection`, `log_fd` the file that `last_words`
-    reads. It is killed with all that it started when this object goes; where this process is killed, its end of the
-    pipe closes."""
+    """Runs `python -m module fd log_fd *arguments`: `fd` is the child's end of `connection`, `log_fd` a file that
+    `last_words` reads.
+
+    The child and all processes that it started are killed when this object is deleted. Where this process is killed,
+    the child's `connection` closes. multiprocessing is not used: its children import the user's `__main__` again, and
+    killing one leaves the processes that it started.
+    """
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.connection, theirs = Pipe()
@@ -49,7 +53,7 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def last_words(self) -> tuple[int | None, str]:
-        """Its exit code (None: it has not ended by itself) and its log. Closes it."""
+        """Exit code (None: the child has not ended by itself) and log of the child, which is closed."""
         if self._last_words is not None:
             return self._last_words
         with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below

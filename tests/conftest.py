@@ -27,6 +27,9 @@ for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
 
 # As `Cluster` starts Ray. By default it gives workers niceness 15: they would starve beside the other test process.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# As `Painter` does, which some tests import after mujoco.
+if sys.platform == "linux":
+    os.environ.setdefault("MUJOCO_GL", "egl")
 
 REPO = Path(__file__).resolve().parents[1]
 LONG = ("jobs", "control", "runners", "scheduler", "cli")

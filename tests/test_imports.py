@@ -32,7 +32,8 @@ LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in lay
 
 def imports(repo: Path) -> Iterator[tuple[str, str]]:
     """(a, b) where module a of the package imports module b, without the package's name in front."""
-    files = {path: path.relative_to(repo).with_suffix("").parts[1:] for path in (repo / "rlinf_lite").rglob("*.py")}
+    files = {path: path.relative_to(repo).with_suffix("").parts[1:] for path in (repo / "rlinf_lite").rglob("*.py*")}
+    files = {path: parts for path, parts in files.items() if path.suffix in (".py", ".pyi")}  # stubs: lazy packages
     files = {path: parts[:-1] if parts[-1] == "__init__" else parts for path, parts in files.items()}
     modules = {".".join(parts) for parts in files.values()}
     for path, parts in files.items():
@@ -40,8 +41,10 @@ def imports(repo: Path) -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Import):
                 assert not any(name.name.startswith("rlinf_lite.") for name in node.names), f"{path}: import from"
             if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-                package, _, module = (node.module or "").partition(".")
+                is_stub = path.suffix == ".pyi"
+                assert node.level == is_stub, f"{path}:{node.lineno}: a relative import, or a stub's absolute one"
+                absolute = ".".join(["rlinf_lite", *parts, str(node.module)]) if is_stub else node.module or ""
+                package, _, module = absolute.partition(".")
                 for name in node.names if package == "rlinf_lite" else ():
                     inner = f"{module}.{name.name}".strip(".")
                     yield ".".join(parts), inner if inner in modules else module

@@ -1,4 +1,4 @@
-"""`rlinf-lite completion bash|zsh`: what a shell's start-up file evaluates, with the names of this installation."""
+"""`rlinf-lite completion bash|zsh` prints a script for a shell's start-up file, with the names of this installation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def completion(arguments: Sequence[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """zsh runs bash's, by the module that it has for this."""
+    """The script of a shell; zsh runs the one of bash, by its module bashcompinit."""
     from rlinf_lite.cli import COMMANDS
 
     found = every_config()
@@ -87,7 +87,7 @@ def script(shell: str) -> str:
 
 
 def _assignments(schema: type[BaseModel]) -> str:
-    """`key=` for every key that is no section."""
+    """`key=` for every key that is not a section, separated by spaces."""
     keys = schema_keys(schema)
     sections = {key.rpartition(".")[0] for key in keys}
     return " ".join(dict.fromkeys(f"{key}=" for key in keys if key not in sections))

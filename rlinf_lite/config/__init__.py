@@ -3,18 +3,6 @@
 `load_config` is imported when first used: workers import schemas, and do not need Hydra.
 """
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from typing import TYPE_CHECKING
-
-from rlinf_lite.config.explain import ConfigError as ConfigError
-from rlinf_lite.config.reasoning import ReasoningConfig as ReasoningConfig
-from rlinf_lite.config.schema import AlgorithmConfig as AlgorithmConfig
-from rlinf_lite.config.schema import Config as Config
-from rlinf_lite.config.schema import EnvConfig as EnvConfig
-from rlinf_lite.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from rlinf_lite.config.loading import load_config as load_config
-
-__getattr__ = lazy_names(__name__, {"loading": ["load_config"]})
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -3,15 +3,6 @@
 Importing this package needs neither ray nor torch: names that need ray are loaded when first used.
 """
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from typing import TYPE_CHECKING
-
-from rlinf_lite.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from rlinf_lite.control.entry import supervise as supervise
-    from rlinf_lite.control.supervisor import JobFailedError as JobFailedError
-    from rlinf_lite.control.supervisor import Supervisor as Supervisor
-
-__getattr__ = lazy_names(__name__, {"entry": ["supervise"], "supervisor": ["JobFailedError", "Supervisor"]})
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

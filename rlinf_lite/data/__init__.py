@@ -1,13 +1,5 @@
-"""What flows between workers: batches, observations, trajectories, and which rows go where."""
+"""Data that flows between workers (batches, observations, trajectories), demonstrations and prompts."""
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from typing import TYPE_CHECKING
-
-from rlinf_lite.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from rlinf_lite.data.proto import DataProto as DataProto
-    from rlinf_lite.data.proto import DataProtoError as DataProtoError
-
-__getattr__ = lazy_names(__name__, {"proto": ["DataProto", "DataProtoError"]})
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

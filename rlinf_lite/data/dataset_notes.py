@@ -1,6 +1,6 @@
-"""What a user should know of a dataset that a run imitates: what of it is not read, or may be of something else.
+"""Notes for the user on a dataset that a run imitates: parts of it that are not read, or that may not fit the run.
 
-A dataset that cannot be meant is refused (`demonstrations.open_dataset`); what is listed here may be right.
+A dataset that cannot be right is refused (`demonstrations.open_dataset`); what is listed here may be right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Demonstrations of an imitation run: a LeRobotDataset, which the run's expert fills, or which somebody else made.
+"""Demonstrations of an imitation run: a LeRobotDataset, filled by the run's expert or made elsewhere.
 
 Chunks of C actions begin at every `data.stride`-th frame of an episode; what would follow its end is masked. Where the
-expert of the run made them, `meta/rlinf_lite.json` says what from, and another run may only use them if it would have
-made the same ones. Actors read decoded frames (`lerobot/frames.py`), by number and in place.
+run's expert made them, `meta/rlinf_lite.json` holds the settings that they were made with, and another run may use them
+only if it would have made the same ones. Actors read decoded frames (`lerobot/frames.py`), by number and in place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 PROVENANCE = "rlinf_lite.json"
-"""In `meta/` of what an expert of ours made."""
+"""File in `meta/` of demonstrations that a run's expert made."""
 FRAMES = ".frames"
 """Decoded frames within a dataset's folder, where `data.cache_dir` names no other."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
@@ -102,7 +102,7 @@ class Demonstrations:
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """Chunks of optimizer step `step`, int64 [batch_size]: the next ones of endless passes, each shuffled anew."""
+    """Chunks of optimizer step `step`, int64 [batch_size]: the next ones of endless passes, shuffled one by one."""
     first, parts, missing = step * batch_size, list[np.ndarray](), batch_size
     while missing:
         epoch, offset = divmod(first, num_chunks)
@@ -158,14 +158,14 @@ def check_demonstrations(cfg: Config, seen: Observed | EnvSpec | None = None) ->
 
 
 def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
-    """A line for each way in which a folder's demonstrations are of another environment or other tasks than the run's,
-    as far as it says.
+    """Differences between the environment and tasks of a folder's demonstrations, as far as it names them, and the
+    run's: one line each.
 
     Raises:
         DemonstrationError: where states end in a one-hot of other tasks, or of the same in another order.
     """
     card, env, there = env_card(cfg.env.id), cfg.env, dict[str, Any]()
-    with suppress(DemonstrationError):  # somebody else made it
+    with suppress(DemonstrationError):  # it was made elsewhere
         there = read_provenance(dataset.directory)["made_from"]
     mine, one_hot = {"env.id": env.id, "env.task": env.task}, card.one_hot(env.task, env.options)
     lines = [
@@ -179,10 +179,10 @@ def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
                 f"data.demos_dir: {dataset.directory} has states that end in a one-hot of {there.get('env.task')}, and "
                 f"here it is of {env.task}. Set env.task to that, or leave states out (env.options, data.keys.state)"
             )
-    told = set(card.sentences(env.task))
-    if not there and told and not told & set(dataset.tasks):
+    sentences = set(card.sentences(env.task))
+    if not there and sentences and not sentences & set(dataset.tasks):
         few = " | ".join(dataset.tasks[:3])
-        lines.append(f"none of its sentences ({few}) is one of {env.task} ({' | '.join(sorted(told)[:3])})")
+        lines.append(f"none of its sentences ({few}) is one of {env.task} ({' | '.join(sorted(sentences)[:3])})")
     return lines
 
 
@@ -202,7 +202,7 @@ def _frames_root(cfg: Config, dataset: LeRobotDataset) -> Path:
 
 
 def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
-    """Which feature of a dataset is what the environment shows."""
+    """The dataset's features that hold what the environment shows."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
     state, subtasks = keys.state if seen.state_dim else None, keys.instruction == "subtask"
@@ -210,17 +210,17 @@ def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
 
 
 def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Keys:
-    """As `keys_of`, with the order of columns in which the run wants them by name: the environment's, or where that
-    names none, that of the policy that it starts with.
+    """The keys of `keys_of`, with columns in the order that the run names: the environment's order, or, where the
+    environment has no names, the order of the policy that the run starts with.
 
     Raises:
-        DemonstrationError: where both sides have names, and not the same ones.
+        DemonstrationError: where both sides have names and these differ.
     """
     keys, trained, problems = keys_of(cfg, seen), names_in(start_dir(cfg)), list[str]()
     order, names = dict[str, tuple[int, ...]](), own_names(seen)
     for name, key in (("state", keys.state), ("action", keys.action)):
         if key is None or not cfg.data.keys.match_names:
-            names |= {name: trained[name]} if name in trained and name not in names else {}  # nothing says otherwise
+            names |= {name: trained[name]} if name in trained and name not in names else {}  # nothing to match
             continue
         feature = dataset.info.features[key]
         found, whose = flat_names(feature.names, feature.width), "the environment's"
@@ -255,7 +255,7 @@ def stride_of(cfg: Config) -> int:
 
 
 def beyond_bounds(frames: Frames, spec: EnvSpec) -> list[str]:
-    """A line for each action dimension that leaves what the environment takes."""
+    """Action dimensions with values outside the environment's bounds: one line each."""
     found = frames.statistics["action"]
     bounds = zip(found["min"], found["max"], spec.action_low, spec.action_high, strict=True)
     return [
@@ -266,10 +266,10 @@ def beyond_bounds(frames: Frames, spec: EnvSpec) -> list[str]:
 
 
 def policy_statistics(demos: Demonstrations, spec: EnvSpec, num_relative: int = 0) -> dict[str, Statistics]:
-    """Of `state` and `action`, for a policy to normalise by: exact, over every frame; see `Policy.take_statistics`.
+    """Statistics of `state` and `action` to normalise by, exact over all frames; see `Policy.take_statistics`.
 
-    Of the first `num_relative` action dimensions they are of what comes in chunks, relative to the state where each
-    begins. Dimensions that never move span the environment's bounds, or one unit to either side of a state.
+    The first `num_relative` action dimensions are measured in chunks, relative to the state where each chunk begins.
+    Dimensions that never move span the environment's bounds, or one unit to either side of a state.
     """
     found = {name: dict(numbers) for name, numbers in demos.frames.statistics.items()}
     action, low, high = found["action"], np.array(spec.action_low), np.array(spec.action_high)
@@ -289,8 +289,8 @@ def policy_statistics(demos: Demonstrations, spec: EnvSpec, num_relative: int = 
 def foreign_dimensions(
     found: Mapping[str, Statistics], usual: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 ) -> list[str]:
-    """A line for each dimension of `state` and `action` in which demonstrations are far from what a policy that was
-    trained elsewhere takes for `usual`: outside of three times its range, or within a fortieth of it."""
+    """Dimensions of `state` and `action` in which demonstrations are far from the `usual` statistics of a policy that
+    was trained elsewhere, one line each: outside three times the usual range, or within a fortieth of it."""
     lines = []
     for name in found.keys() & usual.keys():
         numbers, (lows, highs) = found[name], usual[name]
@@ -307,7 +307,7 @@ def foreign_dimensions(
 
 
 def recipe(cfg: Config) -> dict[str, Any]:
-    """What an expert's demonstrations follow from, by config key; as JSON gives it back."""
+    """Settings that an expert's demonstrations follow from, by config key, with values as JSON returns them."""
     env, data = cfg.env, cfg.data
     made_from: dict[str, Any] = {
         "env.id": env.id,
@@ -367,7 +367,7 @@ def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec |
         mine = json.loads(json.dumps(asdict(spec)))
         for name, value in mine.items():
             found = meta["spec"].get(name)
-            is_unnamed = name.endswith("_names") and None in (value, found)  # before it had names
+            is_unnamed = name.endswith("_names") and None in (value, found)  # one side has no names
             if found != value and not is_unnamed:
                 differences.append(f"the environment's {name} is {found} there and {value} here")
     if differences:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Problems:
-    """What to train on, and what to evaluate on."""
+    """Problems to train on and problems to evaluate on."""
 
     train: PromptDataset
     val: PromptDataset | None
@@ -102,7 +102,7 @@ def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[in
 
 
 def _generated(cfg: ReasoningConfig) -> Path:
-    """A directory below the log path with these problems, written where it is not there yet."""
+    """Directory below the log path that holds these problems; written if it does not exist."""
     made, seed = cfg.data.arithmetic, cfg.runner.seed
     name = (
         f"arithmetic-{made.num_terms}x{made.max_number}-{made.num_train}-{made.num_val}-{made.terse_frac:g}-seed{seed}"

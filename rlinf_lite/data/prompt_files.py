@@ -35,7 +35,7 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A row that has what it needs: `messages` of a chat, or `text`."""
+    """A valid row: the `messages` of a chat, or `text`."""
 
     messages: list[dict[str, str]] | None
     text: str
@@ -46,11 +46,11 @@ class PromptRow:
 
 
 class BadRowError(ValueError):
-    """What is wrong with one row, and how to put it right."""
+    """A mistake in one row, with its remedy."""
 
 
 def parse_row(raw: Any, prompt_key: str) -> PromptRow:
-    """What a file's `rows` and `read` give, checked; a chat's `text` is "". Raises BadRowError."""
+    """A checked row from a file's `rows` and `read`; the `text` of a chat is "". Raises BadRowError."""
     if isinstance(raw, BadRowError):
         raise raw
     if not isinstance(raw, dict):
@@ -91,7 +91,7 @@ def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
     """A row as GSM8K is published (Cobbe et al. 2021): `question`, and an `answer` that ends in `#### number`."""
     question, answer = raw["question"], raw["answer"]
     if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
-        raise BadRowError("question and answer are not as in GSM8K: text, the answer with its number behind ####")
+        raise BadRowError("question and answer are not as in GSM8K: text, the answer with its number after ####")
     truth = answer.rpartition("####")[2].strip().replace(",", "")
     return {
         "data_source": "openai/gsm8k",
@@ -138,7 +138,7 @@ class _Jsonl:
         self.path = path
         with path.open("rb") as file:
             lengths = np.fromiter(map(len, file), dtype=np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # of each line, and of the end
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # offset of each line, and of the file's end
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         with self.path.open("rb") as file:

@@ -35,7 +35,7 @@ class Prompt:
 
     prompt_ids: list[int]
     prompt: str | list[dict[str, str]]
-    """As it was written: text, or the messages of a chat."""
+    """The prompt as it was written: text, or the messages of a chat."""
     data_source: str
     ground_truth: str | None
     extra_info: dict[str, Any]
@@ -212,7 +212,7 @@ class ResumableSampler:
 
     def __next__(self) -> np.ndarray:
         if len(self._left) < self.batch_size:
-            # a new order behind the rows left over, those rows as late in it as the batch they share needs
+            # a new order after the rows left over, those rows as late in it as the batch they share needs
             order = np.random.default_rng([self.seed, self._pass]).permutation(self.num_rows)
             again = np.isin(order, self._left)
             others = np.flatnonzero(~again)[: self.batch_size - len(self._left)]
@@ -223,7 +223,7 @@ class ResumableSampler:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """What continues with exactly the next batch, in a sampler of the same arguments."""
+        """State from which a sampler with the same arguments continues with exactly the next batch."""
         arguments = {"num_rows": self.num_rows, "batch_size": self.batch_size, "seed": self.seed}
         return {**arguments, "num_batches": self._num_batches}
 

@@ -81,7 +81,7 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Of tensors, and of arrays or lists of anything."""
+        """A DataProto of tensors, and of arrays or lists of any objects."""
         return cls(
             dict(tensors or {}),
             {name: _as_array(name, value) for name, value in (non_tensors or {}).items()},
@@ -99,7 +99,7 @@ class DataProto:
     def __getitem__(self, index: Index) -> Self:
         """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
         if not isinstance(index, slice | bool) and np.ndim(index) == 0:
-            index = operator.index(index)  # type: ignore[arg-type]  # whatever counts as an integer
+            index = operator.index(index)  # type: ignore[arg-type]  # any integer type
             if not -len(self) <= index < len(self):
                 raise IndexError(f"row {index} of a batch of {len(self)}")
             index = slice(index, index + 1 or None)
@@ -121,7 +121,7 @@ class DataProto:
         non_tensor_batch_keys: Iterable[str] | None = None,
         meta_info_keys: Iterable[str] | None = None,
     ) -> Self:
-        """Only these columns; None: all of that kind."""
+        """The batch with only these columns; None: all columns of that kind."""
         chosen = self._like(_chosen(self._tensors, batch_keys), _chosen(self._arrays, non_tensor_batch_keys))
         chosen.meta_info = _chosen(self.meta_info, meta_info_keys)
         return chosen
@@ -217,14 +217,14 @@ class DataProto:
         return self[order]
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
-        """The batch with its first rows again behind it, until `size_divisor` divides it; and how many were added."""
+        """The batch with its first rows repeated at its end until `size_divisor` divides it; and the number added."""
         added = -len(self) % size_divisor
         if not added:
             return self[:], 0
         return self[np.arange(len(self) + added) % len(self)], added
 
     def unpad(self, pad_size: int) -> Self:
-        """Without the rows that `pad_to_divisor` added."""
+        """The batch without the rows that `pad_to_divisor` added."""
         if not 0 <= pad_size <= len(self):
             raise DataProtoError(f"{pad_size} rows of padding in a batch of {len(self)}")
         return self[: len(self) - pad_size]
@@ -232,7 +232,7 @@ class DataProto:
     # places
 
     def to(self, device: torch.device | str) -> Self:
-        """With tensors on this device."""
+        """The batch with its tensors on this device."""
         tensors = {key: value.to(device) for key, value in self.batch.items()}
         return type(self)(tensors, dict(self.non_tensor_batch), dict(self.meta_info))
 
@@ -332,7 +332,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def _unpacked(
     cls: type[DataProto], packed: dict[str, Any], arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
 ) -> DataProto:
-    """What arrives from Ray's object store is read-only, which torch does not know of: the batch then borrows it."""
+    """A DataProto from its packed parts. Arrays from Ray's object store are read-only, and the batch borrows them."""
     borrowed = any(not raw.flags.writeable for raw, _, _ in packed.values())
     borrowed |= any(not array.flags.writeable for array in arrays.values())
     tensors = {}
@@ -396,13 +396,13 @@ def _objects(rows: Sequence[Any]) -> np.ndarray:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether a tensor holds it, with which it is saved."""
+    """True where a column can be saved as a tensor."""
     return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
 
 
 def _changed_by_json(value: Any, where: str) -> str | None:
-    """What of it would not come back from JSON as it is, in words; None: nothing."""
-    kind = type(value)  # one of a class derived from these comes back without it
+    """A part of the value that JSON would not return unchanged, in words; None: there is none."""
+    kind = type(value)  # a value of a derived class comes back as the base class
     if kind is dict:
         if wrong := [key for key in value if type(key) is not str]:
             return f"{where} has the key {wrong[0]!r}. Make it a string"

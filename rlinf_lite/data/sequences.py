@@ -45,7 +45,7 @@ class Rows:
     response_length: int
 
     def response(self, column: Tensor) -> Tensor:
-        """A column [B, R] of the batch, of these rows and their response positions."""
+        """Values [B, R] of a column of the batch, at the given rows and their response positions."""
         return column[self.index, : self.response_length].to(self.input_ids.device)
 
 

@@ -34,7 +34,7 @@ def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
-    """That of a directory. Raises TokenizerError, which ends in `hint`."""
+    """The tokenizer of a directory. Raises TokenizerError, whose text ends in `hint`."""
     from transformers import AutoTokenizer
 
     try:

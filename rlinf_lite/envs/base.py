@@ -51,10 +51,10 @@ class EpisodeRecord:
 
 @dataclass
 class ChunkResult:
-    """What one chunk of actions did. B environments, C steps."""
+    """Result of one chunk of actions. B environments, C steps."""
 
     obs: Obs
-    """What the policy sees next; with auto_reset, the next episode's first observation in rows that ended."""
+    """Observations for the policy; with auto_reset, the next episode's first observation in rows that ended."""
     rewards: FloatArray  # [B, C], 0 where not executed
     terminated: BoolArray  # [B, C], True at the step that ended an episode by the task's own rule
     truncated: BoolArray  # [B, C], True at the step that ended an episode by a time limit; never where terminated
@@ -97,8 +97,8 @@ class Demonstrator(Protocol):
     def expert_actions(self, num_actions: int) -> FloatArray:
         """The expert's next actions [B, n, D] from the present state, open loop; nothing is stepped.
 
-        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows that have nothing
-        left to do. Raises EnvContractError where there is no expert.
+        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows whose episode has
+        ended. Raises EnvContractError where there is no expert.
         """
         ...
 
@@ -116,7 +116,7 @@ class EnvSpec:
     max_episode_steps: int
     has_instruction: bool
     state_names: list[str] | None = None
-    """Of the state's dimensions; None: the environment names none."""
+    """Names of the state's dimensions; None: the environment has no names."""
     action_names: list[str] | None = None
 
 

@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the protocol? In sentences that say what is wrong and how to mend it."""
+"""`check_env`: tests whether an environment keeps the protocol; its sentences name each problem and its remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlinf_lite.envs.errors import (
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_MAX_STEPS = 2000  # of the search for an episode's end
+_MAX_STEPS = 2000  # limit of the search for an episode's end
 
 
 def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int = 2, quick: bool = False) -> list[str]:
-    """Everything that is wrong, one sentence each; an empty list is good news.
+    """Problems of an environment, one sentence each; an empty list means that there are none.
 
     Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, called for `num_envs` rows and `cfg`.
     The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
@@ -84,11 +84,11 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
 
 
 class Sentences(list[str]):
-    """What is wrong, one sentence each."""
+    """Problems, one sentence each."""
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """What is raised inside becomes a sentence that names `what` was tried."""
+        """A context: an error raised inside becomes a sentence that names `what` was tried."""
         try:
             yield
         except EnvContractError as error:
@@ -114,7 +114,7 @@ def ensure_valid_env(env: Any, what: str = "the environment", quick: bool = True
 
 
 def obs_problems(obs: Any, num_envs: int, where: str) -> list[str]:
-    """What is wrong with an observation of `num_envs` rows that `where` returned."""
+    """Problems of an observation of `num_envs` rows that `where` returned."""
     if not isinstance(obs, dict):
         return [f"{where} returns {kind_of(obs)}; return a dict with images, state or both, and instruction."]
     problems = []
@@ -150,7 +150,7 @@ def obs_problems(obs: Any, num_envs: int, where: str) -> list[str]:
 
 
 def chunk_problems(result: Any, env: VecEnv, num_steps: int) -> list[str]:
-    """What is wrong with the result of a chunk of `num_steps` actions."""
+    """Problems of the result of a chunk of `num_steps` actions."""
     if not isinstance(result, ChunkResult):
         return [f"chunk_step returns {kind_of(result)}; return a rlinf_lite.envs.ChunkResult."]
     problems = array_problems(result, (env.num_envs, num_steps))
@@ -162,7 +162,7 @@ def chunk_problems(result: Any, env: VecEnv, num_steps: int) -> list[str]:
 
 
 def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
-    """Which arrays [B, C] of a chunk's result are of another type or shape."""
+    """Arrays [B, C] of a chunk's result that have a wrong type or shape, one sentence each."""
     types = {"rewards": "float32", "terminated": "bool", "truncated": "bool", "executed": "bool"}
     return [
         f"{name} from chunk_step is {kind_of(array)}; return {dtype} of shape {shape} (B, C)."
@@ -172,7 +172,7 @@ def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
 
 
 def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None:
-    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` sees to that by itself.)"""
+    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` does so itself.)"""
     shown = [] if result is None or result.final_obs is None else [(f"in final_obs {when}", *result.final_obs)]
     bad = None if result is None else first_non_finite(result.rewards)
     if result is not None and bad is not None:
@@ -186,7 +186,7 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
 
 
 def check_episodes(when: str, result: ChunkResult, num_envs: int) -> None:
-    """Raises EpisodeContractError where a record of an ended episode has a figure that cannot be."""
+    """Raises EpisodeContractError where a record of an ended episode has an impossible value."""
     for record in result.episodes:
         row, length, first = record.env_id, record.length, record.steps_to_success
         once, at_end = record.success_once, record.success_at_end
@@ -292,9 +292,9 @@ def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], mi
 
 
 def _check_ending(problems: Sentences, env: VecEnv, middle: Any) -> None:
-    """Plays until an episode ends, and looks at what is reported there, and after it."""
+    """Plays until an episode ends, and checks the reports at its end and after it."""
     limit = min(env.max_episode_steps, _MAX_STEPS)
-    silent, reported = False, False  # steps that say nothing of success, and that do
+    silent, reported = False, False  # whether some steps report no success value, and some do
     with problems.of("chunk_step"):
         for _ in range(limit):
             result = _step(env, middle)

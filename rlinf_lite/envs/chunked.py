@@ -54,8 +54,8 @@ class ChunkedEnv:
     A row is reset at the end of the chunk; a frozen row keeps its last observation. With `ignore_terminations=None` the
     simulator decides: they are ignored where it `reports_success`.
 
-    A step without a word on success is one without success, in an episode of which another step reports it, and in
-    every episode that ends after one that did.
+    A step that does not report success counts as one without success if another step of its episode reports it, and in
+    every episode that ends after an episode with a report.
 
     Seeds: `reset(seeds=...)` makes each seed a row's first seed; the k-th episode from then on has
     `episode_seed(first_seed, k)`.
@@ -92,7 +92,7 @@ class ChunkedEnv:
         self._obs: Obs | None = None  # after the last chunk, all rows
         self._obs_given_out = False
 
-        # of the current episode
+        # state of the current episode, by row
         self._length = np.zeros(batch, np.int64)
         self._return = np.zeros(batch, np.float64)
         self._success_once = np.full(batch, -1, np.int8)
@@ -104,12 +104,12 @@ class ChunkedEnv:
 
     @property
     def state_names(self) -> Sequence[str] | None:
-        """Those of the simulator, where it has some."""
+        """Names of the state's dimensions, where the simulator has names."""
         return getattr(self.simulator, "state_names", None)
 
     @property
     def action_names(self) -> Sequence[str] | None:
-        """The same of actions."""
+        """Names of the action's dimensions, where the simulator has names."""
         return getattr(self.simulator, "action_names", None)
 
     def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
@@ -130,7 +130,7 @@ class ChunkedEnv:
         """Executes actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`.
 
         Raises NonFiniteError for a reward, an observation or an action that is NaN or infinite, and SimulatorError for
-        whatever else the simulator raised; both say in which row, at which step of which episode.
+        anything else that the simulator raised; both say in which row, at which step of which episode.
         """
         if self._obs is None:
             raise RuntimeError("chunk_step before the first reset")
@@ -165,7 +165,7 @@ class ChunkedEnv:
                 self._ended[ended[-1]] = True
                 rows = rows[~ends]
         bad = first_non_finite(result.rewards)
-        if bad is not None:  # before rows that ended begin anew
+        if bad is not None:  # before rows that ended begin again
             row, column = bad
             step = int(self._length[row] - result.executed[row].sum()) + column + 1
             self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
@@ -177,7 +177,7 @@ class ChunkedEnv:
         return result
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The simulator's expert's next actions [B, n, D], zeros in frozen rows; see `Demonstrator`."""
+        """The next actions of the simulator's expert [B, n, D], zeros in frozen rows; see `Demonstrator`."""
         if not isinstance(self.simulator, Demonstrator):
             raise EnvContractError(
                 f"{self.simulator.task_id} has no scripted expert; give its Simulator expert_actions(num_actions)."
@@ -189,7 +189,7 @@ class ChunkedEnv:
     def state_dict(self) -> list[dict[str, Any]]:
         """One dict per row: numbers, and the actions of the current episode as float32 [L, D].
 
-        Loading replays those actions, so the state is exact for simulators that repeat themselves, whatever their
+        Loading replays those actions, so the state is exact for simulators that repeat themselves, with any
         internals. Rows stand alone: they may be loaded into any row of any environment of the same task and settings.
         """
         return [
@@ -244,7 +244,7 @@ class ChunkedEnv:
 
     @property
     def last_success(self) -> FloatArray:
-        """What the last step said of every row [B]: 1 success, 0 none, -1 nothing. For `check_env`."""
+        """Success that the last step reported, by row [B]: 1 success, 0 none, -1 not reported. For `check_env`."""
         return self._out.success
 
     def close(self) -> None:
@@ -313,7 +313,7 @@ class ChunkedEnv:
             self._reports_success = True
         if self._reports_success:
             once, at_end = max(once, 0), max(at_end, 0)
-        task_ids = getattr(self.simulator, "task_ids", None)  # a reset may have dealt them out anew
+        task_ids = getattr(self.simulator, "task_ids", None)  # a reset may have changed them
         return EpisodeRecord(
             env_id=row,
             task_id=task_ids[row] if task_ids else self.simulator.task_id,
@@ -326,7 +326,7 @@ class ChunkedEnv:
         )
 
     def _call(self, rows: IntArray, method: Callable[..., Any], *args: Any) -> Any:
-        """A method of the simulator; what it raises gets the rows that it was called for."""
+        """Call a method of the simulator; errors that it raises name the rows that it was called for."""
         try:
             return method(*args)
         except EnvError:
@@ -341,7 +341,7 @@ class ChunkedEnv:
                 step, seed = int(self._length[found[0]]) + (name == "step"), self._seeds[found[0]]
             if isinstance(cause, EnvContractError):
                 raise EpisodeContractError(" ".join(cause.problems), found, step, seed) from cause
-            if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch's
+            if isinstance(cause, EnvError | MemoryError) or type(cause).__name__ == "OutOfMemoryError":  # torch
                 raise cause from cause.__cause__
             raise SimulatorError(name, cause, found, step, seed) from cause
 
@@ -349,10 +349,10 @@ class ChunkedEnv:
         raise NonFiniteError(what, [row], step, self._seeds[row])
 
     def _observe(self, rows: IntArray) -> None:
-        """Makes what `rows` show now their pending observation."""
+        """Makes the present observations of `rows` their pending ones."""
         part: Obs = self._call(rows, self.simulator.observe, rows)
         state, bad = part.get("state"), None
-        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # what else is wrong, check_env says
+        if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # check_env reports other mistakes
             bad = first_non_finite(state)
         if state is not None and bad is not None:
             row, column = int(rows[bad[0]]), bad[1]

@@ -1,4 +1,4 @@
-"""What can be wrong with an environment, one exception per kind of mistake."""
+"""Errors of environments, one exception per kind of mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EnvError(Exception):
     """Base of every error that environments raise on purpose. All of them travel between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # not by __init__, whose arguments are others
+        # not by __init__, which takes other arguments
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -36,7 +36,7 @@ class EpisodeError(EnvError, RuntimeError):
     """Something went wrong in a row's episode, or somewhere in a batch of rows; the message begins by saying where."""
 
     env_ids: Sequence[int] = ()
-    """Numbers of `rows` in the whole run, where an env worker has said them."""
+    """Numbers of `rows` in the whole run, where an env worker has set them."""
 
     def __init__(self, what: str, rows: Sequence[int], step: int | None = None, seed: int | None = None) -> None:
         """`step`: env steps into the episode, 0 at its start; None, like `seed`, where it is not known."""
@@ -97,7 +97,7 @@ class MissingAssetsError(EnvError, FileNotFoundError):
     """Files that a simulator needs, and that no package brings, are not there."""
 
     def __init__(self, text: str, key: str) -> None:
-        """`key`: of the config, which the message begins with."""
+        """`key`: the config key that the message begins with."""
         super().__init__(f"{key}: {text}")
         self.text, self.key = text, key
 

@@ -14,7 +14,7 @@ _MAX_SIDE = 8192  # pixels: scaling takes memory by the side, however few bytes 
 
 
 class ObservationError(ValueError):
-    """An observation that cannot be meant, or that a policy cannot read."""
+    """An observation is malformed, or a policy cannot read it."""
 
 
 def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> Any:
@@ -43,7 +43,7 @@ def concat_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def num_rows(obs: Mapping[str, Any]) -> int:
-    """B of an observation."""
+    """Number of rows of an observation."""
     value = next(iter(obs.values()))
     return num_rows(value) if isinstance(value, Mapping) else len(value)
 
@@ -94,7 +94,7 @@ def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _state(given: Any) -> NDArray[np.float32]:
     try:
-        found = np.asarray(given.detach() if hasattr(given, "detach") else given)  # of a tensor that wants gradients
+        found = np.asarray(given.detach() if hasattr(given, "detach") else given)  # a tensor may require gradients
     except (TypeError, ValueError) as error:
         raise ObservationError(f"state is no array of numbers: {error}") from error
     if found.dtype.kind not in "biuf":
@@ -106,7 +106,7 @@ def _state(given: Any) -> NDArray[np.float32]:
 
 
 def _assembled(obs: Mapping[str, Any], rows: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """`rows` by name, and the instruction and the noise key of each."""
+    """An observation of `rows` (arrays by name), with the instruction and noise key of each row."""
     counts = {name: len(array) for name, array in rows.items()}
     batch = dict[str, Any]()
     if obs.get("images"):

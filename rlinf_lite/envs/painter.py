@@ -1,4 +1,4 @@
-"""Pictures of MuJoCo models without a window, by EGL: exactly as mujoco draws them, or fast."""
+"""Pictures of MuJoCo models without a window: exactly as mujoco draws them, or fast."""
 
 from __future__ import annotations
 
@@ -17,15 +17,24 @@ from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import RenderUnavailableError
 
+if sys.platform == "linux":  # mujoco reads this when it is first imported; its own default needs a display
+    os.environ.setdefault("MUJOCO_GL", "egl")
+
+_DEVICE_ID = "MUJOCO_EGL_DEVICE_ID"
 _EGL_CUDA_DEVICE_NV = 0x323A
 _INSTALL = (
     "Install an OpenGL driver that works without a display (EGL): a GPU's own comes with it, a software one is, on "
     "Debian, apt-get install libegl1 libgl1-mesa-dri"
 )
 
+_IMPORTED_BEFORE = (
+    "mujoco was imported before MUJOCO_GL was set: set it in the program's environment, or import "
+    "rlinf_lite.envs.painter before mujoco"
+)
+
 
 class Painter:
-    """Draws all environments of one task, which share its meshes. One process may hold many, never two threads one."""
+    """Draws all environments of one task. A process may hold many painters; each is used by one thread."""
 
     def __init__(
         self,
@@ -36,102 +45,88 @@ class Painter:
         instead: str = "",
         hidden_groups: Sequence[int] = (),
     ) -> None:
-        """`model` is one of the task's, whose rendering quality is changed. `key` is the option that asks for pictures,
-        `instead` what to do without, geoms of `hidden_groups` are not drawn. Raises RenderUnavailableError."""
+        """`model` is the MuJoCo model of one of the environments; its rendering quality is changed. `key` is the option
+        that asks for pictures, `instead` says what to do without them, geoms of `hidden_groups` are not drawn.
+
+        Raises RenderUnavailableError.
+        """
         import mujoco
 
-        self._height, self._width = camera_size
+        height, width = camera_size
         quality, buffer = model.vis.quality, model.vis.global_
         if render == "fast":
-            quality.offsamples, buffer.offheight, buffer.offwidth = 0, self._height, self._width
+            quality.offsamples, buffer.offheight, buffer.offwidth = 0, height, width
         else:
-            buffer.offheight = max(buffer.offheight, self._height)
-            buffer.offwidth = max(buffer.offwidth, self._width)
+            buffer.offheight, buffer.offwidth = max(buffer.offheight, height), max(buffer.offwidth, width)
+        draws_by_egl = mujoco.gl_context.GLContext.__module__ == "mujoco.egl"
         try:
-            self._gl = _gl_context(self._width, self._height)
-            self._gl.make_current()
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+            with _egl_device() if draws_by_egl else nullcontext():
+                self._renderer = mujoco.Renderer(model, height, width, max_geom=1000)
         except RenderUnavailableError as error:
             raise RenderUnavailableError(f"{key}: {error}") from error
-        except Exception as error:  # a missing library is an AttributeError of PyOpenGL's, a missing driver many others
+        except Exception as error:  # a missing library is an AttributeError of PyOpenGL, a missing driver many others
+            backend = os.environ.get("MUJOCO_GL", "its default")
+            late = backend == "egl" and not draws_by_egl
             raise RenderUnavailableError(
-                f"{key}: no picture can be drawn by MUJOCO_GL={_backend() or 'its default'} "
-                f"({type(error).__name__}: {error}). {_INSTALL}{instead}"
+                f"{key}: no picture can be drawn by MUJOCO_GL={backend} ({type(error).__name__}: {error}). "
+                f"{_IMPORTED_BEFORE if late else _INSTALL}{instead}"
             ) from error
-        self._scene = mujoco.MjvScene(model, maxgeom=1000)
+        atexit.register(self._renderer.close)  # before mujoco ends EGL, after which closing fails
         if render == "fast":
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
-                self._scene.flags[flag] = 0
-        self._camera = mujoco.MjvCamera()
-        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._viewport = mujoco.MjrRect(0, 0, self._width, self._height)
-        self._seen, self._untouched = mujoco.MjvOption(), mujoco.MjvPerturb()
+                self._renderer.scene.flags[flag] = 0
+        self._visible = mujoco.MjvOption()
         for group in hidden_groups:
-            self._seen.geomgroup[group] = 0
+            self._visible.geomgroup[group] = 0
 
-    def paint(self, model: Any, data: Any, camera: str) -> NDArray[np.uint8]:
-        """What a camera sees now, [H, W, 3], in OpenGL's order: the lowest row comes first."""
-        import mujoco
-
-        self._gl.make_current()
-        self._camera.fixedcamid = model.camera(camera).id
-        everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self._seen, self._untouched, self._camera, everything, self._scene)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # each task's context has its own
-        mujoco.mjr_render(self._viewport, self._scene, self._context)
-        image = np.empty((self._height, self._width, 3), np.uint8)
-        mujoco.mjr_readPixels(image, None, self._viewport, self._context)
+    def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
+        """What a camera sees now, [H, W, 3], the highest row first. `data` is of one of the environments."""
+        self._renderer.update_scene(data, camera, self._visible)
+        image: NDArray[np.uint8] = self._renderer.render()
         return image
 
     def close(self) -> None:
-        self._gl.make_current()
-        self._context.free()
-
-
-_CONTEXTS: list[Any] = []
-"""The process's GL context, made when the first picture is wanted: forked workers must not share one."""
-
-
-def _gl_context(width: int, height: int) -> Any:
-    if not _CONTEXTS:
-        is_egl = _backend() == "egl"
-        if is_egl:
-            from mujoco.egl import GLContext
-        else:
-            from mujoco.gl_context import GLContext
-        GLContext._context = None  # of one that could not be made, whose `__del__` else complains that it has none
-        with _own_gpu_first() if is_egl else nullcontext():
-            _CONTEXTS.append(GLContext(width, height))
-        atexit.register(_CONTEXTS[0].free)  # before mujoco ends EGL, after which freeing it fails
-    return _CONTEXTS[0]
+        atexit.unregister(self._renderer.close)
+        self._renderer.close()
 
 
 @contextmanager
-def _own_gpu_first() -> Iterator[None]:
-    """mujoco draws on the first device that it can, and EGL lists all of a machine's, whatever CUDA_VISIBLE_DEVICES
-    says: have it begin with the GPU of this worker's slot."""
-    from mujoco.egl import egl_ext
+def _egl_device() -> Iterator[None]:
+    """Within, MUJOCO_EGL_DEVICE_ID names the device to draw on: the user's choice, else the first GPU of this worker's
+    slot, else the first device that can draw. EGL lists all devices of a machine, whatever CUDA_VISIBLE_DEVICES says.
+    """
+    from mujoco import egl
 
-    listed = egl_ext.eglQueryDevicesEXT
-
-    def own_first() -> list[Any]:
-        devices = list(listed())
-        if "MUJOCO_EGL_DEVICE_ID" not in os.environ and (own := _own_gpu(devices)) is not None:
-            devices.insert(0, devices.pop(own))
-        return devices
-
-    egl_ext.eglQueryDevicesEXT = own_first
+    chosen = os.environ.get(_DEVICE_ID)
+    if egl.EGL_DISPLAY is not None:  # a process draws on one device
+        yield
+        return
     try:
+        for device in [chosen] if chosen is not None else _own_gpu_first(egl.EGL.eglQueryDevicesEXT()):
+            os.environ[_DEVICE_ID] = device
+            # ask before mujoco makes a context: one that is half made complains at length when it is deleted
+            if egl.create_initialized_egl_device_display() != egl.EGL.EGL_NO_DISPLAY:
+                break
+        else:
+            raise RuntimeError("no device of EGL can draw")
         yield
     finally:
-        egl_ext.eglQueryDevicesEXT = listed
+        if chosen is None:
+            os.environ.pop(_DEVICE_ID, None)
+
+
+def _own_gpu_first(devices: Sequence[Any]) -> list[str]:
+    numbers = [str(number) for number in range(len(devices))]
+    if (own := _own_gpu(devices)) is not None:
+        numbers.insert(0, numbers.pop(own))
+    return numbers
 
 
 def _own_gpu(devices: Sequence[Any]) -> int | None:
-    """Which of EGL's devices is the first of CUDA_VISIBLE_DEVICES; None: it names none that is here.
+    """Index of the EGL device that is the first GPU of CUDA_VISIBLE_DEVICES; None: no GPU is named, or it is not here.
 
-    The driver knows, whatever the names are: it gives the devices that are visible their places there. One that does
-    not say so is taken to list GPUs as `nvidia-smi` does. Raises RenderUnavailableError for a name of neither.
+    The driver gives each visible device its place in CUDA_VISIBLE_DEVICES, by whatever name. A driver that does not is
+    taken to list GPUs as `nvidia-smi` does. Raises RenderUnavailableError for a name that neither knows.
     """
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     gpus = [i for i, device in enumerate(devices) if _is_nvidia(device)]
@@ -153,7 +148,7 @@ def _own_gpu(devices: Sequence[Any]) -> int | None:
 
 
 def _cuda_place(device: Any) -> int | None:
-    """A device's number among those that are visible to CUDA; None where the driver gives it none."""
+    """A device's number among those that are visible to CUDA; None where the driver does not say."""
     from OpenGL import EGL
 
     if not (address := EGL.eglGetProcAddress("eglQueryDeviceAttribEXT")):
@@ -164,7 +159,7 @@ def _cuda_place(device: Any) -> int | None:
 
 
 def _number_of(name: str) -> int | None:
-    """The number of the one GPU that has, or holds a MIG instance that has, a UUID that begins so."""
+    """The number of the only GPU whose UUID, or the UUID of one of its MIG instances, begins with `name`."""
     number, found = -1, set[int]()
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "-L"]
@@ -186,8 +181,3 @@ def _is_nvidia(device: Any) -> bool:
         return b"EGL_NV_device_cuda" in (eglQueryDeviceStringEXT(device, EGL.EGL_EXTENSIONS) or b"")
     except Error:
         return False
-
-
-def _backend() -> str:
-    """What the user has set, else what draws without a display; mujoco's own default needs one."""
-    return os.environ.get("MUJOCO_GL") or ("egl" if sys.platform == "linux" else "")

@@ -46,7 +46,7 @@ def make_env(cfg: EnvConfig | Config, split: Split, num_envs: int) -> VecEnv:
 
 
 def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, every_row: bool = True) -> VecEnv:
-    """What a card makes, as a VecEnv. `every_row` False: of separate gymnasium.Envs two at most, to try them out."""
+    """The environment that a card makes, as a VecEnv. `every_row` False: at most two gymnasium.Envs, for a trial."""
     num_separate = num_envs if every_row else min(num_envs, 2)
     if card.simulator and card.part is None:
         card.part = import_part(card.simulator, f"env.id: {card.name}", UnknownEnvError)

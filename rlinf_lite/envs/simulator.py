@@ -12,7 +12,7 @@ from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray, Obs
 
 @dataclass(slots=True)
 class StepOutputs:
-    """Where a simulator writes one step's results; rows that were not stepped are not read."""
+    """Arrays for one step's results, written by a simulator; rows that were not stepped are not read."""
 
     reward: FloatArray  # [B]
     terminated: BoolArray  # [B]

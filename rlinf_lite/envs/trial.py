@@ -1,5 +1,4 @@
-"""Environments of a user's own, made and tried out once where a config is checked: mistakes are known before anything
-starts."""
+"""A trial of a user's own environments when a config is checked: mistakes are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _made = set[tuple[str, int, str, str, int]]()
-"""Those of this process that could be: a config may be checked on many placements."""
+"""Environments that this process has made without a problem: a config may be checked on many placements."""
 
 
 def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
-    """Of making `num_envs` environments, of separate gymnasium.Envs two, and of `check_env`, which env workers do."""
+    """Problems with making `num_envs` environments (two if they are separate gymnasium.Envs) and with `check_env`."""
     key = card.name, id(card.part or type(card)), cfg.model_dump_json(), split, num_envs
     if key in _made:
         return []
@@ -42,14 +41,14 @@ def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Ite
         yield Problem("env.id", f"{card.name}: {' '.join(error.problems)}")
     except PartError as error:
         yield Problem(error.key or "env.id", error.text)
-    except (Exception, SystemExit) as error:  # of the environment's own code
+    except (Exception, SystemExit) as error:  # any error of the environment's own code
         said = " ".join(f"{type(error).__name__}: {error}".split())
         text = f"{card.name} cannot be made: {said}, at {_where(error, card)}. Correct it"
         yield Problem("env.id", text, of_machine=isinstance(error, ImportError))
 
 
 def _where(error: BaseException, card: EnvCard) -> str:
-    """The last line of the user's own file that was reached, or else the last there is."""
+    """Last line of the user's file in the traceback, else the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         own = inspect.getsourcefile(card.part or type(card))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config, why_no_policy
-from rlinf_lite.envs.observations import ObservationError, as_batch, num_rows
+from rlinf_lite.envs.observations import ObservationError as ObservationError
+from rlinf_lite.envs.observations import as_batch, num_rows
 from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.registry import did_you_mean
 

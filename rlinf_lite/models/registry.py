@@ -13,7 +13,8 @@ from rlinf_lite.config.resources import policy_directory, start_dir, start_key
 from rlinf_lite.dimensions import counted, names_in, own_names, policy_misfits
 from rlinf_lite.models.base import CheckpointFormatError, Policy, read_policy_config
 from rlinf_lite.models.lora import ADAPTER
-from rlinf_lite.registry import POLICIES, UnknownPolicyError, policy_card, policy_part
+from rlinf_lite.registry import POLICIES, policy_card, policy_part
+from rlinf_lite.registry import UnknownPolicyError as UnknownPolicyError
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config

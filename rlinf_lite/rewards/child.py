@@ -1,7 +1,7 @@
 """The process that an `IsolatedFunction` calls into: `python -m rlinf_lite.rewards.child fd log_fd path timeout_s`.
 
-It ends itself where a call takes too long, by a watchdog thread of the interpreter's that needs no lock, so that loops
-in C end too, whether or not the caller is still there. What hung is then in the log.
+It ends itself where a call takes too long: the interpreter's watchdog thread needs no lock, so that loops in C end too,
+even where the caller has ended. The log then has the traceback of the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
         faulthandler.enable(log)
         try:
             function = import_reward(path)
-        except BaseException:  # whatever a user's module raises when it is imported, an exit too
+        except BaseException:  # anything that a user's module raises when it is imported, an exit too
             connection.send(traceback.format_exc())
             return
         connection.send(None)
@@ -45,7 +45,7 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
 
 
 def _call(function: RewardFn, arguments: tuple[Any, ...]) -> Answer | str:
-    """What the function says, or a traceback."""
+    """The function's answer, or a traceback."""
     try:
         value: Any = function(*arguments)
         if inspect.iscoroutine(value):
@@ -65,7 +65,7 @@ def _read(value: Any) -> Answer:
         raise KeyError(f"a reward function returned a dict without 'score' ({', '.join(map(repr, value))[:80]})")
     found = dict[str, float]()
     for name, entry in value.items():
-        with suppress(Exception):  # what is no number is left out, whatever its class says to being asked
+        with suppress(Exception):  # values that are not numbers are left out, with any error of their class
             if name != "score":
                 found[re.sub(r"[^\w.@/-]", "_", str(name))[:_MAX_NAME]] = _number(entry)
     return _number(value["score"]), found

@@ -1,4 +1,4 @@
-"""A function in a process of its own, which ends where a call takes too long and is started again for the next."""
+"""A function in a process of its own, which is killed where a call takes too long and then started again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class IsolatedFunction:
             raise RewardError(f"reward function {self.path!r} cannot be imported. Correct reward.fn.\n{problem}")
 
     def _ended(self, how: str) -> str:
-        """What is known about a process that did not answer, once it is gone."""
+        """Description of a process that did not answer, after its end."""
         code, log = self._child.last_words()
         if log.startswith("Timeout"):
             return f"{self.path} took longer than {self.timeout_s} s and was stopped.\n{log}"

@@ -1,10 +1,9 @@
-"""Where a run keeps its files, what it resumes from, and that nobody else writes there meanwhile: a directory is one
-process's at a time, told by a file lock that ends with it, however it ends."""
+"""Where a run keeps its files and what it resumes from. A file lock, which ends with its process, lets one process at a
+time write a run's directory."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -14,11 +13,12 @@ import shlex
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from rlinf_lite.config.names import as_file_name
 from rlinf_lite.config.schema import BaseConfig
@@ -48,42 +48,31 @@ class RunInUseError(CheckpointError):
     """Another process writes this run."""
 
 
-_held: weakref.WeakSet[TextIO] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [file.close() for file in _held])
-
-
-def _locked(directory: Path) -> TextIO:
-    """An flock on `<directory>/.lock`, whose text says whose it is; closing it lets others write. Programs that are
-    started do not inherit it (their descriptors close on exec), nor do forks.
+def _locked(directory: Path) -> FileLock:
+    """A held lock on `<directory>/.lock`, whose text says who holds it. Processes that this one starts or forks do not
+    inherit it.
 
     Raises:
         RunInUseError: where another holder lives, in this process or another, on this machine or on one that sees the
             same file system.
         CheckpointError: where the file cannot be written.
     """
+    file = directory / LOCK
+    lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        file = (directory / LOCK).open("a+")
-    except OSError as error:
-        raise CheckpointError(f"{error.filename} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
+        lock.acquire()
+    except Timeout as error:
+        holder = file.read_text().strip() or "another process"
         raise RunInUseError(
             f"{directory} is in use: {holder} writes it. Wait for its end, stop it (Ctrl-C there, or `rlinf-lite "
             "job stop`), or start a run beside it with runner.resume=never"
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        log.warning("%s: no locks on this file system; take care that no other process writes this run", file.name)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
-    _held.add(file)
-    return file
+            raise CheckpointError(f"{file} cannot be written: {error.strerror}") from error
+        log.warning("%s: no locks on this file system; take care that no other process writes this run", file)
+    file.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    return lock
 
 
 class RunClaim:
@@ -97,7 +86,7 @@ class RunClaim:
         self.begun = False  # by its owner: what the run's directory has is its own
         self._to_create = resume_from is None
         self._created: list[Path] = []
-        self._locks: list[TextIO] = []
+        self._locks: list[FileLock] = []
 
     def hold(self) -> None:
         """Make the directories and lock them, unless that is so already.
@@ -110,7 +99,7 @@ class RunClaim:
             return
         try:
             for directory in (self.log_dir, self.checkpoint_dir):
-                if any(directory.resolve() == Path(lock.name).parent.resolve() for lock in self._locks):
+                if any(directory.resolve() == Path(lock.lock_file).parent.resolve() for lock in self._locks):
                     continue
                 created = [] if directory.exists() else [directory]
                 directory.mkdir(parents=True, exist_ok=not self._to_create)
@@ -134,9 +123,9 @@ class RunClaim:
                 directory.rmdir()
                 self._to_create = self.resume_from is None
         for lock in self._locks:
-            with suppress(OSError, ValueError):  # closing is what counts, and perhaps done
-                lock.truncate(0)  # the file stays, and says nobody
-            lock.close()
+            with suppress(OSError):  # the file may be gone with its directory; otherwise it stays, and is empty
+                os.truncate(lock.lock_file, 0)
+            lock.release()
         self._locks, self._created = [], []
 
     def __enter__(self) -> Self:

@@ -1,7 +1,8 @@
 """The directories of one cluster on one node: sockets and Ray's files in the temp dir, bulk data in shared memory.
 
-Each holds a lock that its owner keeps for life, so that the next start can tell a dead owner's from a living one's,
-also across containers that share the directories.
+Each holds a lock that its owner keeps until it ends, so that the next start can tell directories of dead owners from
+those of living ones, also across containers that share the directories. filelock's locks are
+exclusive, and looking needs a shared one: two processes that look at once must not take each other for owners.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def temp_root() -> str:
 
 
 def living_temp_dirs() -> list[str]:
-    """The `temp` of the clusters that this user has on this node at the moment."""
+    """`temp` of each cluster of this user that runs on this node."""
     with os.scandir(temp_root()) as entries:
         paths = sorted(entry.path for entry in entries if entry.name.startswith(f"{_PREFIX}t"))
     living = []
@@ -63,7 +64,7 @@ def living_temp_dirs() -> list[str]:
 
 
 def _is_ours(path: str) -> bool:
-    """Another user's could hold anything."""
+    """True for a path of this user: the directories of others could hold anything."""
     with suppress(FileNotFoundError):
         return os.lstat(path).st_uid == os.getuid()
     return False
@@ -77,14 +78,14 @@ def _create(path: str) -> int:
 
 
 def remove_stale(root: str) -> None:
-    """Delete what dead owners left: directories of ours whose lock nobody holds."""
+    """Delete what dead owners left: directories of this user whose lock no process holds."""
     with os.scandir(root) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for path in paths:
-        with suppress(OSError):  # another user's, locked, or deleted by somebody else meanwhile
+        with suppress(OSError):  # another user's, locked, or deleted by another process meanwhile
             try:
                 lock = os.open(os.path.join(path, "lock"), os.O_RDWR)
-            except FileNotFoundError:  # one that is just being made, or that Ray has made again behind its removal
+            except FileNotFoundError:  # it is being made, or Ray made it again after its removal
                 if _is_ours(path) and time.time() - os.stat(path).st_mtime > _WITHOUT_LOCK_S:
                     shutil.rmtree(path, ignore_errors=True)
                 continue

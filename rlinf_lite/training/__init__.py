@@ -1,13 +1,5 @@
 """What optimizes a model. `learner.py` has the whole of a training step; names are loaded when first used."""
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from typing import TYPE_CHECKING
-
-from rlinf_lite.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from rlinf_lite.training.strategies import Strategy as Strategy
-    from rlinf_lite.training.strategies import register_strategy as register_strategy
-
-__getattr__ = lazy_names(__name__, {"strategies": ["Strategy", "register_strategy"]})
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

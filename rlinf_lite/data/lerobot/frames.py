@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
 FORMAT = 3
-"""Of decoded frames, and of what has been checked before they are kept."""
+"""Version of the format of decoded frames and of the checks that they have passed."""
 _CONTENTS = "contents.json"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Which feature is what."""
+    """Names of the dataset's features by their use."""
 
     cameras: Mapping[str, str]
     """Feature by camera."""
@@ -44,11 +44,11 @@ class Keys:
     order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Columns of `state` and `action`, in the order in which they are decoded, where that is not the dataset's."""
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of the columns of `state` and `action`, as they are decoded; absent: they have none."""
+    """Names of the columns of `state` and `action` in decoded order; absent where the columns have no names."""
 
     @property
     def features(self) -> list[str]:
-        """All that are read."""
+        """Names of all features that are read."""
         found = [self.action, *([self.state] if self.state else []), *self.cameras.values()]
         return found + ([SUBTASKS] if self.instruction and self.subtasks else [])
 
@@ -62,11 +62,11 @@ class Frames:
             content = json.loads((directory / _CONTENTS).read_text())
             self.tasks: list[str] = content["tasks"]
             self.statistics: dict[str, statistics.Statistics] = content["statistics"]
-            """Of `state` and `action`, exact over the whole dataset."""
+            """Statistics of `state` and `action`, exact over the whole dataset."""
             self.names: dict[str, list[str]] = content.get("keys", {}).get("names", {})
-            """Of the columns of `state` and `action`, where they have some."""
+            """Names of the columns of `state` and `action`, where they have names."""
             self.notes: list[str] = content["notes"]
-            """A line for each way in which files were read otherwise than they say."""
+            """Deviations between what files state and how they were read, one line each."""
             self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
             self.state = _mapped(directory / "state.npy") if content["has_state"] else None
             self.actions, self.task, self.episodes = (
@@ -75,7 +75,7 @@ class Frames:
         except (OSError, ValueError, KeyError) as error:
             raise LeRobotError(
                 f"{directory} cannot be read: {error}. On several nodes it must be a directory that all of them see; "
-                "delete it to have it made anew"
+                "delete it to have it made again"
             ) from error
 
     def read(self, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Frames:
 
 
 def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
-    """Where below `root` the decoded frames of this dataset, as it is now, belong."""
+    """Folder below `root` for the decoded frames of this dataset as it is now."""
     files = sorted(file for file in (dataset.directory / "meta").rglob("*") if file.is_file())
     files += sorted({episode.data_file for episode in dataset.episodes})
     for key in keys.cameras.values():
@@ -120,7 +120,7 @@ def decode(
     dataset.check_videos(list(keys.cameras.values()))
     try:
         partial = root / f".partial_{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)  # of a process of this number that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same number
         partial.mkdir(parents=True)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -131,7 +131,7 @@ def decode(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         if (directory / _CONTENTS).is_file():
-            return directory  # another run was quicker
+            return directory  # another run has finished first
         raise
     return directory
 

@@ -1,4 +1,4 @@
-"""What `meta/info.json` says: features, and which file holds what. Needs neither pyarrow nor PyAV."""
+"""Contents of `meta/info.json`: features, and the layout of files. Needs neither pyarrow nor PyAV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PLACES: dict[str, dict[str, Any]] = {
     V3: {"chunk_index": 0, "file_index": 0},
     V2: {"episode_chunk": 0, "episode_index": 0},
 }
-"""What paths are filled in with."""
+"""Names that may stand in path templates."""
 
 
 class LeRobotError(ValueError):
@@ -49,7 +49,7 @@ class Feature:
     shape: tuple[int, ...]
     names: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
-    """Of a video: codec, pixel format, rate, size."""
+    """Properties of a video: codec, pixel format, rate, size."""
 
     @property
     def is_picture(self) -> bool:
@@ -71,7 +71,7 @@ class Feature:
 
     @property
     def width(self) -> int:
-        """How many numbers a frame has of it."""
+        """Number of values per frame."""
         return math.prod(self.shape)
 
     def as_json(self) -> dict[str, Any]:
@@ -93,14 +93,14 @@ class Info:
     chunks_size: int = CHUNKS_SIZE
     robot_type: str | None = None
     num_tasks: int | None = None
-    """None: not said."""
+    """None: info.json does not say."""
 
     @property
     def pictures(self) -> dict[str, Feature]:
         return {key: feature for key, feature in self.features.items() if feature.is_picture}
 
     def as_json(self, num_tasks: int) -> dict[str, Any]:
-        """Of a dataset that we write."""
+        """Contents of info.json for a dataset that is written here."""
         return {
             "codebase_version": self.version,
             "robot_type": self.robot_type,
@@ -215,7 +215,7 @@ def read_info(directory: Path) -> Info:
 
 
 def picture_feature(dtype: str, height: int, width: int, fps: int) -> Feature:
-    """Of a camera that we write; `dtype` is "image" or "video"."""
+    """Feature of a camera in a dataset that is written here; `dtype` is "image" or "video"."""
     info = {}
     if dtype == "video":
         info = {

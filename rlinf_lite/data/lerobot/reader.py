@@ -27,17 +27,17 @@ _EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}
 
 @dataclass(frozen=True)
 class Clip:
-    """Where in which video an episode is."""
+    """An episode's video file and its times there."""
 
     file: Path
     start_s: float
     end_s: float | None = None
-    """None where it is the whole of a file."""
+    """None where the clip is the whole file."""
 
 
 @dataclass(frozen=True)
 class EpisodeEntry:
-    """What `meta/episodes` says of one."""
+    """An episode, as `meta/episodes` describes it."""
 
     first_frame: int
     length: int
@@ -56,7 +56,7 @@ class LeRobotDataset:
         self.directory = directory
         self.info = read_info(directory)
         self.notes: list[str] = []
-        """What was read otherwise than the files say, a line each."""
+        """Deviations between what files state and how they were read, one line each."""
         self._unreadable: dict[str, str] = {}
         """Features that cannot be read, and why: an error where one is needed, else a note."""
         self.tasks = self._read_tasks()
@@ -368,7 +368,7 @@ class LeRobotDataset:
             raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
 
     def _json_lines(self, file: Path, wanted: Mapping[str, type]) -> list[dict[str, Any]]:
-        """Of a v2.1 table, whose lines have these keys."""
+        """Rows of a v2.1 table in JSON lines; each row must have the `wanted` keys."""
         try:
             lines = [json.loads(line) for line in read_text(file).split("\n") if line.strip()]
         except (OSError, ValueError) as error:
@@ -381,7 +381,7 @@ class LeRobotDataset:
 
 
 def _clock_tolerance_s(due_s: Any) -> Any:
-    """How far times of frames may be from these: they are float32."""
+    """Tolerance of frame times, which are stored as float32."""
     return TOLERANCE_S + 1e-6 * due_s
 
 
@@ -408,7 +408,7 @@ def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_
 
 
 def _wrong_column(key: str, feature: Feature, schema: pa.Schema) -> str | None:
-    """How a table differs from info.json in this column."""
+    """Difference between a table's column and info.json, in words."""
     if schema.get_field_index(key) < 0:
         return f"has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}"
     found = schema.field(key).type

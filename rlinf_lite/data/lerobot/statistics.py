@@ -18,7 +18,7 @@ Statistics = dict[str, Any]
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
-    """Of [n, D], which may be a file: so many rows at a time as numbers take a fixed memory."""
+    """Statistics of [n, D], which may be a mapped file: rows are read in parts of a fixed size in memory."""
     num_rows, num_dims = values.shape
     at_once = max(1, _VALUES_AT_ONCE // num_dims)
     low, high, total, squares = np.full(num_dims, np.inf), np.full(num_dims, -np.inf), 0.0, 0.0
@@ -39,7 +39,7 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
 
 
 def _quantiles(column: NDArray[Any]) -> NDArray[np.float64]:
-    """Of [n], by counting: no more than `_VALUES_AT_ONCE` are looked at together, and none is sorted."""
+    """Quantiles of [n] by counting, without sorting: at most `_VALUES_AT_ONCE` values are in memory at a time."""
     positions = np.array(list(QUANTILES.values())) * (len(column) - 1)
     below = np.floor(positions).astype(np.int64)
     first, second = _ranked(column, np.concatenate([below, below + 1])).reshape(2, -1)  # all positions are below n - 1
@@ -87,12 +87,12 @@ def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> 
 
 
 def picture_counts(pictures: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How often each value occurs by channel, int64 [3, 256], in uint8 [n, H, W, 3]."""
+    """Counts of each value by channel, int64 [3, 256], in pictures uint8 [n, H, W, 3]."""
     return np.stack([np.bincount(pictures[..., channel].ravel(), minlength=256) for channel in range(3)])
 
 
 def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
-    """From the sum of `picture_counts`; shapes [3, 1, 1]."""
+    """Statistics from the sum of `picture_counts`; shapes [3, 1, 1]."""
     values = np.arange(256) / 255.0
     found: Statistics = {name: [] for name in ("min", "max", "mean", "std", *QUANTILES)}
     for channel in counts:
@@ -108,7 +108,7 @@ def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
 
 
 def _quantile(below: NDArray[np.int64], values: NDArray[np.float64], position: float) -> float:
-    """Linear between the two sorted values beside `position`, as np.quantile."""
+    """Quantile by linear interpolation between the two sorted values next to `position`, as np.quantile."""
     low = int(position)
     first, second = (values[np.searchsorted(below, rank, side="right")] for rank in (low, min(low + 1, below[-1] - 1)))
     return float(first + (second - first) * (position - low))

@@ -1,4 +1,4 @@
-"""Videos: pictures into an AV1 file, and out of whatever FFmpeg decodes."""
+"""Videos: writing pictures into an AV1 file, and reading pictures from any video that FFmpeg decodes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
 TIMEOUT_S = 120.0
 """Longest wait for the encoder to take in a picture, and for it to finish a file."""
 TOLERANCE_S = 1e-4
-"""How far a picture's time may be from its frame's without a note, as in LeRobot."""
+"""Largest difference in seconds between the times of a picture and its frame without a note, as in LeRobot."""
 DRIFT_S = 4e-3
-"""How far it may be at all: where LeRobot puts videos together, times drift by up to 3 ms."""
+"""Largest difference at all: where LeRobot joins videos, times drift by up to 3 ms."""
 _SHARE_OF_PERIOD = 0.4
-"""And as a share of the time between two frames: the neighbour of the right picture is not taken."""
+"""Largest difference as a share of the time between two frames, so that no neighbouring picture is taken."""
 RATE_TOLERANCE = 1e-2
-"""How far a video's mean rate may be from info.json's, as a share: of drifting times it is not quite the same."""
+"""Largest relative difference between a video's mean rate and info.json's: drifting times change it a little."""
 
 
 class VideoWriter:
@@ -55,7 +55,7 @@ class VideoWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file so far; the encoder is a few pictures behind."""
+        """Bytes of the file so far; the last few pictures are still in the encoder."""
         return self.file.stat().st_size if self.file.exists() else 0
 
     def add(self, pictures: NDArray[np.uint8]) -> None:
@@ -152,7 +152,7 @@ def pictures_at(
 def _decoded(
     file: Path, times_s: Sequence[float], num_threads: int, from_start: bool
 ) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Pictures, and how far each is from its time."""
+    """Yields pictures, each with its difference from the wanted time in seconds."""
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
@@ -205,7 +205,7 @@ def _open(file: Path) -> av.container.InputContainer:
     if not file.is_file():
         raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
     try:
-        container = av.open(f"file:{file}")  # else what comes before a colon is a protocol
+        container = av.open(f"file:{file}")  # else FFmpeg takes the text before a colon for a protocol
     except av.error.FFmpegError as error:
         raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated?") from error
     if not container.streams.video:

@@ -49,7 +49,7 @@ class Episode:
     """T frames to write."""
 
     number: int
-    """Where it stands among all episodes; those that are left out leave no gap."""
+    """Position among all episodes; episodes that are left out leave no gap."""
     columns: Mapping[str, NDArray[Any]]
     """[T, ...] by feature; pictures uint8 [T, H, W, 3]."""
     tasks: Sequence[str]
@@ -122,7 +122,7 @@ class PartWriter:
 
 
 def begin(directory: Path, key: str = "data.demos_dir") -> Path:
-    """Where parts go; what an interrupted collection left there is deleted. `key` is what names the folder.
+    """Folder for parts, emptied of what an interrupted collection left. `key`: the option that names the folder.
 
     Raises LeRobotError where the folder has something in it that a dataset would overwrite, or cannot be written to.
     """
@@ -292,7 +292,7 @@ def png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def as_numpy(column: pa.Array, feature: Feature) -> NDArray[Any]:
-    """A column of numbers, [n, D]."""
+    """Values of a column of numbers, [n, D]."""
     while (
         pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
     ):
@@ -320,7 +320,7 @@ def _column(feature: Feature, values: NDArray[Any]) -> pa.Array:
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """As pandas writes a frame whose index is the sentence, which is how LeRobot reads it."""
+    """The table of tasks as pandas writes a frame whose index is the sentence, which is how LeRobot reads it."""
     kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": of_numpy, "metadata": None}

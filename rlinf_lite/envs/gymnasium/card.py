@@ -22,7 +22,7 @@ class Gymnasium(EnvCard):
         return found and replace(found, has_instruction=False)
 
     def steps_per_s(self, task: str, options: dict[str, Any]) -> float | None:
-        """As the environment's metadata say of its films."""
+        """Frame rate from the environment's metadata (`render_fps`)."""
         import gymnasium
 
         env = gymnasium.make(task, disable_env_checker=True, **options)
@@ -34,7 +34,7 @@ class Gymnasium(EnvCard):
         return "gymnasium has no expert of its own"
 
     def problems(self, config: Any) -> Iterator[Problem]:
-        """Those of making one environment: its id, the package it needs, its arguments and its action space."""
+        """Problems with making one environment: its id, the package it needs, its arguments, its action space."""
         from gymnasium.error import DependencyNotInstalled
 
         from rlinf_lite.envs.errors import EnvContractError
@@ -50,7 +50,7 @@ class Gymnasium(EnvCard):
             yield Problem("env.task", f"{env.task}: {' '.join(error.problems)}")
         except (DependencyNotInstalled, ImportError) as error:
             yield Problem("env.task", f"{env.task} cannot be made: {error}", of_machine=True)
-        except (Exception, SystemExit) as error:  # of the environment's own code
+        except (Exception, SystemExit) as error:  # any error of the environment's own code
             key, asked = ("env.options", f" with {env.options}") if env.options else ("env.task", "")
             text = (
                 f"{env.task} cannot be made{asked}: {type(error).__name__}: {' '.join(str(error).split())}. Correct it"

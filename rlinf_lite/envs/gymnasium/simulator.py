@@ -150,7 +150,7 @@ def _named(name: str) -> str:
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Of a space or of an observation, by key."""
+    """Leaves of a space or of an observation, by key."""
     inner = tree.spaces if isinstance(tree, spaces.Dict) else tree
     if not isinstance(inner, dict):
         return {prefix: tree}
@@ -273,8 +273,8 @@ def _truth(name: str, value: Any, task_id: str) -> bool:
 
 
 def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callable[..., Any], task_id: str) -> Any:
-    """What `read` (`_number`, `_truth`) makes of the values of `rows`, which a step of `num_envs` returned. Raises
-    RowError for a value, EnvContractError for their number."""
+    """Values of `rows`, each read by `read` (`_number`, `_truth`), from what a step of `num_envs` rows returned. Raises
+    RowError for a wrong value, EnvContractError for a wrong number of values."""
     if np.shape(values) != (num_envs,):
         text = f"step returned {name} of shape {np.shape(values)}; return one value per environment, {(num_envs,)}."
         raise EnvContractError(text, task_id)
@@ -291,14 +291,14 @@ def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callab
 
 
 def _shown(value: Any) -> str:
-    """Short enough for a message."""
+    """A value as text that is short enough for a message."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
-    """A simulator over a VectorEnv: over the environments of a SyncVectorEnv, else over the batch, as a class of one's
-    own may do more than its environments do one by one.
+    """A simulator over a VectorEnv: over the single environments of a SyncVectorEnv, else over the batch, because a
+    user's class may do more than its environments do one by one.
 
     Raises EnvContractError where it resets by itself: then no row could be held at its end.
     """
@@ -316,7 +316,7 @@ def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> Gymn
 
 
 class VectorEnvSimulator:
-    """A batched VectorEnv with autoreset disabled: all rows are stepped at once, ended ones too and in vain."""
+    """A batched VectorEnv with autoreset disabled: all rows are stepped at once; results of ended rows are not used."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], task_id: str) -> None:
         self.env = env
@@ -401,7 +401,7 @@ def _said_by(env: Any, attribute: str) -> Any:
 
 
 def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
-    """Of each row, by the attribute `instruction`."""
+    """Instruction of each row, from the attribute `instruction`."""
     env = _who_says(env, "instruction")
     said = getattr(env, "instruction", None)
     if said is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
@@ -452,7 +452,7 @@ _SUCCESS = ("success", "is_success")
 
 
 def _success(info: Mapping[str, Any], task_id: str) -> int:
-    """1 or 0; -1 where nothing is said. Raises EnvContractError for what is neither True nor False."""
+    """Success as 1 or 0; -1 where it is not reported. Raises EnvContractError for what is neither True nor False."""
     for key in _SUCCESS:
         if key in info:
             return int(_truth(f"info[{key!r}]", info[key], task_id))
@@ -460,7 +460,7 @@ def _success(info: Mapping[str, Any], task_id: str) -> int:
 
 
 def _success_of_rows(info: Mapping[str, Any], rows: IntArray, num_envs: int, task_id: str) -> Any:
-    """The same of `rows` of a batch, in which gymnasium's mask of the key says which rows have said something."""
+    """Success of `rows` of a batch, in which gymnasium's mask of the key says which rows report it."""
     found = np.full(len(rows), -1.0)
     for key in _SUCCESS:
         if key in info:

@@ -30,13 +30,13 @@ _WHO = {"openvla": "OpenVLA", "lerobot": "LeRobot", "rlinf": "RLinf"}
 
 class LiberoOptions(Section):
     protocol: Literal["openvla", "lerobot", "rlinf"] = "openvla"
-    """Whose settling, and whose limit of env steps where env.train or env.eval sets none: of libero_spatial 220, 280 or
-    240."""
+    """Publication whose settling steps apply, and whose limit of env steps where env.train or env.eval sets none: 220,
+    280 or 240 in libero_spatial."""
     settle_steps: NonNegativeInt | None = None
     """Env steps without action, gripper open, after every reset and before the policy acts; the limit does not count
     them. null: the protocol's, 10, 10 or 15."""
     cameras: list[Literal["agentview", "robot0_eye_in_hand"]] = ["agentview", "robot0_eye_in_hand"]
-    """What the policy sees besides the robot's state; []: nothing."""
+    """Cameras that the policy sees besides the robot's state; []: none."""
     camera_size: tuple[PositiveInt, PositiveInt] = (256, 256)
     """Height and width of pictures."""
     render: Literal["fast", "exact"] = "fast"
@@ -165,7 +165,7 @@ class Libero(EnvCard):
                 yield Problem(error.key, error.text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
-        """The library's own import is one thing, assets and a driver are others."""
+        """Checks for `doctor`: import of the library, its assets, a driver for pictures."""
         from rlinf_lite.envs.libero.package import GET_ASSETS
 
         return {

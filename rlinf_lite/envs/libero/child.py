@@ -1,4 +1,4 @@
-"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with whoever started it."""
+"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with its parent process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(fd: int, log_fd: int) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note, or where it cannot be pickled one that says as much."""
+    """The error with its traceback as a note; a RuntimeError with the same text where it cannot be pickled."""
     error.add_note("".join(traceback.format_exception(error)))
     error.__cause__ = error.__context__ = None
     try:

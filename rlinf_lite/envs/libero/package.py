@@ -29,9 +29,9 @@ from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF
 FOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
 )  # fmt: skip
-"""In a folder of assets."""
+"""Subfolders that a folder of assets must have."""
 ROBOSUITE = "1.4.0"
-"""What LIBERO is written for; 1.5 has other robots and controllers."""
+"""The version that LIBERO is written for; 1.5 has other robots and controllers."""
 _DOWNLOADED = Path("~/.cache/libero/assets")  # where the library's own download puts them
 GET_ASSETS = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
 ASSETS_KEY = "env.options.assets"
@@ -124,7 +124,7 @@ def import_libero(assets: Path) -> None:
 
 
 def _configure_robosuite() -> None:
-    """robosuite without a log in /tmp, which belongs to whoever came first, and without a renderer: `Painter` draws."""
+    """Import robosuite without its log in /tmp, which belongs to the first user, and without its renderer."""
     found = importlib.util.find_spec("robosuite")
     if found is None or found.origin is None:
         raise MissingExtraError("robosuite", "libero")
@@ -149,19 +149,19 @@ def _configure_robosuite() -> None:
 
 
 def bddl_file(task: str) -> Path:
-    """What the library reads a task from."""
+    """File that the library reads a task from."""
     return package_folder() / "bddl_files" / SUITE_OF[task] / f"{task}.bddl"
 
 
 def initial_states(task: str) -> NDArray[np.float64]:
-    """The published ones [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError."""
+    """A task's published initial states [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError."""
     file = package_folder() / "init_files" / SUITE_OF[task] / f"{task}.pruned_init"
     try:
         with zipfile.ZipFile(file) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             states: NDArray[np.float64] = _ArraysOnly(io.BytesIO(archive.read(name))).load()
     except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero anew") from error
+        raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero again") from error
     if states.ndim != 2 or len(states) != NUM_INITIAL_STATES:
         raise InitialStateError(f"{file} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
     return states

@@ -1,4 +1,4 @@
-"""What `rlinf-lite doctor` tries out of LIBERO, in processes of its own."""
+"""Checks of LIBERO for `rlinf-lite doctor`, each in a process of its own."""
 
 from __future__ import annotations
 

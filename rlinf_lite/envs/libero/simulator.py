@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
-"""Of one answer, below control.hang_timeout_s, with what compiles at first, beside as many other processes as there are
-rows."""
+"""Limits of one answer by method, below control.hang_timeout_s; they include first compilations, with a process per row
+at work at the same time."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_LOG = 2000  # characters of a process that failed
+_LOG = 2000  # characters of the log of a process that failed
 
 
 class LiberoSimulator:
@@ -46,7 +46,7 @@ class LiberoSimulator:
         self._processes = [RowProcess(row, cfg.options, assets) for row in range(num_envs)]
         try:
             self._ask("start", {row: () for row in range(num_envs)})
-        except RowError as error:  # as it is for all of them
+        except RowError as error:  # the error is the same for all rows
             self.close()
             raise error.__cause__ or error from None
 
@@ -90,7 +90,7 @@ class LiberoSimulator:
             process.close()
 
     def _ask(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """What each row answers. All are asked first, and all answers are awaited, whatever one of them raised."""
+        """Answers by row. All rows are asked first, and all answers are awaited even if one of them raises."""
         failed: dict[int, Exception] = {}
         answers: dict[int, Any] = {}
         try:
@@ -135,7 +135,7 @@ class RowProcess:
             raise self._lost(method, "has ended") from error
 
     def answer(self, method: str) -> Any:
-        """Raises what the process raised, TimeoutError, or RuntimeError where it ended."""
+        """Answer of the process. Raises what the process raised, TimeoutError, or RuntimeError where it ended."""
         connection, limit_s = self._child.connection, _LIMITS_S.get(method, 120.0)
         try:
             if connection.poll(limit_s):

@@ -1,4 +1,4 @@
-"""LIBERO's five suites: 130 tasks, how long an episode of each is under the published protocols."""
+"""LIBERO's five suites: 130 tasks, and the length of their episodes under the published protocols."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ libero_90."""
 SETTLE_STEPS = {"openvla": 10, "lerobot": 10, "rlinf": 15}
 """Env steps without action before an episode, by protocol."""
 EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
-"""Evaluated by protocol: from the first published initial state on."""
+"""Number of evaluated initial states by protocol, from the first published one on."""
 
 
 def sentence(task: str) -> str:
-    """What a policy that reads is told: the task's name without its scene, as the library has it."""
+    """Instruction for the policy: the task's name without its scene, as in the library."""
     return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
 
 

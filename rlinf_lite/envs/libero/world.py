@@ -1,4 +1,4 @@
-"""One LIBERO environment, in a process of its own: the library's own steps, its own moments of observation."""
+"""One LIBERO environment, in a process of its own: the library's own steps, observations when they are needed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from rlinf_lite.envs.libero.card import LiberoOptions
 
 NO_OP = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""What settles a scene: the arm stays, the gripper opens."""
+"""Action that lets a scene settle: the arm stays, the gripper opens."""
 FIXTURE_SEED = 0
-"""Of NumPy's global generator before every reset. The library draws from it where fixtures stand (within 1 cm), which
-initial states do not hold; 0 is what OpenVLA's evaluation sets before a task's first episode."""
+"""Seed of NumPy's global generator before every reset. The library draws the places of fixtures from it (within 1 cm),
+which initial states do not hold; OpenVLA's evaluation sets 0 before a task's first episode."""
 _DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", "xmat")] + ["light_xpos", "light_xdir"]
-"""What a picture is drawn from: where MuJoCo's step has last computed everything to be."""
+"""Fields of MjData that a picture is drawn from: places that MuJoCo's last step has computed."""
 _KEY = "env.options.cameras"
 T = TypeVar("T")
-_TRIES = 100  # placements that the library draws and refuses
+_TRIES = 100  # at most this many placements are drawn
 
 
 class Row:
-    """What the process of a row does. One task at a time: another one's is built when it is needed."""
+    """Work of a row's process. It holds one task's environment at a time and builds another when it is needed."""
 
     def __init__(self, options: LiberoOptions, assets: Path) -> None:
         """Raises MissingExtraError, RenderUnavailableError."""
@@ -61,7 +61,7 @@ class Row:
         self._world.reset(state)
 
     def step(self, action: NDArray[np.float64]) -> bool:
-        """Whether the task is solved after one env step [7]."""
+        """Take one env step with an action [7]; returns whether the task is solved after it."""
         return self._playing().step(action)
 
     def observe(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.uint8]]]:
@@ -82,7 +82,7 @@ class Row:
 
 @contextmanager
 def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
-    """Of the environment that is made within: what its model is before the library moves fixtures in it."""
+    """A context that yields arrays of the model that is built inside, as they are before the library moves fixtures."""
     from robosuite.environments.base import MujocoEnv
 
     built: dict[str, NDArray[np.float64]] = {}
@@ -100,12 +100,12 @@ def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
 
 
 def _placed(make: Callable[[], T]) -> T:
-    """What places objects, from the same numbers each time. It may refuse to, and then goes on to the next ones."""
+    """Call `make`, which places objects at random, from a fixed seed. A refused placement is followed by the next."""
     from robosuite.utils.errors import RandomizationError
 
     np.random.seed(FIXTURE_SEED)
     for _ in range(_TRIES - 1):
-        with suppress(RandomizationError):  # the library's wrapper tries for ever, whatever was raised
+        with suppress(RandomizationError):  # the library's own wrapper tries for ever, after any error
             return make()
     return make()
 
@@ -127,11 +127,11 @@ class World:
                         bddl_file_name=str(bddl_file(task)),
                         use_camera_obs=False,
                         has_offscreen_renderer=False,
-                        ignore_done=True,  # of its limit of 1000 env steps; ChunkedEnv keeps one
+                        ignore_done=True,  # the library's limit is 1000 env steps; ChunkedEnv has its own
                     )
                 )
-        except (OSError, SyntaxError, ValueError) as error:  # of Python for an XML, of MuJoCo for a mesh or texture
-            text = f"{task} cannot be built from the assets that are there: {error}. {GET_ASSETS} gets them anew"
+        except (OSError, SyntaxError, ValueError) as error:  # an XML file, a mesh or a texture
+            text = f"{task} cannot be built from the assets that are there: {error}. {GET_ASSETS} gets them again"
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
         self._check_states()
@@ -166,7 +166,7 @@ class World:
         return bool(self.env.step(action)[2])
 
     def state(self) -> NDArray[np.float32]:
-        """Where the hand is (3), its orientation as axis and angle (3), the fingers' positions (2)."""
+        """The robot [8]: the hand's position (3) and orientation as axis-angle (3), the finger positions (2)."""
         from robosuite.utils.transform_utils import quat2axisangle
 
         seen = {name: self.env._observables[f"robot0_{name}"].obs for name in ("eef_pos", "eef_quat", "gripper_qpos")}
@@ -174,15 +174,16 @@ class World:
         return np.concatenate([seen["eef_pos"], turned, seen["gripper_qpos"]]).astype(np.float32)
 
     def pictures(self) -> dict[str, NDArray[np.uint8]]:
-        """Turned by 180 degrees, as policies are trained: the library's own are in OpenGL's order of rows."""
+        """Pictures [H, W, 3] by camera, mirrored: policies are trained with pictures turned by 180 degrees, and the
+        library's own are upside down."""
         if self._painter is None:
             return {}
         model = self.env.sim.model._model
         now = model.site_rgba.copy()
         model.site_rgba[:] = self._shown_rgba  # a burner's glow is switched at the end of a step
-        images = {camera: self._painter.paint(model, self._shown, camera) for camera in self._options.cameras}
+        images = {camera: self._painter.paint(self._shown, camera) for camera in self._options.cameras}
         model.site_rgba[:] = now
-        return {camera: np.ascontiguousarray(image[::-1, ::-1]) for camera, image in images.items()}
+        return {camera: np.ascontiguousarray(image[:, ::-1]) for camera, image in images.items()}
 
     def close(self) -> None:
         if self._painter is not None:
@@ -190,8 +191,8 @@ class World:
         self._control.close()
 
     def _keep_model(self, built: Mapping[str, NDArray[np.float64]]) -> None:
-        """From here on a reset restores what the library's first one would build anew, number by number. `built` is
-        what resets and steps change of a model, as it was before them."""
+        """Have resets restore the model that the library would build again, number by number. `built` holds what
+        resets and steps change in a model, as it was before them."""
         env = self.env
         model = env.sim.model
         # a reset adds those of the task to those that are there, and then draws a number for each: the first one has
@@ -212,7 +213,7 @@ class World:
         env._initialize_sim = restore
 
     def _check_states(self) -> None:
-        """The library takes states of any length, and then plays something else."""
+        """Raises InitialStateError for states of a wrong length, which the library would take and then play wrongly."""
         model = self.env.sim.model
         numbers = 1 + model.nq + model.nv
         if self._states.shape[1] != numbers:

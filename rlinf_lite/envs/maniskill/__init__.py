@@ -1,1 +1,1 @@
-"""ManiSkill 3 behind one adapter: CPU simulation (one scene per row) or GPU simulation (one batch), state or images."""
+"""ManiSkill 3: CPU simulation (one scene per row) or GPU simulation (one batch), states or images."""

@@ -36,7 +36,7 @@ class ManiSkillOptions(Section):
     control_mode: str | None = "pd_joint_delta_pos"
     """Controller of the robot; null: the task's default."""
     obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
-    """What the policy sees."""
+    """Observations that the policy sees."""
     reward_mode: Literal["sparse", "dense", "normalized_dense"] = "normalized_dense"
     """Reward that the task computes."""
     sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
@@ -79,7 +79,7 @@ class ManiSkill(EnvCard):
         return rate
 
     def simulator_memory(self, options: ManiSkillOptions, accelerator: str) -> tuple[int, int] | None:
-        """Not known of what simulates on a card, in the card's memory."""
+        """Memory per simulator; not known for simulation on a GPU."""
         on_card = options.sim_backend == "physx_cuda" or (options.sim_backend, accelerator) == ("auto", "cuda")
         return None if on_card else self.simulator_bytes
 
@@ -103,8 +103,8 @@ class ManiSkill(EnvCard):
             yield Problem("env.options.sim_backend", text)
 
     def probes(self) -> dict[str, Probe]:
-        """A failure of Vulkan is no more than a warning: states, and other environments' images, need no renderer. Nor
-        is one of what simulates on GPUs, as CPUs do, too."""
+        """Checks for `doctor`. A failure of Vulkan is only a warning: states, and other environments' images, need no
+        renderer. So is a failure of PhysX on GPUs: CPUs simulate, too."""
         release = Path("/etc/os-release")
         suite = "-t bookworm-backports " if release.is_file() and "bookworm" in release.read_text() else ""
         return {

@@ -24,7 +24,7 @@ OPEN, CLOSED = 1.0, -1.0
 
 
 def _pick_cube(env: Any) -> tuple[FloatArray, float]:
-    """Where to move [3], metres, and what the gripper does: over the cube, down, close, carry it to the goal."""
+    """Next move [3] in metres and the gripper's action: over the cube, down, close, carry it to the goal."""
     cube, gripper = _position(env.cube), _position(env.agent.tcp)
     if bool(env.agent.is_grasping(env.cube)[0]):
         return _position(env.goal_site) - cube, CLOSED

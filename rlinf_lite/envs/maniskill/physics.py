@@ -12,8 +12,8 @@ import sapien.physx
 def renew_physics(env: Any) -> None:
     """Moves a CPU-simulated ManiSkill environment into a new PhysX scene; call it before `reset`.
 
-    A trajectory of ours is then a function of its seed and actions, bit for bit, whatever ran before. ManiSkill's reset
-    sets poses and velocities. PhysX keeps more: cached contacts, the order in which it solves them, and how long each
+    A trajectory is then a function of its seed and actions, bit for bit, not of what ran before. ManiSkill's reset sets
+    poses and velocities. PhysX keeps more: cached contacts, the order in which it solves them, and how long each
     body has been at rest. Of trajectories that grasp, 4 to 8 in 16 differ from those in a fresh scene because of it
     (PickCube, PushCube; from 1e-5 on, then chaotically). Moving all entities and waking the bodies afresh removes it,
     in 0.3 ms per episode; rebuilding the environment, as `reconfigure` does, takes 100 ms.

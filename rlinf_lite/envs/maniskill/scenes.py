@@ -50,7 +50,7 @@ def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
 
 
 class Scenes:
-    """What both kinds of simulation have in common."""
+    """Common base of both kinds of simulation."""
 
     def __init__(self, envs: list[Any], num_envs: int, cfg: EnvConfig) -> None:
         self.envs, self.num_envs, self.task_id = envs, num_envs, cfg.task
@@ -124,7 +124,7 @@ class CpuSimulator(Scenes):
         if states:
             obs["state"] = torch.cat(states).numpy()
         if parts and parts[0][1]:
-            obs["images"] = {  # drawn on a card, they are there
+            obs["images"] = {  # pictures drawn on a GPU are in its memory
                 name: torch.cat([images[name] for _, images in parts]).cpu().numpy() for name in parts[0][1]
             }
         return obs
@@ -155,7 +155,7 @@ class CudaSimulator(Scenes):
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         self._seeds[rows] = seeds
-        if self._scene_is_seeded:  # with seeds, the generators of all rows would be made anew, twice
+        if self._scene_is_seeded:  # with seeds, the generators of all rows would be made again, twice
             info = _reset_unseen(self.env, None, {"env_idx": torch.from_numpy(rows).to(self.env.device)})
         else:  # ChunkedEnv's first reset is of all rows
             info = _reset_unseen(self.env, self._seeds.tolist(), {"reconfigure": True})

@@ -68,7 +68,7 @@ class InertMaterial:
 
 
 def import_maniskill() -> None:
-    """Imports mani_skill without the messages that say nothing about this run. Raises MissingExtraError."""
+    """Imports mani_skill without messages that do not concern the run. Raises MissingExtraError."""
     if importlib.util.find_spec("mani_skill") is None:
         raise MissingExtraError("mani_skill", "maniskill")
     with _quiet():
@@ -91,7 +91,7 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     wants_pictures = cfg.obs_mode != "state"
     if render == "auto" and wants_pictures:
         render = "gpu" if _can_render("cuda") else "cpu"
-    on_card = render == "gpu" or not wants_pictures  # what simulates on a card hands its pictures over there
+    on_card = render == "gpu" or not wants_pictures  # simulation on a GPU leaves its pictures there
     if sim == "auto":
         sim = "physx_cuda" if has_cuda and on_card else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
@@ -163,7 +163,7 @@ def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
             done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"it was not there after {limit_s:.0f} s") from error
-        if done.returncode and "Download complete" not in done.stdout:  # behind that, SAPIEN loads it
+        if done.returncode and "Download complete" not in done.stdout:  # after that line, SAPIEN loads it
             raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
         fetched = Path(home, *directory.parts[-3:])
         for file in sorted(fetched.iterdir(), key=lambda file: file.name == _LIBRARY):
@@ -171,7 +171,7 @@ def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
 
 
 def rendered_frame(env_id: str) -> str:
-    """For doctor: render one frame of the first task. Raises where nothing can, or the frame is blank."""
+    """A check for doctor: render one frame of the first task. Raises where no device can, or the frame is blank."""
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs.registry import make_env
 
@@ -188,7 +188,7 @@ def rendered_frame(env_id: str) -> str:
 
 
 def gpu_physics(env_id: str) -> str:
-    """For doctor: load what simulates on GPUs, fetched where it is not there. Raises MissingAssetsError."""
+    """A check for doctor: load PhysX for GPUs, and fetch it where it is missing. Raises MissingAssetsError."""
     import torch
 
     if not torch.cuda.is_available():
@@ -198,7 +198,7 @@ def gpu_physics(env_id: str) -> str:
 
 
 def material_works() -> bool:
-    """Whether there is a Vulkan device: only then can SAPIEN make materials. Mesa 22's lavapipe is none to it."""
+    """True where SAPIEN finds a Vulkan device, which its materials need; Mesa 22's lavapipe does not count."""
     import sapien.render
 
     if sapien.render.RenderMaterial is InertMaterial:

@@ -1,4 +1,4 @@
-"""Which of the two adapters simulates: on the CPU, one scene per row, or on a GPU, all rows in one batch."""
+"""Choice of the adapter that simulates: on the CPU, one scene per row, or on a GPU, all rows in one batch."""
 
 from __future__ import annotations
 

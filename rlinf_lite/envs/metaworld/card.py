@@ -17,7 +17,7 @@ CAMERA = "corner2"
 
 class MetaWorldOptions(Section):
     obs_mode: Literal["state", "rgb", "rgb+state"] = "state"
-    """What the policy sees. rgb: pictures, and the hand's own state; state: everything, as numbers."""
+    """Observations of the policy. rgb: pictures and the hand's own state; state: everything, as numbers."""
     reward_mode: Literal["sparse", "dense"] = "dense"
     """sparse: 1 at the first success of an episode; dense: the task's own shaped reward, 0 to 1 per step."""
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
@@ -104,7 +104,7 @@ class MetaWorld(EnvCard):
             yield Problem("env.id", text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
-        """A failure of EGL is no more than a warning: states need no renderer."""
+        """Checks for `doctor`. A failure of EGL is only a warning: states need no renderer."""
         return {
             **super().probes(),
             "EGL": Probe(

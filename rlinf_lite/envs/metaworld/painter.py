@@ -1,4 +1,4 @@
-"""MetaWorld's pictures as the public data has them, and whether they can be drawn here."""
+"""Pictures of MetaWorld as in the public data, and a check that they can be drawn on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlinf_lite.envs.metaworld.card import MetaWorldOptions
 
 CAMERA_POSITION = (0.75, 0.075, 0.7)
-"""Where the camera of the public data stands, in metres; the library's own stands elsewhere."""
+"""Position of the public data's camera in metres; the library's own camera stands elsewhere."""
 
 
 def painter_of(model: Any, options: MetaWorldOptions) -> Painter:
@@ -23,13 +23,13 @@ def painter_of(model: Any, options: MetaWorldOptions) -> Painter:
     return Painter(model, options.camera_size, options.render, key, instead)
 
 
-def picture(painter: Painter, model: Any, data: Any) -> NDArray[np.uint8]:
-    """[H, W, 3], flipped in both axes as the public data is; OpenGL's order of rows is one of the two flips."""
-    return painter.paint(model, data, CAMERA)[:, ::-1]
+def picture(painter: Painter, data: Any) -> NDArray[np.uint8]:
+    """[H, W, 3], flipped in both axes as the public data is."""
+    return painter.paint(data, CAMERA)[::-1, ::-1]
 
 
 def painted(env_id: str) -> str:
-    """For doctor: draw some pictures of the first task. Raises where nothing can, or they are blank."""
+    """A check for doctor: draw some pictures of the first task. Raises where none can be drawn, or they are blank."""
     import time
 
     from rlinf_lite.config import EnvConfig

@@ -40,7 +40,8 @@ class MetaWorldSimulator:
         self._idle: dict[str, list[World]] = {task: [] for task in self._tasks}
         self._painters: dict[str, Painter] = {}
         if cfg.options.obs_mode != "state":
-            self._idle[self._tasks[0]].append(self._new_world(self._tasks[0]))  # now is the time to find no driver
+            # a missing driver is found here, before training
+            self._idle[self._tasks[0]].append(self._new_world(self._tasks[0]))
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         if not self._worlds:
@@ -107,7 +108,7 @@ class MetaWorldSimulator:
 
 
 class World:
-    """One simulation of one task, which any row may have for an episode: after `reset` its past leaves no trace."""
+    """One simulation of one task, which any row may use for an episode: `reset` removes every trace of earlier ones."""
 
     def __init__(self, task: str) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
@@ -118,7 +119,7 @@ class World:
         self.env._set_task_called = True
         self.env._freeze_rand_vec, self.env.seeded_rand_vec = False, True  # initial states are drawn from env.seed
         self.env._partially_observable = False  # the goal is in the observation, as in MT1, MT10 and MT50
-        del self.env.sawyer_observation_space  # computed anew from the line above
+        del self.env.sawyer_observation_space  # computed again from the line above
         self.env.max_path_length = sys.maxsize  # ChunkedEnv keeps the time limit
         self.env.model.camera(CAMERA).pos = CAMERA_POSITION
         experts: Any = ENV_POLICY_MAP  # typed as classes of an abstract policy
@@ -139,7 +140,7 @@ class World:
             mujoco.mj_kinematics(self.env.model, self.env.data)
             mujoco.mj_camlight(self.env.model, self.env.data)
             self._is_new = False
-        return picture(painter, self.env.model, self.env.data)
+        return picture(painter, self.env.data)
 
     def expert_action(self) -> FloatArray:
         """[4]"""

@@ -70,7 +70,7 @@ _VERY_HARD = {
 }
 
 SENTENCES = {**_EASY, **_MEDIUM, **_HARD, **_VERY_HARD}
-"""By task: what a policy that reads is told."""
+"""Instruction for the policy by task."""
 DIFFICULTIES = {"easy": tuple(_EASY), "medium": tuple(_MEDIUM), "hard": tuple(_HARD), "very_hard": tuple(_VERY_HARD)}
 MT10 = (
     "reach-v3",
@@ -95,9 +95,9 @@ MT50 = (
     "stick-push-v3", "stick-pull-v3", "push-v3", "push-wall-v3", "push-back-v3", "reach-v3", "reach-wall-v3",
     "shelf-place-v3", "sweep-into-v3", "sweep-v3", "window-open-v3", "window-close-v3",
 )  # fmt: skip
-"""In the library's order, which is that of its one-hot."""
+"""Tasks in the library's order, which is the order of its one-hot."""
 SETS = {"MT10": MT10, "MT50": MT50, **DIFFICULTIES}
-"""What `env.task` may name besides a task (which papers call MT1) and a comma-separated list of tasks."""
+"""Sets of tasks that `env.task` may name, besides one task (MT1 in papers) and a comma-separated list of tasks."""
 
 
 def tasks_of(name: str) -> tuple[str, ...]:

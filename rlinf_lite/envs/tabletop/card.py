@@ -26,7 +26,7 @@ STATE_NAMES = (
 
 class TabletopOptions(Section):
     obs_mode: Literal["rgb", "state", "rgb+state"] = "rgb"
-    """What the policy sees. rgb: pictures, and the robot's own state; state: everything, as numbers."""
+    """Observations of the policy. rgb: pictures and the robot's own state; state: everything, as numbers."""
     reward_mode: Literal["sparse", "dense"] = "sparse"
     """sparse: 1 at success; dense: the way covered by each step, as well."""
     num_blocks: tuple[NumBlocks, NumBlocks] = (3, 3)

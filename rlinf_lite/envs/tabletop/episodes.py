@@ -1,4 +1,4 @@
-"""How an episode begins, a function of its seed alone: the task, the colours, where everything lies, the sentence."""
+"""Start of an episode, a function of its seed alone: task, colours, positions and sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _draw(
     scene.side = np.where(scene.family == PLACE, sides, 0).astype(np.float32)
     scene.effector = ((2 * u[:, 9:11] - 1) * START_JITTER).astype(np.float32)
 
-    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects mean nothing
+    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects have no meaning
     for family, side in ((PICK, 0), (PUSH, 0), (PLACE, -1), (PLACE, 1)):
         rows = np.flatnonzero((scene.family == family) & ((sides == side) | (side == 0)))
         if rows.size:
@@ -101,7 +101,8 @@ def _layout_table(family: int, side: int) -> IntArray:
     if family == PUSH:
         tuples = _distinct(4)
         clear = np.ones(len(tuples), np.bool_)
-        for block, square in ((0, 2), (0, 3), (1, 2), (1, 3)):  # any pair might be named: which one, is not to be seen
+        # any pair may be named, so that the scene does not show which one is
+        for block, square in ((0, 2), (0, 3), (1, 2), (1, 3)):
             clear &= _way_is_clear(CELLS[tuples], block, square)
         tuples = tuples[clear]
         return tuples[:, [0, 1, 0, 2, 3]]
@@ -121,7 +122,7 @@ def _distinct(count: int) -> IntArray:
 
 
 def _way_is_clear(points: FloatArray, block: int, square: int) -> BoolArray:
-    """Whether nothing else is near the straight way of a block to a square; points [L, 4, 2]."""
+    """True where nothing else is near the straight way of a block to a square; points [L, 4, 2]."""
     start, stop = points[:, block], points[:, square]
     way = stop - start
     clear = np.ones(len(points), np.bool_)

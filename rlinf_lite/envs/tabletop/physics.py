@@ -1,4 +1,4 @@
-"""What actions do on the table: moving, gripping, pushing, and how an episode is decided. All rows at once.
+"""Effects of actions on the table (moving, gripping, pushing) and the test for success. All rows at once.
 
 Lengths are in half table widths: the table is [-1, 1] in x (to the right) and y (up, in the picture).
 """
@@ -14,7 +14,7 @@ from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray
 from rlinf_lite.envs.tabletop.language import PICK, PLACE, PUSH
 
 NUM_BLOCKS, NUM_SQUARES = 3, 2
-REACH = np.float32(0.2)  # of one env step, per axis
+REACH = np.float32(0.2)  # largest way in one env step, per axis
 GRASP = np.float32(0.13)  # a closing gripper takes hold of a block whose centre is this near
 ON_SQUARE = np.float32(0.13)
 CONTACT = np.float32(0.22)  # a closed gripper pushes blocks nearer than this
@@ -59,7 +59,7 @@ class Scene:
         )
 
     def put(self, rows: IntArray, other: Scene) -> None:
-        """Takes `rows` from another scene, which has just these."""
+        """Copies `rows` from another scene, which consists of these rows."""
         for field in fields(self):
             getattr(self, field.name)[rows] = getattr(other, field.name)
 
@@ -70,7 +70,7 @@ class Scene:
 
 
 def goals(scene: Scene) -> FloatArray:
-    """Where the named block belongs [B, 2]: on its square, beside the other block; for a pick, where it is."""
+    """Target position of the named block [B, 2]: on its square, or next to the other block; for a pick, where it is."""
     beside = scene.blocks[:, 1].copy()
     beside[:, 0] += scene.side * BESIDE
     on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], beside)

@@ -31,7 +31,7 @@ _OFF_AXIS = np.minimum(np.abs(_ROWS), np.abs(_COLUMNS))
 
 
 def _pixels(keep: NDArray[np.bool_]) -> IntArray:
-    """Where a shape's pixels are from its centre [K], in a flattened canvas."""
+    """Offsets of a shape's pixels from its centre [K], in a flattened canvas."""
     found: IntArray = _ROWS[keep] * _WIDTH + _COLUMNS[keep]
     return found
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TabletopSimulator:
-    """B tables, all stepped at once. What `task` is: a family, or "all" of them, one drawn per episode."""
+    """B tables, all stepped at once. `task` is a family, or "all": a family is drawn per episode."""
 
     reports_success = True
 
@@ -82,7 +82,7 @@ class TabletopSimulator:
         pass
 
     def _proprio(self, rows: IntArray) -> FloatArray:
-        """What the robot senses of itself [B, 4]: x, y, gripper closed, holding something."""
+        """The robot's own state [B, 4]: x, y, gripper closed, holding something."""
         scene = self._scene
         gripper = np.stack([scene.closed[rows], scene.held[rows] >= 0], axis=1)
         return np.concatenate([scene.effector[rows], gripper], axis=1, dtype=np.float32)

@@ -1,0 +1,2 @@
+from .proto import DataProto as DataProto
+from .proto import DataProtoError as DataProtoError

@@ -1,0 +1,12 @@
+from .async_embodied import AsyncEmbodiedRunner as AsyncEmbodiedRunner
+from .async_reasoning import AsyncReasoningRunner as AsyncReasoningRunner
+from .checkpoints import CheckpointError as CheckpointError
+from .embodied import EmbodiedRunner as EmbodiedRunner
+from .placed import run_placed as run_placed
+from .reasoning import ReasoningRunner as ReasoningRunner
+from .reasoning import check_rewards as check_rewards
+from .run_paths import RunClaim as RunClaim
+from .run_paths import RunInUseError as RunInUseError
+from .run_paths import claim_run as claim_run
+from .sft import SFTRunner as SFTRunner
+from .stopping import RunResult as RunResult
