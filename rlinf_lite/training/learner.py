@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.dimensions import write_names
-from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
 
 log = logging.getLogger(__name__)
+
+_SHARDS = "shards"
 
 B = TypeVar("B")  # a micro-batch
 R = TypeVar("R")
@@ -239,37 +240,39 @@ class Learner:
             self._write_model(directory, state)
 
     def save(self, model_dir: Path, training_dir: Path) -> None:
-        """Write the model, and the optimizer's and this rank's random state."""
+        """Write the model as `save_model` does, and the optimizer's and the ranks' random states in shards."""
         self.to_device(with_optimizer=True)
-        self._host.release()  # rank 0 gathers all of both in host memory
-        # what all ranks do together comes first: writing may fail on one of them
+        self._host.release()  # rank 0 gathers the model in host memory, and every rank copies its moments there
+        # what all ranks do together comes first: rank 0 may fail to write the model
+        training = self.model, self.optimizer, self._random_states(), training_dir / _SHARDS, self.worker.world_size
+        sharding.save_training(*training)
         state = sharding.full_policy_state(self.model)
-        moments = sharding.full_optimizer_state(self.model, self.optimizer)
-        training_dir.mkdir(parents=True, exist_ok=True)
         if self.worker.rank == 0:
             self._write_model(model_dir, state)
-            write_tensors(moments, training_dir / "optimizer.safetensors")
-        random = {"torch": torch.get_rng_state()}
+
+    def _random_states(self) -> dict[str, Tensor]:
+        states = {"torch": torch.get_rng_state()}
         if self.worker.device.startswith("cuda"):
-            random["cuda"] = torch.cuda.get_rng_state(self.worker.device)
-        write_tensors(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
+            states["cuda"] = torch.cuda.get_rng_state(self.worker.device)
+        return {f"random/{self.worker.rank}/{name}": state for name, state in states.items()}
 
     def _write_model(self, directory: Path, state: Any) -> None:
         self.model.save_pretrained(directory, state)
         write_names(directory, getattr(self.model, "dimension_names", {}))  # a language model has none
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
-        """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""
+        """Continue from what `save` wrote, bit for bit; on another number of ranks, except for their random states."""
         self.to_device(with_optimizer=True)
-        self._host.release()  # every rank reads all of both
+        self._host.release()  # every rank reads the whole model
         sharding.load_policy_state(self.model, self.model.read_state(model_dir))
-        sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
-        rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"
-        if rng_file.exists():
-            random = read_tensors(rng_file)
-            torch.set_rng_state(random["torch"])
-            if "cuda" in random and self.worker.device.startswith("cuda"):
-                torch.cuda.set_rng_state(random["cuda"], self.worker.device)
+        random = self._random_states()
+        training = self.model, self.optimizer, random, training_dir / _SHARDS, self.worker.world_size
+        sharding.load_training(*training)
+        for name, state in random.items():
+            if name.endswith("/cuda"):
+                torch.cuda.set_rng_state(state, self.worker.device)
+            else:
+                torch.set_rng_state(state)
 
     def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
         """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""
