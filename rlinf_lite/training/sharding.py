@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models.tensor_files import tied_names
@@ -75,7 +77,7 @@ def save_training(
     state = {name: tensor.contiguous() for name, tensor in (state | others).items()}
     with _errors_of_ranks():
         writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-        dcp.save(state, storage_writer=writer, no_dist=num_ranks == 1)
+        save(state, storage_writer=writer, no_dist=num_ranks == 1)
 
 
 def load_training(
@@ -95,14 +97,14 @@ def load_training(
         if having.isdisjoint(map(id, moments.values())):
             del optimizer.state[parameter]
     with _errors_of_ranks():
-        dcp.load(found, storage_reader=reader, no_dist=num_ranks == 1)
+        load(found, storage_reader=reader, no_dist=num_ranks == 1)
 
 
 def _moments(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's own tensors, as `<parameter>/<moment>`; torch makes those of every parameter where there are
     none."""
-    state: dict[str, Any] = get_optimizer_state_dict(policy, optimizer)["state"]
-    return {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
+    state: dict[str, Any] = get_optimizer_state_dict(policy, optimizer)
+    return {f"{name}/{key}": value for name, values in state["state"].items() for key, value in values.items()}
 
 
 @contextmanager

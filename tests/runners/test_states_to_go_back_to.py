@@ -4,9 +4,7 @@ import errno
 import json
 from types import SimpleNamespace
 
-import pytest
-
-from rlinf_lite.runners import CheckpointError, ReasoningRunner, checkpoints
+from rlinf_lite.runners import ReasoningRunner, checkpoints
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 

@@ -17,17 +17,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlinf_lite.config.resources import OWN_CONFIG, policy_config
+from rlinf_lite.config.resources import OWN_CONFIG
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.flow.born import published_files
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
+from rlinf_lite.models.flow.files import INDEX, WEIGHTS, own_files, weight_files
+from rlinf_lite.models.flow.published import NAMES, TIED, UNREAD
 from rlinf_lite.models.tensor_files import write_tensors
 
 log = logging.getLogger(__name__)
@@ -80,7 +82,9 @@ def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
     return [(cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items() if cfg.tied_embeddings]
 
 
-def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
+def read_state(
+    directory: Path, config: Mapping[str, Any], cfg: FlowConfig, own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Origin]:
     """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that a
     published directory does not have is not in it; ours have those that they were saved with.
 
@@ -111,11 +115,11 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
-    if "rlinf_lite" in (saved := policy_config(directory)):
-        born = published_files(FlowConfig.from_dict(saved["rlinf_lite"]["settings"]))
+    if "rlinf_lite" in config:
+        born = published_files(FlowConfig.from_dict(config["rlinf_lite"]["settings"]))
         if origin.files.get("config.json") == born["config.json"]:  # written here: made anew when it is saved
             origin.files = {name: content for name, content in origin.files.items() if name not in born}
-        needed = _HEADS if saved["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
+        needed = _HEADS if config["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
         lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
         if lost:
             raise CheckpointFormatError(f"{directory / ADDITIONS} has no {', '.join(lost)}. Copy it again")

@@ -25,7 +25,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.models.vla.config import (
     STATISTICS,
@@ -95,20 +95,21 @@ class Origin:
         )
 
 
-def read_config(directory: Path) -> VLAConfig:
-    """The settings of the policy in `directory`, ours or a published one.
+def read_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
+    """The settings of the policy in `directory`, ours or a published one. `config`: what `read_policy_config` returns.
 
     Raises:
-        CheckpointFormatError: where there is no `config.json`, or what it names is not supported.
+        CheckpointFormatError: where something that it names is not supported.
     """
-    config = read_policy_config(directory)
     if "rlinf_lite" not in config:
         return _published_config(directory, config)
     settings = VLAConfig.from_dict(config["rlinf_lite"]["settings"])
     return replace(settings, norm_stats=published_statistics(directory, config))
 
 
-def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
+def read_state(
+    directory: Path, config: Mapping[str, Any], cfg: VLAConfig, own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Origin]:
     """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it.
 
     A published directory has no additions (see `KeyMap`), and neither has its state dict.
@@ -116,7 +117,7 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
     """
-    entry = read_policy_config(directory).get("rlinf_lite")
+    entry = config.get("rlinf_lite")
     origin = Origin.of(directory)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
     keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
@@ -191,7 +192,7 @@ def write(
     save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
 
 
-def _published_config(directory: Path, config: dict[str, Any]) -> VLAConfig:
+def _published_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
     """What a published `config.json` and its neighbours say; the rest has `VLAConfig`'s defaults.
 
     Raises:
