@@ -2,12 +2,13 @@
 
 Weights are gathered on rank 0, which writes them as a directory for `from_pretrained`. What else training needs to go
 on exactly, moments and random states, goes through torch.distributed.checkpoint: each rank writes the parts that it has
-to a safetensors file of its own, and reads the parts that it needs, on any number of ranks. Nothing is pickled.
+to safetensors files of its own, and reads the parts that it needs, on any number of ranks. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models.tensor_files import tied_names
+
+FILE_BYTES = 2**30
+"""Largest size, roughly, of a rank's files; torch holds one in host memory twice while it writes it."""
 
 
 def build_optimizer(policy: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
@@ -71,12 +75,15 @@ def save_training(
     policy: nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Tensor], directory: Path, num_ranks: int
 ) -> None:
     """Write the moments of the optimizer and `others`, tensors of this rank by names that no other rank uses, into
-    `directory`, one file per rank. All ranks call; where one fails, all raise its error. Hyper-parameters come from the
-    config."""
+    `directory`. All ranks call; where one fails, all raise its error. Hyper-parameters come from the config."""
     state = _moments(policy, optimizer) if optimizer.state else {}  # torch would take a first step to have a state
     state = {name: tensor.contiguous() for name, tensor in (state | others).items()}
+    files, num_bytes = defaultdict[str, int](int), 0  # numbers of files; file 0 has what only other ranks have
+    for name, tensor in state.items():
+        num_bytes += tensor.numel() * tensor.element_size() // num_ranks
+        files[name] = 1 + num_bytes // FILE_BYTES
     with _errors_of_ranks():
-        writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+        writer = HuggingFaceStorageWriter(str(directory), files, save_distributed=True)
         save(state, storage_writer=writer, no_dist=num_ranks == 1)
 
 

@@ -56,7 +56,8 @@ def check_same(found, expected):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_training_goes_on_as_if_nothing_had_happened(tmp_path, recwarn):
+def test_training_goes_on_as_if_nothing_had_happened(tmp_path, recwarn, monkeypatch):
+    monkeypatch.setattr(sharding, "FILE_BYTES", 500)
     for start in (0, 2):
         policy, optimizer = make()
         for step in range(start):
@@ -75,6 +76,8 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, recwarn):
             imitate(other, other_optimizer, step)
         assert all(torch.equal(x, y) for x, y in zip(policy.parameters(), other.parameters(), strict=True))
     assert not recwarn.list
+    sizes = [file.stat().st_size for file in (tmp_path / "2").iterdir()]
+    assert len(sizes) > 3, "no file is much larger than it may be"
 
 
 def test_a_state_from_before_the_first_update_leaves_none(tmp_path):
