@@ -99,7 +99,7 @@ class FlowOptions(Section):
 
 
 class Flow(PolicyCard):
-    """What the three have in common."""
+    """The part that the cards of the three families share."""
 
     Options = FlowOptions
     free_options = ("gradient_checkpointing", "long_prompts")
