@@ -57,7 +57,7 @@ def check_same(found, expected):
 
 
 def test_training_goes_on_as_if_nothing_had_happened(tmp_path, recwarn, monkeypatch):
-    monkeypatch.setattr(sharding, "FILE_BYTES", 500)
+    monkeypatch.setattr(sharding, "FILE_BYTES", 100)
     for start in (0, 2):
         policy, optimizer = make()
         for step in range(start):
@@ -76,8 +76,8 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, recwarn, monkeypa
             imitate(other, other_optimizer, step)
         assert all(torch.equal(x, y) for x, y in zip(policy.parameters(), other.parameters(), strict=True))
     assert not recwarn.list
-    sizes = [file.stat().st_size for file in (tmp_path / "2").iterdir()]
-    assert len(sizes) > 3, "no file is much larger than it may be"
+    files = [*(tmp_path / "2").iterdir()]
+    assert len(files) > 3, "what several files hold is read from all of them"
 
 
 def test_a_state_from_before_the_first_update_leaves_none(tmp_path):
