@@ -83,11 +83,10 @@ class Origin:
     """Base weights that are not those of `weights_dir`: the directory was written with `save_base: false`."""
 
     @classmethod
-    def of(cls, directory: Path) -> Origin:
-        """Of a directory, without the tensors."""
+    def of(cls, directory: Path, config: Mapping[str, Any]) -> Origin:
+        """The files of a directory, without the tensors. `config`: what `read_policy_config` returns."""
         files = sorted({file for pattern in _CARRIED for file in directory.glob(pattern)})
-        config_file, proprio = directory / "config.json", _part_file(directory, PROPRIO)
-        config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+        proprio = _part_file(directory, PROPRIO)
         return cls(
             config={name: value for name, value in config.items() if name not in _OWN_KEYS},
             files={file.name: file.read_bytes() for file in files if file.name not in _LEFT_OUT},
@@ -118,7 +117,7 @@ def read_state(
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
     """
     entry = config.get("rlinf_lite")
-    origin = Origin.of(directory)
+    origin = Origin.of(directory, config)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
     keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
     tensors = _published_tensors(origin.weights_dir, cfg.tied_embeddings)

@@ -348,7 +348,7 @@ class OpenVLAPolicy(Policy):
         config = with_run_settings(fresh, cfg)
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.options.attn_implementation)
-        policy.origin = Origin.of(directory)
+        policy.origin = Origin.of(directory, {})
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
