@@ -78,10 +78,10 @@ def save_training(
     `directory`. All ranks call; where one fails, all raise its error. Hyper-parameters come from the config."""
     state = _moments(policy, optimizer) if optimizer.state else {}  # torch would take a first step to have a state
     state = {name: tensor.contiguous() for name, tensor in (state | others).items()}
-    files, num_bytes = defaultdict[str, int](int), 0  # numbers of files; file 0 has what only other ranks have
+    files, num_bytes = defaultdict[str, int](int), 0  # numbers of files; names of other ranks' own tensors: the first
     for name, tensor in state.items():
+        files[name] = num_bytes // FILE_BYTES
         num_bytes += tensor.numel() * tensor.element_size() // num_ranks
-        files[name] = 1 + num_bytes // FILE_BYTES
     with _errors_of_ranks():
         writer = HuggingFaceStorageWriter(str(directory), files, save_distributed=True)
         save(state, storage_writer=writer, no_dist=num_ranks == 1)

@@ -136,7 +136,7 @@ def rank_main(rank, port, directory, expected):
 
     # one rank cannot write its file
     if rank == 0:
-        (directory / "blocked" / "shard-00002-model-00001-of-00001.safetensors").mkdir(parents=True)
+        (directory / "blocked" / "shard-00002-model-00000-of-00000.safetensors").mkdir(parents=True)
     dist.barrier()
     with pytest.raises(IsADirectoryError, match="shard-00002"):
         sharding.save_training(policy, optimizer, {}, directory / "blocked", 3)
