@@ -1,7 +1,7 @@
 """Datasets on the Hugging Face Hub, where a config names one: `hf://datasets/ORG/NAME[@REVISION][/FILE]`.
 
-They are downloaded when a run is prepared, into the Hub's own cache, and no more than once; nothing else ever is. A
-revision with a slash in it is written with %2F. Without one, each run has what is the newest then.
+They are downloaded once, when a run is prepared, into the Hub's own cache; runs download nothing else. A slash in a
+revision is written %2F. Without a revision, each run takes the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PARTS = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 
 
 class HubError(ValueError):
-    """What a config names on the Hub and cannot be had."""
+    """A dataset or file that a config names on the Hub, and that cannot be downloaded."""
 
 
 def on_hub(path: str | None) -> bool:
@@ -25,7 +25,7 @@ def on_hub(path: str | None) -> bool:
 
 
 def hub_problem(path: str, needs_file: bool) -> str | None:
-    """What is wrong with how `path` is written; whether it is there, downloading says."""
+    """What is wrong with how `path` is written; None: nothing. Whether it exists is found out by downloading it."""
     found = _PARTS.fullmatch(path)
     if found is None or ".." in path.split("/"):
         return f"{path!r} is not written {FORM}"
@@ -35,8 +35,8 @@ def hub_problem(path: str, needs_file: bool) -> str | None:
 
 
 def local_path(path: str) -> str:
-    """Where the file or the whole dataset is on this machine, after downloading what its cache lacks; of what is not on
-    the Hub, `path` itself. Raises HubError."""
+    """The file or dataset on this machine, after downloading what the Hub's cache lacks. A `path` that is not on the
+    Hub is returned as it is. Raises HubError."""
     if not on_hub(path):
         return path
     from huggingface_hub import snapshot_download
@@ -50,7 +50,7 @@ def local_path(path: str) -> str:
         directory = snapshot_download(
             name, repo_type="dataset", revision=unquote(revision) if revision else None, allow_patterns=pattern
         )
-    except Exception as error:  # of the Hub, or of whatever carries its client's requests
+    except Exception as error:  # of the Hub, or of the libraries below its client
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HubError(
             f"{path} could not be had from the Hub ({reason}). Correct it, log in (`hf auth login`) where it is "

@@ -242,17 +242,23 @@ class Policy(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(
-        cls, directory: str | Path, model: ModelConfig | None = None, read_weights: bool = True
+        cls,
+        directory: str | Path,
+        model: ModelConfig | None = None,
+        read_weights: bool = True,
+        *,
+        config: Mapping[str, Any] | None = None,
     ) -> Self:
         """Read what `save_pretrained` wrote. `model`, a run's section, may replace settings that weights leave open.
 
-        `read_weights` False: as large as that policy, with weights at random; for `--dry-run`.
+        `read_weights` False: a policy of the same size with random weights; for `--dry-run`. `config`: what
+        `read_policy_config` returns, where it has been read already. A subclass may leave these two out.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors.
         """
         directory = Path(directory)
-        policy = cls.from_config_dict(read_policy_config(directory))
+        policy = cls.from_config_dict(dict(read_policy_config(directory) if config is None else config))
         if read_weights:
             policy.load_state_dict(policy.read_state(directory))
         return policy

@@ -104,7 +104,7 @@ def load_policy(
 
 
 def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
-    """Without a word of `PolicyCard.notes`: of a run they are said once, not by every worker."""
+    """The policy in a directory; without the lines of `PolicyCard.notes`, which a run prints once for all workers."""
     directory = policy_directory(directory)
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)
@@ -119,10 +119,13 @@ def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, 
             f"{directory}: config.json has neither policy_id nor model_type, and no registered policy knows the tensors"
         )
     load, options = policy_class(policy_id).from_pretrained, dict[str, Any]()
+    accepted = inspect.signature(load).parameters
     if not read_weights:
         options["read_weights"] = False
+    if "config" in accepted:
+        options["config"] = config
     if tokenizer is not None:
-        if "tokenizer" not in inspect.signature(load).parameters:
+        if "tokenizer" not in accepted:
             raise ValueError(f"actor.tokenizer.tokenizer_model: {policy_id} reads no tokenizer. Set it to null")
         options["tokenizer"] = policy_directory(tokenizer)
     return load(directory, model, **options)
@@ -136,5 +139,5 @@ def is_language_model(config: Mapping[str, Any]) -> bool:
 
 
 def _recognised(directory: Path, config: dict[str, Any]) -> str | None:
-    """The registered policy whose published checkpoint this is; None: nobody's."""
+    """The registered policy whose published checkpoint this is; None: it is of none of them."""
     return next((name for name in POLICIES.names() if policy_card(name).recognises(directory, config)), None)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.reasoning import ReasoningConfig
@@ -355,17 +354,9 @@ class ReasoningRunner(Runner):
         return self.completed_steps + self._supervised_updates
 
     def _resumes_supervised(self, checkpoint: Path) -> bool:
-        """Whether the checkpoint's optimizer is that of supervised training. Raises CheckpointError where it was
-        written in the middle of that, before checkpoints said so."""
+        """Whether the optimizer in the checkpoint is that of supervised training."""
         state = read_state(checkpoint)
-        if "supervised_updates" not in state and state["completed_steps"] == 0 and self.cfg.sft.num_steps:
-            with safe_open(checkpoint / "training_state" / "optimizer.safetensors", "pt") as moments:
-                if list(moments.keys()):
-                    raise CheckpointError(
-                        f"{checkpoint} was written in the middle of supervised training, and does not say after how "
-                        "many updates. Start a new run, from its policy if you like (rollout.model_dir)"
-                    )
-        return state["completed_steps"] == 0 and state.get("supervised_updates", 0) > 0
+        return state["completed_steps"] == 0 and state["supervised_updates"] > 0
 
     def _init_others(self) -> None:
         """Reference and critic start from where the run does; from disk, so that a resumed one does too."""

@@ -1,14 +1,13 @@
 """The training engine of every model: embodied policies by reinforcement or imitation, language models, critics.
 
-A step, whoever trains:
+A step of any role:
 
     learner.set_learning_rate(step)
-    learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, then one optimizer step; any number of
+    learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, one optimizer step; any number of times
     learner.result(sums)                         # metrics over all ranks
 
-What a role adds is how its batch becomes micro-batches, and their loss: `workers/actor.py` (samples of trajectories,
-chunks of demonstrations) and `workers/reasoning/` (rows of tokens; the micro-batches of language models are cut in its
-`base.py`).
+Each role cuts its batch into micro-batches and gives their loss: `workers/actor.py` (samples of trajectories, chunks of
+demonstrations) and `workers/reasoning/` (rows of tokens, cut in its `base.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from torch.distributed.tensor import DTensor
 
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.dimensions import write_names
-from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.registry import STRATEGIES, strategy_needs
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
@@ -44,11 +42,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SHARDS = "shards"
+
 B = TypeVar("B")  # a micro-batch
 R = TypeVar("R")
 LossFn = Callable[[Any, B, MetricSums], Tensor]
-"""The loss of some samples under a model, as their part of the loss of all ranks' micro-batches times `dp_size`, over
-which gradients are averaged. Adds its metrics to the sums."""
+"""The loss of some samples under a model: their part of the loss over the micro-batches of all ranks, times `dp_size`,
+because gradients are averaged over that many. Adds its metrics to the sums."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -58,12 +58,12 @@ class NonFiniteUpdateError(RuntimeError):
 class Learner:
     """A model over the ranks of `worker`'s group, laid out by `actor.strategy`. All ranks call every method together.
 
-    Ranks of one `dp_rank`, of `dp_size`, train the same rows; all others have rows of their own.
+    Ranks with the same `dp_rank`, of `dp_size`, train the same rows; others have rows of their own.
 
-    `num_parameters` and `num_threads` are there from the beginning, `optimizer` from `start_training` on. While it
-    trains, `num_threads` of torch's threads compute.
+    `num_parameters` and `num_threads` are known from the beginning, `optimizer` from `start_training` on. Training uses
+    `num_threads` of torch's threads.
     With `actor.offload` an actor's parameters and its optimizer's state are on the device from when something needs
-    them until its weights have been sent (`sending`); gradients are nowhere between updates.
+    them until its weights have been sent (`sending`); gradients exist only within an update.
     """
 
     model: Policy | LanguageModel
@@ -74,7 +74,7 @@ class Learner:
     _value_steps: int
     _bad_updates_in_a_row: int
     _away: set[str]
-    """What is in host memory, of "model" and "optimizer"; or on its way, which may have been broken off."""
+    """Which of "model" and "optimizer" are in host memory, or on the way there, which may have been interrupted."""
 
     def __init__(
         self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str, ranks_per_model: int = 1
@@ -100,7 +100,7 @@ class Learner:
 
     def start_training(self, optim: OptimConfig, total_steps: int, value_steps: int = 0) -> None:
         """Make a new optimizer, whose learning rates follow their schedule up to step `total_steps`. In the first
-        `value_steps` only the value trains: the schedule of all other parameters begins behind them."""
+        `value_steps` only the value trains: the schedule of all other parameters begins after them."""
         self.optimizer = sharding.build_optimizer(self.model, optim)
         self._optim, self._total_steps, self._value_steps = optim, total_steps, value_steps
         self._bad_updates_in_a_row = 0
@@ -116,8 +116,8 @@ class Learner:
 
     @contextmanager
     def sending(self, keeps_parameters: bool) -> Iterator[None]:
-        """Around sending weights, behind which others use the device. The optimizer's state goes away before;
-        parameters, which shards are gathered from on the device, behind: not where others act with them
+        """A context in which weights are sent; after it, others use the device. The optimizer's state goes to host
+        memory before. Parameters, from which shards are gathered on the device, go after, unless others act with them
         (`keeps_parameters`)."""
         if self._offloads:
             self._away.add("optimizer")
@@ -131,11 +131,12 @@ class Learner:
             free_cache(self.worker.device)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around forward passes: `actor.precision`."""
+        """The context of forward passes, by `actor.precision`."""
         return autocast(self.worker.device, self.cfg.actor.precision)
 
     def set_learning_rate(self, step: int) -> None:
-        """That of runner step `step`, for each group of parameters: linear warm-up, then down to `min_lr_ratio`."""
+        """Set the learning rate of runner step `step`, for each group of parameters: linear warm-up, then down to
+        `min_lr_ratio`."""
         optim = self._optim
         for group in self.optimizer.param_groups:
             begin = 0 if group["is_value"] else self._value_steps
@@ -236,40 +237,36 @@ class Learner:
         self._host.release()  # rank 0 gathers all of it in host memory
         state = sharding.full_policy_state(self.model)
         if self.worker.rank == 0:
-            self._write_model(directory, state)
+            self.model.save_pretrained(directory, state)
+            write_names(directory, getattr(self.model, "dimension_names", {}))  # a language model has none
 
     def save(self, model_dir: Path, training_dir: Path) -> None:
-        """Write the model, and the optimizer's and this rank's random state."""
+        """Write the model as `save_model` does, and the optimizer's and the ranks' random states in shards."""
         self.to_device(with_optimizer=True)
-        self._host.release()  # rank 0 gathers all of both in host memory
-        # what all ranks do together comes first: writing may fail on one of them
-        state = sharding.full_policy_state(self.model)
-        moments = sharding.full_optimizer_state(self.model, self.optimizer)
-        training_dir.mkdir(parents=True, exist_ok=True)
-        if self.worker.rank == 0:
-            self._write_model(model_dir, state)
-            write_tensors(moments, training_dir / "optimizer.safetensors")
-        random = {"torch": torch.get_rng_state()}
-        if self.worker.device.startswith("cuda"):
-            random["cuda"] = torch.cuda.get_rng_state(self.worker.device)
-        write_tensors(random, training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors")
-
-    def _write_model(self, directory: Path, state: Any) -> None:
-        self.model.save_pretrained(directory, state)
-        write_names(directory, getattr(self.model, "dimension_names", {}))  # a language model has none
+        self._host.release()  # each rank copies its moments to host memory, and rank 0 gathers the model there
+        others, directory = self._random_states(), training_dir / _SHARDS
+        sharding.save_training(self.model, self.optimizer, others, directory, self.worker.world_size)
+        self.save_model(model_dir)  # last: rank 0 alone writes, and may fail, while others wait for nothing more
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
-        """Continue from what `save` wrote, bit for bit; on another number of ranks, but for their random states."""
+        """Continue from what `save` wrote, bit for bit; on another number of ranks, except for their random states."""
         self.to_device(with_optimizer=True)
-        self._host.release()  # every rank reads all of both
+        self._host.release()  # every rank reads the whole model
         sharding.load_policy_state(self.model, self.model.read_state(model_dir))
-        sharding.load_optimizer(self.model, self.optimizer, training_dir / "optimizer.safetensors")
-        rng_file = training_dir / f"{self.name}_rng_{self.worker.rank}.safetensors"
-        if rng_file.exists():
-            random = read_tensors(rng_file)
-            torch.set_rng_state(random["torch"])
-            if "cuda" in random and self.worker.device.startswith("cuda"):
-                torch.cuda.set_rng_state(random["cuda"], self.worker.device)
+        random, directory = self._random_states(), training_dir / _SHARDS
+        sharding.load_training(self.model, self.optimizer, random, directory, self.worker.world_size)
+        for name, state in random.items():
+            if name.endswith("/cuda"):
+                torch.cuda.set_rng_state(state, self.worker.device)
+            else:
+                torch.set_rng_state(state)
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """Random states of this rank, by names that no other rank has."""
+        states = {"torch": torch.get_rng_state()}
+        if self.worker.device.startswith("cuda"):
+            states["cuda"] = torch.cuda.get_rng_state(self.worker.device)
+        return {f"random/{self.worker.rank}/{name}": state for name, state in states.items()}
 
     def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
         """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""

@@ -16,7 +16,7 @@ from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
 from rlinf_lite.shipped import shipped
 from rlinf_lite.training.precision import cast_parameters
 from rlinf_lite.workers.reasoning.base import build_model
-from tests.models.zoo import tiny_config
+from tests.models.zoo import VOCAB_SIZE, tiny_config, tiny_model
 
 TOKENIZER = shipped("assets") / "char_tokenizer"
 LLAMA = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -75,6 +75,23 @@ def test_chunks_of_logits_change_neither_scores_nor_gradients(monkeypatch):
     whole = scored()
     monkeypatch.setattr(causal_lm, "LOGITS_PER_CHUNK", 5 * CHAR_VOCAB_SIZE)
     torch.testing.assert_close(scored(), whole)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "qwen2"])
+def test_heads_that_cap_or_scale_their_logits_are_transformers_own(monkeypatch, family):
+    """A cap, a factor, a divisor and neither of them. No logits are computed but those of responses, in chunks."""
+    own = tiny_model(family, window=64)
+    ids = torch.randint(3, VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = torch.log_softmax(own(input_ids=ids, use_cache=False).logits[:, -6:-1].float(), -1)
+    computed = []
+    own.get_output_embeddings().register_forward_hook(lambda _module, inputs, _output: computed.append(len(inputs[0])))
+    monkeypatch.setattr(causal_lm, "LOGITS_PER_CHUNK", 4 * VOCAB_SIZE)
+    with torch.no_grad():
+        output = CausalLM(own)(ids, torch.ones_like(ids), 5)
+    torch.testing.assert_close(output.logprobs, expected.gather(-1, ids[:, -5:, None])[..., 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.entropy, -(expected.exp() * expected).sum(-1), atol=1e-5, rtol=0)
+    assert computed == [4, 4, 4, 3]
 
 
 def test_checkpointing_keeps_the_gradients():

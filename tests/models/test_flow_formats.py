@@ -19,9 +19,10 @@ from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.base import NOISE_KEY
 from rlinf_lite.models.flow.config import StatisticsError, Tower, Transformer
+from rlinf_lite.models.flow.files import UnsupportedFlowError
 from rlinf_lite.models.flow.inputs import ObservationError, PromptEncoder, PromptTooLongError, TokenizerError
 from rlinf_lite.models.flow.policy import FlowPolicy
-from rlinf_lite.models.flow.published import UnsupportedFlowError, published_family, read_config
+from rlinf_lite.models.flow.published import published_family, read_config
 from tests.models.flow_checkpoints import FOLDER, NAMES, golden, observation, policy_of
 
 FAMILY = {"tiny-pi0": "pi0", "tiny-pi05": "pi05", "tiny-pi05-lerobot": "pi05", "tiny-smolvla": "smolvla"}

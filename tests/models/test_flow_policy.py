@@ -180,7 +180,7 @@ def test_the_expert_alone(cls: type[FlowPolicy]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_published_files_of_policies_born_here_follow_their_settings(cls: type[FlowPolicy], tmp_path: Path) -> None:
+def test_published_files_of_new_policies_follow_their_settings(cls: type[FlowPolicy], tmp_path: Path) -> None:
     torch.manual_seed(0)
     cls.from_config(settings(cls, max_prompt_length=60), SPEC).save_pretrained(tmp_path / "first")
     changed = settings(cls, num_steps=8, horizon=6, num_action_chunks=4, max_prompt_length=70)

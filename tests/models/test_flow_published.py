@@ -20,9 +20,10 @@ from rlinf_lite.cards import ProblemError
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.models import CheckpointFormatError, load_policy
 from rlinf_lite.models.flow.config import FlowConfig, StatisticsError
+from rlinf_lite.models.flow.files import UnsupportedFlowError
 from rlinf_lite.models.flow.inputs import Normalizer, ObservationError, PromptEncoder, TokenizerError, pixel_values
 from rlinf_lite.models.flow.policy import FlowPolicy
-from rlinf_lite.models.flow.published import UnsupportedFlowError, read_config
+from rlinf_lite.models.flow.published import read_config
 from tests.models.flow_checkpoints import FOLDER, observation, policy_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -257,7 +258,7 @@ def test_the_processors_normalisation_wins(copied: Copy) -> None:
                 step["config"]["norm_map"] = {"ACTION": "MEAN_STD"}
 
     edit(directory, change, "policy_preprocessor.json")
-    with pytest.raises(StatisticsError, match=r"policy_postprocessor\.json and its file say another thing of actions"):
+    with pytest.raises(StatisticsError, match=r"postprocessor\.json and its file have other numbers for actions"):
         read_config(directory)
     edit(directory, change, "policy_postprocessor.json")
     cfg = read_config(directory)
@@ -308,7 +309,7 @@ def test_the_postprocessors_statistics_are_the_preprocessors(copied: Copy) -> No
     change_numbers(directory, "postprocessor", lambda x: x.update({key: one.double() for key, one in x.items()}))
     assert read_config(directory) == read_config(FOLDER / "tiny-smolvla")
     change_numbers(directory, "postprocessor", lambda x: x["action.std"].add_(1e-3))
-    with pytest.raises(StatisticsError, match=r"policy_postprocessor\.json and its file say another thing of actions"):
+    with pytest.raises(StatisticsError, match=r"postprocessor\.json and its file have other numbers for actions"):
         read_config(directory)
 
 

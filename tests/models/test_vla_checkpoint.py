@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import CheckpointFormatError, build_policy, load_policy
-from rlinf_lite.models.base import check_tensors, tokenizer_files
+from rlinf_lite.models.base import check_tensors, read_policy_config, tokenizer_files
 from rlinf_lite.models.vla.actions import StatisticsError
 from rlinf_lite.models.vla.checkpoint import read_config
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig, preset
@@ -209,7 +209,7 @@ def test_statistics_of_the_fine_tuning_come_first(published):
     statistics = json.loads(_statistics())
     statistics["toy"]["action"]["q99"][0] = 7.0
     (published / "dataset_statistics.json").write_text(json.dumps(statistics))
-    assert read_config(published).norm_stats["toy"]["action"]["q99"][0] == 7.0
+    assert read_config(published, read_policy_config(published)).norm_stats["toy"]["action"]["q99"][0] == 7.0
 
 
 def test_a_policy_without_a_tokenizer_cannot_start_a_run():
@@ -524,3 +524,20 @@ def test_a_tokenizer_that_nobody_reads_is_refused(tmp_path):
     build_policy(load_config("gym_pendulum_ppo_mlp"), spec).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"tokenizer_model: mlp_gaussian reads no tokenizer\. Set it to null"):
         load_policy(tmp_path, tokenizer=FIXTURE)
+
+
+@pytest.mark.parametrize("config", ["gym_pendulum_ppo_mlp", "tabletop_ppo_vla", "tabletop_ppo_flow"])
+def test_a_runs_policy_is_built_from_one_reading_of_its_config(tmp_path, monkeypatch, config):
+    cfg = load_config(config, ["rollout.model_dir=null"])
+    spec = spec_of(cfg)
+    build_policy(cfg, spec).save_pretrained(tmp_path / "start")
+    resumed = load_config(config, [f"rollout.model_dir={tmp_path / 'start'}"])
+    read, read_text = [], Path.read_text
+
+    def counted(path, *args, **kwargs):
+        read.append(path.name)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    build_policy(resumed, spec)
+    assert read.count("config.json") == 1

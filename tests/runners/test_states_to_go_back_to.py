@@ -4,11 +4,7 @@ import errno
 import json
 from types import SimpleNamespace
 
-import pytest
-import torch
-from safetensors.torch import save_file
-
-from rlinf_lite.runners import CheckpointError, ReasoningRunner, checkpoints
+from rlinf_lite.runners import ReasoningRunner, checkpoints
 from rlinf_lite.runners.checkpoints import CheckpointStore
 
 
@@ -33,18 +29,6 @@ def test_a_snapshot_goes_before_a_checkpoint_of_the_same_step(tmp_path):
     assert runner_with(store, snapshots)._newest_state() == complete
     newer = save(store, 1, supervised_updates=4)
     assert runner_with(store, snapshots)._newest_state() == newer
-
-
-def test_a_checkpoint_from_before_the_supervised_stage_was_counted(tmp_path):
-    """Behind that stage the optimizer is new, and has no moments."""
-    checkpoint = save(CheckpointStore(tmp_path, 3), 0)
-    moments = checkpoint / "training_state" / "optimizer.safetensors"
-    runner = runner_with(None)
-    save_file({}, moments)
-    assert not runner._resumes_supervised(checkpoint)
-    save_file({"head.weight/step": torch.ones(1)}, moments)
-    with pytest.raises(CheckpointError, match="in the middle of supervised training"):
-        runner._resumes_supervised(checkpoint)
 
 
 def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_path):

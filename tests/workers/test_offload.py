@@ -21,10 +21,11 @@ from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.training import offload
 from rlinf_lite.training.offload import ActingWeights
-from rlinf_lite.training.sharding import full_optimizer_state, full_policy_state
+from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.workers import EmbodiedFSDPActor, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
 from tests.workers.test_language_rows import make_cfg, make_rollouts
+from tests.workers.test_optimizer_state import full_moments
 from tests.workers.test_strategies import CONFIGS, NUM_ENVS, OPTIM, trajectories
 
 
@@ -90,7 +91,7 @@ def history(actor, directory):
     actor.sync_model_to_rollout()
     metrics.append(step(actor, 1))
     assert metrics[1] == metrics[2]
-    state = full_policy_state(actor.policy), full_optimizer_state(actor.policy, actor.learner.optimizer)
+    state = full_policy_state(actor.policy), full_moments(actor.policy, actor.learner.optimizer)
     return metrics, actor.sender.sent, *state
 
 

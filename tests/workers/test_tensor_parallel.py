@@ -23,7 +23,7 @@ from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, Unsuppo
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.runners import experience
 from rlinf_lite.scheduler import Worker
-from rlinf_lite.training.sharding import full_optimizer_state, full_policy_state
+from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.training.strategies import init_process_group
 from rlinf_lite.training.tensor_parallel import split_layers
 from rlinf_lite.weights import WeightRoutes
@@ -31,6 +31,7 @@ from rlinf_lite.weights.sync import copy_weights
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
 from tests.runners.conftest import placed
 from tests.workers.test_language_ranks import OVERRIDES, make_rows
+from tests.workers.test_optimizer_state import full_moments
 
 SMALL: dict[str, Any] = {
     "vocab_size": 100,
@@ -130,7 +131,7 @@ def train_in_parts(directory, expected, size, rank, num_ranks, port):
     actor, critic = workers(directory / "start", size, rank, num_ranks, port)
     check_rows(actor, train(actor, critic), expected["rows"])
     got = states(actor, critic)
-    moments = full_optimizer_state(actor.learner.model, actor.learner.optimizer)
+    moments = full_moments(actor.learner.model, actor.learner.optimizer)
     if rank == 0:
         check_states(got, expected["states"])
         check_states([moments], [expected["moments"]])
@@ -153,7 +154,7 @@ def train_whole(directory, layout):
     build(CausalLM, layout).save_pretrained(directory / "start")
     actor, critic = workers(directory / "start")
     expected = {"rows": train(actor, critic), "states": states(actor, critic)}
-    expected["moments"] = copied(full_optimizer_state(actor.learner.model, actor.learner.optimizer))
+    expected["moments"] = copied(full_moments(actor.learner.model, actor.learner.optimizer))
     actor.save_checkpoint(str(directory / "whole"))
     critic.save_checkpoint(str(directory / "whole" / "training_state"))
     train(actor, critic, SIZES[:2])

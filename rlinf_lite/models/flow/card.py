@@ -99,7 +99,7 @@ class FlowOptions(Section):
 
 
 class Flow(PolicyCard):
-    """What the three have in common."""
+    """The part that the cards of the three families share."""
 
     Options = FlowOptions
     free_options = ("gradient_checkpointing", "long_prompts")
@@ -170,10 +170,11 @@ class Flow(PolicyCard):
             yield from long_prompt(config, cfg.max_prompt_length, count)
 
     def notes(self, directory: Path, model: ModelConfig | None, seen: Observed | None = None) -> Iterator[str]:
-        from rlinf_lite.models.flow.published import picture_sizes, read_config
+        from rlinf_lite.models.flow.lerobot import picture_sizes
+        from rlinf_lite.models.flow.published import read_config
 
         said = policy_config(directory)
-        before = after = read_config(directory, None if model is None else model.options.asset_id)
+        before = after = read_config(directory, None if model is None else model.options.asset_id, said)
         if model is not None:
             after = with_run_settings(before, model)
             if changed := list(changed_settings(before, after, "rlinf_lite" not in said)):

@@ -1,13 +1,13 @@
-"""Flow policies as directories: openpi's PyTorch layout and LeRobot's, and our additions in files of their own.
+"""Flow policies as directories: openpi's PyTorch layout or LeRobot's, with our additions in files of their own.
 
     config.json            as published, byte for byte: LeRobot refuses fields that it does not know
     rlinf_lite.json        `policy_id`, and this policy's settings
-    model.safetensors      as published: same names, same types, what no forward pass reads as it was
+    model.safetensors      as published: same names and types; tensors that no forward pass reads stay as they were
     rlinf_lite.safetensors value and noise head, adapters
-    assets/, tokenizer files, processors and what else came with the weights
+    assets/, tokenizer files, processors and other files that came with the weights
 
-Published loaders read what is missing as random numbers and drop what they do not know, in silence. Here every tensor
-that is missing, unexpected or of another shape is named.
+Published loaders silently take random numbers for missing tensors and drop unknown ones. Here an error names every
+tensor that is missing, unexpected or of another shape.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlinf_lite.config.resources import OWN_CONFIG, policy_config
+from rlinf_lite.config.resources import OWN_CONFIG
 from rlinf_lite.models.base import CheckpointFormatError, check_tensors
-from rlinf_lite.models.flow.born import published_files
 from rlinf_lite.models.flow.config import FlowConfig
-from rlinf_lite.models.flow.published import INDEX, NAMES, TIED, UNREAD, WEIGHTS, own_files, weight_files
+from rlinf_lite.models.flow.files import INDEX, WEIGHTS, own_files, weight_files
+from rlinf_lite.models.flow.new_files import published_files
+from rlinf_lite.models.flow.published import NAMES, TIED, UNREAD
 from rlinf_lite.models.tensor_files import write_tensors
 
 log = logging.getLogger(__name__)
@@ -39,29 +41,29 @@ _CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "*.yaml", "LICENSE*
 
 @dataclass
 class Origin:
-    """What came with a policy's weights, is no part of it, and goes out with them again."""
+    """Files and tensors that came with a policy's weights, are no part of the policy, and are saved with it again."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """`config.json`, tokenizer, statistics, processors; by path within the directory."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """Of the weights' file."""
+    """Metadata of the file of the weights."""
     unread: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no forward pass reads."""
     added: dict[str, Tensor] = field(default_factory=dict)
-    """Of our additions, a noise head that the run's method does not use."""
+    """Tensors of our additions that this policy does not have: a noise head that the method of the run does not use."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    """Types of the tensors in the file, by published name; a tied one has both of its names where the file has."""
+    """Types of the tensors in the file, by published name; a tied tensor under both names where the file has both."""
 
     @classmethod
     def of(cls, directory: Path) -> Origin:
-        """Of a directory, without the tensors."""
+        """The files of a directory, without the tensors."""
         found = own_files(directory, *_CARRIED)
         left_out = {directory / name for name in (OWN_CONFIG, INDEX)}
         return cls({one.relative_to(directory).as_posix(): one.read_bytes() for one in found if one not in left_out})
 
 
 def published_name(name: str, cfg: FlowConfig) -> str:
-    """Of a tensor of a policy's state dict that is no addition."""
+    """The published name of a tensor in a policy's state dict that is no addition."""
     name = name.removeprefix("network.").replace(".base_layer.", ".")
     for ours, published in NAMES[cfg.family].items():
         if name.startswith(ours):
@@ -80,7 +82,9 @@ def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
     return [(cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items() if cfg.tied_embeddings]
 
 
-def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
+def read_state(
+    directory: Path, config: Mapping[str, Any], cfg: FlowConfig, own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Origin]:
     """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that a
     published directory does not have is not in it; ours have those that they were saved with.
 
@@ -111,11 +115,11 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
     check_tensors({published: own[name] for name, published in names.items()}, tensors, str(directory))
     state = {name: tensors[published] for name, published in names.items()}
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
-    if "rlinf_lite" in (saved := policy_config(directory)):
-        born = published_files(FlowConfig.from_dict(saved["rlinf_lite"]["settings"]))
-        if origin.files.get("config.json") == born["config.json"]:  # written here: made anew when it is saved
-            origin.files = {name: content for name, content in origin.files.items() if name not in born}
-        needed = _HEADS if saved["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
+    if "rlinf_lite" in config:
+        written = published_files(FlowConfig.from_dict(config["rlinf_lite"]["settings"]))
+        if origin.files.get("config.json") == written["config.json"]:  # written here, and again when it is saved
+            origin.files = {name: content for name, content in origin.files.items() if name not in written}
+        needed = _HEADS if config["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
         lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
         if lost:
             raise CheckpointFormatError(f"{directory / ADDITIONS} has no {', '.join(lost)}. Copy it again")
@@ -134,7 +138,8 @@ def read_state(directory: Path, cfg: FlowConfig, own: Mapping[str, Tensor]) -> t
 def _head(
     prefix: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, must_fit: bool
 ) -> dict[str, Tensor]:
-    """The tensors of a head that the policy has; of nothing where the file has none, or where it `must_fit` not."""
+    """The tensors of a head, under the names of the policy; empty where the policy or the file has none, or, unless it
+    `must_fit`, where it has other shapes."""
     wanted = {name: x for name, x in own.items() if name.startswith(prefix)}
     given = {name: x for name, x in found.items() if name.startswith(prefix)}
     if not wanted or not given:
@@ -150,8 +155,8 @@ def _head(
 def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, Tensor], origin: Origin) -> None:
     """Write the policy whose state dict is `state`, in the layout that it came in."""
     directory.mkdir(parents=True, exist_ok=True)
-    born_here = "config.json" not in origin.files
-    for name, content in {**origin.files, **(published_files(cfg) if born_here else {})}.items():
+    files = origin.files if "config.json" in origin.files else {**origin.files, **published_files(cfg)}
+    for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
     own = {"policy_id": policy_id, "rlinf_lite": {"settings": cfg.to_dict()}}
@@ -160,7 +165,7 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     tensors = {published_name(name, cfg): x for name, x in state.items() if not _is_added(name)}
     for name, tied in _tied(cfg):
-        # openpi's files have the second name alone
+        # openpi's files have the second name only
         if name in tensors and (tied in origin.dtypes or not origin.dtypes):
             tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
             if name not in origin.dtypes:
@@ -173,7 +178,7 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     # RLinf's heads are saved with ours, and those that do not fit stay where they were
     write_tensors(tensors | origin.unread, directory / WEIGHTS, origin.metadata or {"format": "pt"})
     write_tensors(origin.added | added, directory / ADDITIONS, {"format": "pt"})
-    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of what stood here before
+    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of earlier weights
         file.unlink(missing_ok=True)
 
 

@@ -390,9 +390,12 @@ class FlowPolicy(Policy):
         model: ModelConfig | None = None,
         read_weights: bool = True,
         tokenizer: Path | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
     ) -> Self:
         """Read what `save_pretrained` wrote, or a published directory. Heads that it does not have are random.
-        `tokenizer`: where there is one, should the directory have none.
+        `tokenizer`: a directory with one, for a policy whose own has none. `config`: what `read_policy_config` returns,
+        where it has been read already.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
@@ -401,8 +404,8 @@ class FlowPolicy(Policy):
             TokenizerError: where there is no tokenizer, with how to get it.
         """
         directory = Path(directory)
-        read_policy_config(directory)
-        cfg = read_config(directory, None if model is None else model.options.asset_id)
+        config = read_policy_config(directory) if config is None else config
+        cfg = read_config(directory, None if model is None else model.options.asset_id, config)
         if cfg.family != cls.family or (model is not None and model.id in FAMILIES and model.id != cls.family):
             wanted = cls.family if model is None else model.id
             raise CheckpointFormatError(
@@ -417,14 +420,15 @@ class FlowPolicy(Policy):
         if policy.noise_head is not None:
             policy.noise_head.init_weights()
         if read_weights:
-            state, policy.origin = formats.read_state(directory, cfg, policy.state_dict())
+            state, policy.origin = formats.read_state(directory, config, cfg, policy.state_dict())
             policy.load_state_dict(state, strict=False)  # a published one has no heads
         if source != directory and (file := find_tokenizer(source, cfg)) is not None:
             policy.origin.files |= tokenizer_files(file.parent)
         return policy if model is None else policy.prepare(model)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
-        return formats.read_state(Path(directory), self.cfg, self.state_dict())[0]
+        directory = Path(directory)
+        return formats.read_state(directory, read_policy_config(directory), self.cfg, self.state_dict())[0]
 
 
 class Pi0Policy(FlowPolicy):

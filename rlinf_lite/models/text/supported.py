@@ -1,10 +1,9 @@
-"""Whether a language model is computed here as its own forward pass has it: compared once, before anything trains.
+"""Checks that a language model computes here what its own forward pass computes; made once, before anything trains.
 
-Scoring pads rows on the left and computes the logits of responses alone; generation has a cache of its own. Families
-whose layers or output differ from what that assumes (recurrent layers that see padding, attention to what follows,
-frequencies that depend on the longest row, another output layer) would be trained as another distribution than the one
-they are, without an error. No list of families is kept: each model is asked, by a few forward passes of at most
-`max_length` tokens.
+Scoring pads rows on the left and computes logits for responses only; generation has a cache of its own. Some families
+have layers or outputs for which this is wrong: recurrent layers that see padding, attention to later tokens, rotary
+frequencies that depend on the longest row, another output layer. They would train as another distribution, without an
+error. There is no list of such families: a few forward passes of at most `max_length` tokens show it for each model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rlinf_lite.models.text.causal_lm import CausalLM, LanguageModel, Unsupporte
 from rlinf_lite.scheduler.heartbeat import report_progress
 
 _TOLERANCE = {True: 2e-4, False: 5e-2}
-"""In float32 (which rounds to about 1e-6) or not: of the largest logit."""
+"""Largest difference, relative to the largest logit, in float32 (True; it rounds to about 1e-6) and in other types."""
 
 
 @torch.no_grad()
@@ -51,7 +50,7 @@ def check_supported(model: LanguageModel, max_length: int) -> None:
 
 
 def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
-    """float32 [num, V]: the model's own forward of `tokens` [L], what follows each of the last `num`."""
+    """Logits float32 [num, V] by the model's own forward pass over `tokens` [L], at its last `num` positions."""
     report_progress()
     own = model.language_model
     accepted = inspect.signature(type(own).forward).parameters
@@ -62,7 +61,7 @@ def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
 
 
 def probe_tokens(model: LanguageModel, length: int, seed: int) -> Tensor:
-    """Ids [length] on the model's device, the same every time, none of them the one for padding."""
+    """Ids [length] on the model's device, the same for the same `seed`, without the id for padding."""
     config = model.language_model.config.get_text_config()
     ids = torch.randint(config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed))
     ids[ids == getattr(config, "pad_token_id", None)] += 1
@@ -70,7 +69,7 @@ def probe_tokens(model: LanguageModel, length: int, seed: int) -> Tensor:
 
 
 def check_equal(model: LanguageModel, what: str, found: Tensor, expected: Tensor, scale: Tensor) -> None:
-    """Raise UnsupportedModelError where they differ by more than numbers as large as `scale` are rounded."""
+    """Raise UnsupportedModelError where they differ by more than the rounding of numbers as large as `scale`."""
     own = model.language_model
     exact = own.dtype == torch.float32 and not torch.is_autocast_enabled(own.device.type)
     limit = _TOLERANCE[exact] * float(scale) + 1e-6
@@ -86,7 +85,7 @@ def check_equal(model: LanguageModel, what: str, found: Tensor, expected: Tensor
 
 @contextmanager
 def refusing(model: LanguageModel) -> Iterator[None]:
-    """What a family fails with where it does not fit at all becomes an UnsupportedModelError."""
+    """Turn an error of a model's forward pass into an UnsupportedModelError."""
     try:
         yield
     except (UnsupportedModelError, torch.OutOfMemoryError):

@@ -25,7 +25,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors
 from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 from rlinf_lite.models.vla.config import (
     STATISTICS,
@@ -83,11 +83,10 @@ class Origin:
     """Base weights that are not those of `weights_dir`: the directory was written with `save_base: false`."""
 
     @classmethod
-    def of(cls, directory: Path) -> Origin:
-        """Of a directory, without the tensors."""
+    def of(cls, directory: Path, config: Mapping[str, Any]) -> Origin:
+        """The files of a directory, without the tensors. `config`: what `read_policy_config` returns."""
         files = sorted({file for pattern in _CARRIED for file in directory.glob(pattern)})
-        config_file, proprio = directory / "config.json", _part_file(directory, PROPRIO)
-        config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+        proprio = _part_file(directory, PROPRIO)
         return cls(
             config={name: value for name, value in config.items() if name not in _OWN_KEYS},
             files={file.name: file.read_bytes() for file in files if file.name not in _LEFT_OUT},
@@ -95,20 +94,21 @@ class Origin:
         )
 
 
-def read_config(directory: Path) -> VLAConfig:
-    """The settings of the policy in `directory`, ours or a published one.
+def read_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
+    """The settings of the policy in `directory`, ours or a published one. `config`: what `read_policy_config` returns.
 
     Raises:
-        CheckpointFormatError: where there is no `config.json`, or what it names is not supported.
+        CheckpointFormatError: where something that it names is not supported.
     """
-    config = read_policy_config(directory)
     if "rlinf_lite" not in config:
         return _published_config(directory, config)
     settings = VLAConfig.from_dict(config["rlinf_lite"]["settings"])
     return replace(settings, norm_stats=published_statistics(directory, config))
 
 
-def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Origin]:
+def read_state(
+    directory: Path, config: Mapping[str, Any], cfg: VLAConfig, own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], Origin]:
     """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it.
 
     A published directory has no additions (see `KeyMap`), and neither has its state dict.
@@ -116,8 +116,8 @@ def read_state(directory: Path, cfg: VLAConfig, own: Mapping[str, Tensor]) -> tu
     Raises:
         CheckpointFormatError: listing missing, foreign and misshapen tensors.
     """
-    entry = read_policy_config(directory).get("rlinf_lite")
-    origin = Origin.of(directory)
+    entry = config.get("rlinf_lite")
+    origin = Origin.of(directory, config)
     origin.weights_dir = Path(entry["base"]) if entry and entry["base"] else directory
     keys = KeyMap(cfg, own, with_proprio=_part_file(origin.weights_dir, PROPRIO) is not None)
     tensors = _published_tensors(origin.weights_dir, cfg.tied_embeddings)
@@ -191,7 +191,7 @@ def write(
     save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
 
 
-def _published_config(directory: Path, config: dict[str, Any]) -> VLAConfig:
+def _published_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
     """What a published `config.json` and its neighbours say; the rest has `VLAConfig`'s defaults.
 
     Raises:

@@ -22,6 +22,7 @@ from rlinf_lite.models.base import (
     Policy,
     PolicyInputs,
     PolicyOutput,
+    read_policy_config,
     recompute_in_backward,
     row_noise_keys,
     tokenizer_files,
@@ -347,7 +348,7 @@ class OpenVLAPolicy(Policy):
         config = with_run_settings(fresh, cfg)
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.options.attn_implementation)
-        policy.origin = Origin.of(directory)
+        policy.origin = Origin.of(directory, {})
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
@@ -406,9 +407,12 @@ class OpenVLAPolicy(Policy):
         model: ModelConfig | None = None,
         read_weights: bool = True,
         tokenizer: Path | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
     ) -> Self:
         """Read what `save_pretrained` wrote, or a published directory. The latter has no value head: it is random.
-        `tokenizer`: where there is one, should the directory have none.
+        `tokenizer`: a directory with one, for a policy whose own has none. `config`: what `read_policy_config` returns,
+        where it has been read already.
 
         Raises:
             CheckpointFormatError: listing missing, foreign and misshapen tensors, or saying what is not supported.
@@ -416,7 +420,8 @@ class OpenVLAPolicy(Policy):
             TokenizerError: where the tokenizer does not start or end prompts as the policy needs.
         """
         directory = Path(directory)
-        cfg = checkpoint.read_config(directory)
+        config = read_policy_config(directory) if config is None else config
+        cfg = checkpoint.read_config(directory, config)
         cfg = cfg if model is None else with_run_settings(cfg, model)
         has_tokenizer = (directory / "tokenizer.json").is_file()
         source = directory if has_tokenizer else tokenizer
@@ -428,11 +433,12 @@ class OpenVLAPolicy(Policy):
             )
         policy._init_value_head()
         if read_weights:
-            state, policy.origin = checkpoint.read_state(directory, cfg, policy.state_dict())
+            state, policy.origin = checkpoint.read_state(directory, config, cfg, policy.state_dict())
             policy.load_state_dict(state, strict=False)
         if source is not None and source != directory:
             policy.origin.files |= tokenizer_files(source)
         return policy if model is None else policy.prepare(model)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
-        return checkpoint.read_state(Path(directory), self.cfg, self.state_dict())[0]
+        directory = Path(directory)
+        return checkpoint.read_state(directory, read_policy_config(directory), self.cfg, self.state_dict())[0]

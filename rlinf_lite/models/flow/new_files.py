@@ -1,8 +1,8 @@
-"""The files beside the weights of a policy that started from random ones, as openpi and LeRobot write them.
+"""The files, other than weights, of a policy that started from random weights, as openpi and LeRobot write them.
 
-A published size is read there as here. Of a tiny one nothing published knows the sizes: openpi's have a field `tiny` in
-config.json with them, and LeRobot's a `vlm/config.json`, whose expert it would build with an MLP of another width. Of a
-PaliGemma there is the tokenizer.json, without the SentencePiece model that openpi's own class opens.
+openpi and LeRobot read policies of published sizes. Tiny ones they do not know: in openpi's layout, a field `tiny` of
+config.json has the sizes; in LeRobot's, `vlm/config.json` has them, but LeRobot would build an expert with an MLP of
+another width. PaliGemma's tokenizer is a tokenizer.json, without the SentencePiece model that openpi's own class opens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMOLVLM = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 
 
 def published_files(cfg: FlowConfig) -> dict[str, bytes]:
-    """By path within the directory: config.json, statistics, LeRobot's processors."""
+    """Contents by path within the directory: config.json, statistics, LeRobot's processors."""
     if cfg.layout == "openpi":
         entries = {
             name: {key: entry[key] for key in _MOMENTS if key in entry} for name, entry in cfg.statistics.items()
@@ -84,7 +84,7 @@ def _vision(cfg: FlowConfig) -> dict[str, Any]:
 
 
 def _features(cfg: FlowConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of inputs and outputs. What size a camera's pictures have nobody reads."""
+    """LeRobot's features of inputs and outputs. The sizes of pictures are read by no one."""
     state = {"observation.state": {"type": "STATE", "shape": [cfg.state_dim]}} if cfg.state_dim else {}
     picture = {"type": "VISUAL", "shape": [3, cfg.resize_to[1], cfg.resize_to[0]]}
     inputs = state | {f"observation.images.{slot}": picture for slot in cfg.slots}
