@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "30000"}
-"""Variables of every process that has workers, read when torch and numpy are imported. Threads that spin for long cost a
-factor of 20 on a busy machine, ones that never spin half again on an idle one."""
+"""Variables of every process that has workers, read when torch and numpy are imported. Threads that spin for long cost
+a factor of 20 on a busy machine, ones that never spin half again on an idle one."""
 
 
 @contextmanager

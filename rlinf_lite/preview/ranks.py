@@ -38,7 +38,7 @@ _MIB = 2**20
 FP32, BF16 = 4, 2  # bytes of an element
 INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _MIB, "actor": 410 * _MIB}
 """Resident memory of a worker of that kind besides what is counted: Python, Ray, torch and its kernels (an env worker
-has no torch). Measured with torch 2.13+cpu on Linux (benchmarks/memory_bench.py)."""
+has no torch). Measured with torch 2.13+cpu on Linux, as peaks of the workers of real runs."""
 TRANSFORMERS_BYTES = 170 * _MIB
 """What importing transformers adds, for models that have modules of it."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlinf_lite.scheduler.errors import SchedulerError
 
@@ -102,6 +102,7 @@ class ProcessContext:
     temp_dir: str
     shm_dir: str
     network: Network = field(repr=False)
+    runtime: Literal["ray", "local"] = "ray"
     monitor: str | None = None  # the Ray actor that workers tell what they are doing, if any
 
 
@@ -119,6 +120,11 @@ def get_context() -> ProcessContext:
             "This process belongs to no cluster: make a Cluster() first, or launch the worker in a group."
         )
     return _current
+
+
+def is_local() -> bool:
+    """Whether workers are threads of this process (`cluster.runtime: local`)."""
+    return _current is not None and _current.runtime == "local"
 
 
 def network() -> Network:

@@ -454,7 +454,8 @@ class LocalRuntime:
         self._env_before = {name: os.environ.get(name) for group in node_groups for name in group.env_vars}
         for group in node_groups:
             os.environ.update(group.env_vars)
-        set_context(ProcessContext(self._dirs.uid, _NODE_ID, self._dirs.temp, self._dirs.shm, self.network))
+        here = self._dirs.uid, _NODE_ID, self._dirs.temp, self._dirs.shm
+        set_context(ProcessContext(*here, self.network, runtime="local"))
 
     def start(
         self,

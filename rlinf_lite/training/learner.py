@@ -28,6 +28,8 @@ from torch.distributed.tensor import DTensor
 from rlinf_lite.config.schema import BaseConfig, OptimConfig
 from rlinf_lite.dimensions import write_names
 from rlinf_lite.registry import STRATEGIES, strategy_needs
+from rlinf_lite.scheduler.context import is_local
+from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training import sharding
 from rlinf_lite.training.metrics import MetricSums
@@ -91,6 +93,11 @@ class Learner:
         self.dp_rank, self.dp_size = worker.rank // ranks_per_model, worker.world_size // ranks_per_model
         self.is_first_of_model = worker.rank % ranks_per_model == 0
         if worker.world_size > 1:
+            if is_local():
+                raise SchedulerError(
+                    f"{worker.name} has {worker.world_size} ranks, which exchange gradients between processes, and "
+                    "with cluster.runtime: local there is one. Give it one rank, or set cluster.runtime to ray"
+                )
             if not dist.is_initialized():  # roles that share a process share its group
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)

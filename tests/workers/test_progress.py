@@ -15,6 +15,7 @@ from rlinf_lite.models.text.presets import preset
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
+from rlinf_lite.scheduler.ray_network import RayNetwork
 from rlinf_lite.scheduler.heartbeat import Activity, Heartbeat
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
@@ -154,7 +155,7 @@ class Sending(Worker):
 def test_weights_with_every_bucket(tmp_path, monkeypatch):
     worker = Sending()
     watched = Watched(worker)
-    set_context(ProcessContext("uid", "node", str(tmp_path), str(tmp_path)))
+    set_context(ProcessContext("uid", "node", str(tmp_path), str(tmp_path), RayNetwork("uid")))
     sender = WeightSender(worker, "rollout", WeightRoutes((0,), (0,)), 1000, 5.0)
     write = sender._write
     monkeypatch.setattr(sender, "_write", lambda *args: (watched.unit(), write(*args)))
