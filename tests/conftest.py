@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -38,12 +38,15 @@ LONG = ("jobs", "control", "runners", "scheduler", "cli")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, those with a Ray of their own before those that share one: files are dealt out to two test
-    processes in this order, and neither should wait for the other at the end, or start more Rays than it needs."""
+    processes in this order, and neither should wait for the other at the end, or start more Rays than it needs. Within
+    a file, tests on threads come before those on processes."""
+    first = {item.path: index for index, item in reversed(list(enumerate(items)))}
 
-    def place(item: pytest.Item) -> tuple[bool, int]:
+    def place(item: pytest.Item) -> tuple[bool, int, int, bool]:
         own_ray = any("own_ray" in mark.args for mark in item.iter_markers("usefixtures"))
         directory = item.path.relative_to(REPO / "tests").parts[0]
-        return not own_ray, LONG.index(directory) if directory in LONG else len(LONG)
+        length = LONG.index(directory) if directory in LONG else len(LONG)
+        return not own_ray, length, first[item.path], item.get_closest_marker("processes") is not None
 
     items.sort(key=place)
 
@@ -68,21 +71,33 @@ def short_ray_tmp() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Four virtual slots, whose workers are threads of this process; for all tests but those of processes."""
-    from rlinf_lite.scheduler import Cluster
-
-    SharedCluster.close()
-    with Cluster(num_gpus_per_node=4, accelerator="cpu", runtime="local") as cluster:
-        yield cluster
-
-
 class SharedCluster:
-    """Four virtual slots on a Ray of our own, which the test modules of this process use one after the other: starting
-    one takes seconds."""
+    """Four virtual slots, which the tests of this process use one after the other: on threads of it, or on a Ray of
+    our own, which takes seconds to start."""
 
     running: Cluster | None = None
+    runtime: Literal["ray", "local"]
+
+    @classmethod
+    def of(cls, runtime: Literal["ray", "local"]) -> Cluster:
+        from rlinf_lite.scheduler import Cluster
+
+        if cls.running is not None and (cls.runtime != runtime or cls.running.runtime.has_ended()):
+            cls.close()
+        if cls.running is None:
+            cls.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False, runtime=runtime)
+            cls.runtime = runtime
+        return cls.running
+
+    @classmethod
+    def end_groups(cls) -> None:
+        from rlinf_lite.scheduler import Cluster
+
+        if cls.running is not None:
+            for processes in list(cls.running.processes):
+                cls.running.end(processes)
+            if Cluster.current() is not cls.running:
+                cls.close()
 
     @classmethod
     def close(cls) -> None:
@@ -91,22 +106,19 @@ class SharedCluster:
         cls.running = None
 
 
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, short_ray_tmp: Path) -> Iterator[Cluster]:
+    """Workers are threads of this process, and processes where a test is marked so: what is killed, or has several
+    ranks that train."""
+    yield SharedCluster.of("local" if request.node.get_closest_marker("processes") is None else "ray")
+    SharedCluster.end_groups()
+
+
 @pytest.fixture(scope="module")
 def ray_cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
-    """`SharedCluster`; what a module leaves running on it ends with the module."""
-    from rlinf_lite.scheduler import Cluster
-    from rlinf_lite.scheduler.local_ray import local_ray_has_ended
-
-    if SharedCluster.running is not None and local_ray_has_ended():
-        SharedCluster.close()
-    if SharedCluster.running is None:
-        SharedCluster.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False)
-    cluster = SharedCluster.running
-    yield cluster
-    for processes in list(cluster.processes):
-        cluster.end(processes)
-    if Cluster.current() is not cluster:
-        SharedCluster.close()
+    """Processes, for all tests of a module."""
+    yield SharedCluster.of("ray")
+    SharedCluster.end_groups()
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ class Channel:
 
 def _packed(item: Any) -> tuple[bytes, list[np.ndarray]]:
     head, buffers = encode(item)
-    return head, [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    return head, [np.array(buffer) for buffer in buffers]  # copies: of what the item is at this moment
 
 
 def _unpacked(items: Sequence[tuple[bytes, list[np.ndarray]]]) -> list[Any]:

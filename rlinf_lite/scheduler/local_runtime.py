@@ -169,9 +169,9 @@ class Turns:
 class Ref:
     """The result of a call, which comes later; or a value."""
 
-    def __init__(self, lock: threading.RLock, name: str = "") -> None:
-        self.name = name
-        self._came = threading.Condition(lock)
+    def __init__(self, came: threading.Condition, name: str = "") -> None:
+        """`came`: one for all, which is notified whenever a result is there."""
+        self.name, self._came = name, came
         self._packed: tuple[bytes, list[bytes]] | None = None
         self.failed: CallFailed | None = None
 
@@ -189,10 +189,10 @@ class Ref:
             self.failed = failed
             self._came.notify_all()
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether it is there, within so many real seconds."""
+    def wait(self) -> None:
+        """Until it is there."""
         with self._came:
-            return self._came.wait_for(lambda: self.is_there, timeout_s)
+            self._came.wait_for(lambda: self.is_there)
 
     def value(self) -> Any:
         """A copy of it, once it is there. Raises CallFailed."""
@@ -337,6 +337,7 @@ class LocalRemote:
 
     name: str
     host: Host
+    results: threading.Condition
     lock: threading.RLock
     turns: Turns
     generators: Generators = field(default_factory=Generators)
@@ -366,7 +367,7 @@ class LocalRemote:
 
     def submit(self, work: Callable[[], Any], refs: Sequence[Ref] = ()) -> Ref:
         """Have the thread do some work, once what `refs` stand for is there."""
-        ref = Ref(self.lock, f"{self.name}-{next(self._numbers)}")
+        ref = Ref(self.results, f"{self.name}-{next(self._numbers)}")
         with self._came:
             if self._is_stopped:
                 ref.fail(self._gone())
@@ -415,7 +416,7 @@ class LocalRemote:
     def _answer(self, ref: Ref, work: Callable[[], Any], refs: Sequence[Ref]) -> None:
         try:
             for given in refs:
-                given.wait(None)
+                given.wait()
             with self.turns.taken(self.generators):
                 _of_thread.call = ref.name
                 found = _pack(work())
@@ -447,6 +448,7 @@ class LocalRuntime:
         self.shape = ClusterShape(1, slots, kind)
         self.nodes = [Node(0, _NODE_ID, "127.0.0.1", slots if kind == "cuda" else 0)]
         self._lock = threading.RLock()
+        self._results = threading.Condition(self._lock)
         self.turns = Turns(self._lock)
         self.network = LocalNetwork(self._lock, self.turns)
         self._remotes: list[LocalRemote] = []
@@ -469,7 +471,7 @@ class LocalRuntime:
         """`env_vars` are set in this process, for good."""
         os.environ.update(env_vars)
         host = host_class(Host, name, methods, lambda: str(_of_thread.call))
-        remote = LocalRemote(f"{name}[{rank}]", host(name, rank), self._lock, self.turns)
+        remote = LocalRemote(f"{name}[{rank}]", host(name, rank), self._results, self._lock, self.turns)
         self._remotes.append(remote)
         return remote
 
@@ -484,18 +486,20 @@ class LocalRuntime:
         return [(cls, _pack((args, kwargs))) for cls, args, kwargs in definitions]
 
     def get(self, refs: Sequence[Ref], timeout_s: float | None) -> list[Any]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self.turns.driver_waits():
-            for ref in refs:
-                if not ref.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
-        return [ref.value() for ref in refs]
+        def is_over() -> bool:
+            return all(ref.is_there for ref in refs) or any(ref.failed for ref in refs)
+
+        with self.turns.driver_waits(), self._results:
+            if not self._results.wait_for(is_over, timeout_s):
+                raise TimeoutError
+        failed = next((ref for ref in refs if ref.failed is not None), None)
+        return [ref.value() for ref in (refs if failed is None else [failed])]
 
     def ready(self, refs: Sequence[Ref]) -> list[Ref]:
         return [ref for ref in refs if ref.is_there]
 
     def put(self, value: Any) -> Ref:
-        ref = Ref(self._lock)
+        ref = Ref(self._results)
         ref.give(_pack(value))
         return ref
 

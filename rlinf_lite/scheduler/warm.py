@@ -30,7 +30,7 @@ NEEDED = ("numpy", "torch")
 NEEDED_WITH_RAY = (
     "ray._private.workers.default_worker",
     "rlinf_lite.scheduler.host",
-    "rlinf_lite.scheduler.post",
+    "rlinf_lite.scheduler.ray_host",
     "rlinf_lite.workers.actor",
     "rlinf_lite.workers.env",
     "rlinf_lite.workers.rollout",

@@ -15,7 +15,7 @@ from rlinf_lite.scheduler.heartbeat import Activity
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler.group import WorkerGroup
-    from rlinf_lite.scheduler.post import Mailbox
+    from rlinf_lite.scheduler.mailbox import Mailbox
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from tests.runners.test_reasoning import weights
 SLOTS = [APART, "runner.val_check_interval=-1", "runner.max_steps=5", "runner.save_interval=5"]
 ASYNC = [*SLOTS, "runner.mode=async", "algorithm.correction.kind=tis"]
 REFILLED = ["algorithm.filter_groups=true", "algorithm.max_refills=2", "reward.fn=tests.runners.rewards:odd_prompts"]
+SPREAD = [placed("'0-1'", rollout="'1-2'", num_slots=3), "rollout.pipeline_stage_num=2", *REFILLED]
 
 
 @pytest.mark.parametrize(
     "more",
-    [[], [placed("'0-1'", rollout="'1-2'", num_slots=3), "rollout.pipeline_stage_num=2", *REFILLED]],
+    [[], pytest.param(SPREAD, marks=pytest.mark.processes)],
     ids=["one of each", "spread, with prompts in place of others"],
 )
 def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start_reasoning, tmp_path, more):

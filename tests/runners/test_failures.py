@@ -38,6 +38,7 @@ def test_an_environment_that_raises_is_named_with_its_traceback(start):
     assert "broken_envs.py" in message and isinstance(error.value.__cause__, SimulatorError)
 
 
+@pytest.mark.processes
 def test_a_killed_worker_is_named(start):
     runner = start(*broken("die"), "cluster.component_placement.env=0-1")
     started = time.monotonic()

@@ -42,7 +42,13 @@ APART = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "settings",
-    [TOGETHER, [*APART[:1], "rollout.pipeline_stage_num=1", "model.options.method=flow_noise"]],
+    [
+        TOGETHER,
+        pytest.param(
+            [*APART[:1], "rollout.pipeline_stage_num=1", "model.options.method=flow_noise"],
+            marks=pytest.mark.processes,
+        ),
+    ],
     ids=["whole", "sharded_flow_noise"],
 )
 def test_two_steps_equal_one_and_resume_and_one(start: Any, tmp_path: Path, settings: list[str]) -> None:
@@ -60,6 +66,7 @@ def test_two_steps_equal_one_and_resume_and_one(start: Any, tmp_path: Path, sett
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_placement_and_stages_change_nothing(start: Any, tmp_path: Path) -> None:
     """Which step explores, and how far, is a matter of seed, environment and decision."""
@@ -75,6 +82,7 @@ def test_placement_and_stages_change_nothing(start: Any, tmp_path: Path) -> None
         assert max(one["rollout/logprob_drift"], other["rollout/logprob_drift"]) < 1e-5
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_imitation_does_not_depend_on_the_number_of_actors(start: Any, tmp_path: Path) -> None:
     losses = []
@@ -123,7 +131,7 @@ def test_levels_and_estimators(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("actors", ["0", "0-1"], ids=["whole", "sharded"])
+@pytest.mark.parametrize("actors", ["0", pytest.param("0-1", marks=pytest.mark.processes)], ids=["whole", "sharded"])
 def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, actors: str) -> None:
     found = []
     for keep in ("false", "true"):

@@ -16,11 +16,7 @@ from tests.control.conftest import events
 from tests.control.test_runs import hurt_within
 from tests.runners.conftest import SMALL_PENDULUM, WORKERS, read_metrics
 
-
-@pytest.fixture(scope="module")
-def cluster(ray_cluster):
-    """Processes, which are what is tested here."""
-    return ray_cluster
+pytestmark = pytest.mark.processes
 
 
 FUSED = "cluster.fuse='actor,rollout'"

@@ -22,11 +22,7 @@ from rlinf_lite.workers.reasoning import launch_roles
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
-
-@pytest.fixture(scope="module")
-def cluster(ray_cluster):
-    """Processes, which are what is tested here."""
-    return ray_cluster
+pytestmark = pytest.mark.processes
 
 
 PENDULUM = [

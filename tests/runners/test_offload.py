@@ -8,6 +8,8 @@ from rlinf_lite.training import offload
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 from tests.runners.conftest import read_metrics
 
+pytestmark = pytest.mark.processes
+
 PLACES = {
     "shards": ["cluster.component_placement={actor: 0-1, rollout: 0-1, env: '0'}", "actor.strategy=fsdp"],
     "fused": ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "cluster.fuse='actor,rollout'"],

@@ -29,11 +29,7 @@ from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS, read_metrics
 
-
-@pytest.fixture(scope="module")
-def cluster(ray_cluster):
-    """Processes, which are what is tested here."""
-    return ray_cluster
+pytestmark = pytest.mark.processes
 
 
 NAME = "gym_pendulum_ppo_mlp"

@@ -93,6 +93,7 @@ PLACEMENTS = {
 }
 
 
+@pytest.mark.processes
 def test_weights_do_not_depend_on_the_placement(start_reasoning, tmp_path):
     common = ["algorithm.adv_type=gae", "algorithm.normalize_advantages=true", "runner.save_interval=2"]
     whole = weights(start_reasoning(*common, root=tmp_path / "whole").run())
@@ -129,6 +130,7 @@ def test_four_steps_equal_two_and_resume_and_two(start_reasoning, tmp_path):
     assert both[0]["rollout/rewards"] == both[1]["rollout/rewards"]
 
 
+@pytest.mark.processes
 def test_adapters_train_in_place_of_the_weights(start_reasoning, tmp_path):
     """With a reference that has them too, after supervised training, and a critic that has none; resumed, sharded and
     apart alike."""
@@ -298,6 +300,7 @@ def tiny_qwen(tmp_path, repo):
     return directory
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("config", ["gsm8k_grpo_qwen2_5_0_5b", "gsm8k_ppo_qwen2_5_0_5b"])
 def test_configs_of_real_models_run_on_a_checkpoint_as_published(cluster, tiny_qwen, tmp_path, config):
     rows = [{"question": f"What is {i} and 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(8)]
@@ -341,6 +344,7 @@ def test_the_report_shows_answers_before_and_after(start_reasoning):
     assert {"generate", "score", "log-probs", "update"} <= names
 
 
+@pytest.mark.processes
 def test_stages_overlap_with_scoring(start_reasoning, tmp_path):
     """With rollout and actor on different slots, finished groups are scored while others are generated."""
     apart = [

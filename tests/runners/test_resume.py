@@ -12,6 +12,7 @@ def weights(checkpoint):
     return load_file(checkpoint / "policy" / "model.safetensors")
 
 
+@pytest.mark.processes
 def test_four_steps_equal_two_and_resume_and_two(start, tmp_path):
     """With two actors; with one, in test_interrupts."""
     spread = ["cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}"]

@@ -15,8 +15,8 @@ from rlinf_lite.models.text.presets import preset
 from rlinf_lite.rewards import RewardScorer
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.scheduler.context import ProcessContext, set_context
-from rlinf_lite.scheduler.ray_network import RayNetwork
 from rlinf_lite.scheduler.heartbeat import Activity, Heartbeat
+from rlinf_lite.scheduler.ray_network import RayNetwork
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
