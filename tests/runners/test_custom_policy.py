@@ -30,7 +30,7 @@ def test_a_custom_policy_trains_and_goes_on_from_its_checkpoint(start: Any, tmp_
     assert runner.run().completed_steps == 3
 
 
-@pytest.mark.parametrize("place", ["actor: '0'", "actor: 0-1"])
+@pytest.mark.parametrize("place", ["actor: '0'", pytest.param("actor: 0-1", marks=pytest.mark.processes)])
 def test_a_tied_policy_acts_as_it_trains_and_goes_on_as_if_nothing_had_happened(
     start: Any, tmp_path: Path, place: str
 ) -> None:

@@ -16,7 +16,7 @@ from tests.runners.test_sft import CONFIG as SFT
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
 PENDULUM, MATH = "gym_pendulum_ppo_mlp", "math/math_arithmetic_grpo"
-SAVED = ["runner.max_steps=1", "runner.save_interval=1", "runner.report=false"]
+SAVED = ["cluster.runtime=local", "runner.max_steps=1", "runner.save_interval=1", "runner.report=false"]
 MEASURED = ("step", "train/", "rollout/", "env/", "demos/num", "async/staleness")
 ASYNC = ["runner.mode=async", "runner.max_staleness=0"]  # which gives the same numbers every time
 
@@ -66,7 +66,7 @@ def test_a_script_and_the_package_train_alike(trained, script, name, overrides):
 def test_a_script_and_the_package_evaluate_alike(cluster, tmp_path):
     spec = EnvSpec(1, 3, {}, [-2.0], [2.0], 10, False)
     MLPGaussianPolicy.from_config(load_config(PENDULUM).model, spec).save_pretrained(tmp_path)
-    cfg = load_config(PENDULUM, [*SMALL_PENDULUM, f"rollout.model_dir={tmp_path}"])
+    cfg = load_config(PENDULUM, [*SMALL_PENDULUM, "cluster.runtime=local", f"rollout.model_dir={tmp_path}"])
     episodes = []
     for evaluate in (eval_embodied_agent.evaluate, rlinf_lite.evaluate):
         episodes.append(evaluate(cfg).episodes)

@@ -6,6 +6,8 @@ from tests.runners.conftest import read_metrics
 
 LOSSES = ("train/actor/policy_loss", "train/critic/value_loss", "train/actor/approx_kl_k3", "rollout/returns_mean")
 
+pytestmark = pytest.mark.processes
+
 SPREADS = {
     "one of each": [],
     "two env workers and two actors, two stages": [

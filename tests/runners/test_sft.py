@@ -73,6 +73,7 @@ def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start
     learner.run()
 
 
+@pytest.mark.processes
 def test_resume_is_exact_and_takes_the_same_demonstrations(start, start_sft, tmp_path):
     short = ["data.num_episodes=40", "runner.save_interval=3", *SPREAD]
     whole = start_sft("runner.max_steps=6", *short, root=tmp_path / "whole").run()
