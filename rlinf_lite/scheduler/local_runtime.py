@@ -461,6 +461,7 @@ class LocalRuntime:
 
     def start(
         self,
+        title: str,
         name: str,
         rank: int,
         node: Node,
@@ -470,7 +471,7 @@ class LocalRuntime:
     ) -> LocalRemote:
         """`env_vars` are set in this process, for good."""
         os.environ.update(env_vars)
-        host = host_class(Host, name, methods, lambda: str(_of_thread.call))
+        host = host_class(Host, title, methods, lambda: str(_of_thread.call))
         remote = LocalRemote(f"{name}[{rank}]", host(name, rank), self._results, self._lock, self.turns)
         self._remotes.append(remote)
         return remote
@@ -481,6 +482,9 @@ class LocalRuntime:
         return remote.submit(
             lambda: construct(identities, epoch, [(cls, *_unpack(arguments)) for cls, arguments in payload])
         )
+
+    def note_started(self, remotes: Sequence[Remote]) -> None:
+        pass
 
     def pack(self, definitions: Sequence[Definition]) -> Any:
         return [(cls, _pack((args, kwargs))) for cls, args, kwargs in definitions]

@@ -49,10 +49,10 @@ class Processes:
         if len(processes) == len(nodes):
             self._ports = [run_on(nodes[0].node_id, free_port) for _ in self.groups]
         self._begun, self._building = [], []
-        methods = [group.methods for group in self.groups]
+        title, methods = self.groups[0].cls.__name__, [group.methods for group in self.groups]
         for process in processes:
             node = nodes[process.rank]
-            remote = runtime.start(self.name, process.rank, node, process.slots, self._env_vars, methods)
+            remote = runtime.start(title, self.name, process.rank, node, process.slots, self._env_vars, methods)
             self._begun.append([Member(g.name, process.rank, node, remote, i) for i, g in enumerate(self.groups)])
             common = {
                 "rank": process.rank,
@@ -79,6 +79,7 @@ class Processes:
         for members, addresses in zip(self._begun, handle.wait(self._start_timeout_s), strict=True):
             for member, address in zip(members, addresses, strict=True):
                 member.address = address
+        self._runtime.note_started([member.remote for member in first])
         for group in self.groups:
             network().publish("group", group.name, [member.address for member in group.members])
 

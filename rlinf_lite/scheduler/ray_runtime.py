@@ -170,6 +170,7 @@ class RayRuntime:
 
     def start(
         self,
+        title: str,
         name: str,
         rank: int,
         node: Node,
@@ -189,7 +190,7 @@ class RayRuntime:
         variables = {**env_vars, **self._env_vars[node.rank], "CUDA_VISIBLE_DEVICES": ",".join(visible)}
         if self._forked is not None:
             options["runtime_env"] = self._forked.runtime_env(node.node_id, variables)
-        host = host_class(RayHost, name, methods, call_id)
+        host = host_class(RayHost, title, methods, call_id)
         actor: Any = ray.remote(host).options(**options).remote(name, rank)
         return RayRemote(node.node_id, actor, actor._process.remote(), variables)
 
@@ -288,9 +289,9 @@ class RayRuntime:
             if self._forked is not None:
                 self._forked.start(node.node_id, self._env_vars[node.rank])
 
-    def note_plain(self, remotes: Iterable[RayRemote]) -> None:
+    def note_started(self, remotes: Sequence[Remote]) -> None:
         """Say once why workers were not forked. A worker that was gives an empty reason."""
-        for reason in {remote.why_plain for remote in remotes} - self._said - {""}:
+        for reason in {remote.why_plain for remote in remotes if isinstance(remote, RayRemote)} - self._said - {""}:
             self._said.add(reason)
             log.warning("workers were started by plain Python, which takes longer: %s", reason)
 

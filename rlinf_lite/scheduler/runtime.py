@@ -65,6 +65,7 @@ class Runtime(Protocol):
 
     def start(
         self,
+        title: str,
         name: str,
         rank: int,
         node: Node,
@@ -72,13 +73,16 @@ class Runtime(Protocol):
         env_vars: Mapping[str, str],
         methods: Sequence[Iterable[str]],
     ) -> Remote:
-        """A host of workers that have these methods, on some slots of a node."""
+        """A host of workers that have these methods, on some slots of a node. `title`: of its process in `ps`."""
 
     def build(self, remote: Remote, identities: Sequence[dict[str, Any]], epoch: int, payload: Any) -> Any:
         """Have its workers constructed from `pack`'s payload; returns a reference to the addresses of their inboxes."""
 
     def pack(self, definitions: Sequence[Definition]) -> Any:
         """What `build` makes workers of."""
+
+    def note_started(self, remotes: Sequence[Remote]) -> None:
+        """Say what there is to say of hosts whose workers are constructed."""
 
     def get(self, refs: Sequence[Any], timeout_s: float | None) -> list[Any]:
         """Results of calls, for which `timeout_s` real seconds are waited. Raises TimeoutError and CallFailed."""

@@ -31,6 +31,7 @@ PATIENCE_S = 30
 SCRIPT = """
 import os, sys, time
 from rlinf_lite.scheduler import Cluster, Worker
+from rlinf_lite.scheduler.context import get_context
 
 class Sleeper(Worker):
     def sleep(self, seconds):
@@ -39,7 +40,7 @@ class Sleeper(Worker):
 
 with Cluster(num_gpus_per_node=2, accelerator="cpu", forked_workers={forked}) as cluster:
     group = Sleeper.create_group().launch(cluster, "0-1")
-    print("uid", cluster.context(0).uid, flush=True)
+    print("uid", get_context().uid, flush=True)
     print("ranks", group.sleep(0).wait(), flush=True)
     {then}
 """

@@ -20,6 +20,7 @@ from rlinf_lite.scheduler import (
     shared_memory,
     wait_all,
 )
+from rlinf_lite.scheduler.context import get_context
 
 
 class Peer(Worker):
@@ -115,11 +116,11 @@ def test_nested_observations_travel_whole(env: WorkerGroup, rollout: WorkerGroup
     sender = env.execute_on(0)
     _, heard = wait_all(sender.say_observation("rollout", 0), rollout.hear_observation("env", 0))
     assert heard == [True]
-    assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
+    assert os.listdir(get_context().shm_dir) == ["lock"]
 
 
 def test_a_slow_receiver_of_large_messages(env: WorkerGroup, rollout: WorkerGroup, cluster: Cluster) -> None:
-    sender, shm_dir = env.execute_on(0), cluster.context(0).shm_dir
+    sender, shm_dir = env.execute_on(0), get_context().shm_dir
     for _ in range(2):
         sender.flood(100, "rollout", 0).wait()
         assert rollout.hold(100, "env", 0).wait() == [[(i, True) for i in range(100)]]
@@ -139,7 +140,7 @@ def test_a_slow_receiver_of_large_messages(env: WorkerGroup, rollout: WorkerGrou
 
 @pytest.mark.parametrize("victim", ["sender", "receiver"])
 def test_killed_in_the_middle_of_large_messages(cluster: Cluster, victim: str) -> None:
-    shm_dir, names = cluster.context(0).shm_dir, ("talks", "listens")
+    shm_dir, names = get_context().shm_dir, ("talks", "listens")
     groups = [Peer.create_group().launch(cluster, str(slot), name=name) for slot, name in enumerate(names)]
     talks, listens = groups
     talks.flood(6, "listens", 0).wait()
@@ -227,7 +228,7 @@ def test_messages_of_an_aborted_step_are_dropped(env: WorkerGroup, rollout: Work
     assert sorted(rollout.hear_any(2, "env").wait()[0]) == [(0, "fresh"), (1, "fresh")]
     with pytest.raises(WorkerError, match="none came"):
         rollout.hear_any(1, "env", timeout_s=0.2).wait()
-    assert os.listdir(cluster.context(0).shm_dir) == ["lock"]
+    assert os.listdir(get_context().shm_dir) == ["lock"]
 
 
 def test_a_failure_elsewhere_ends_a_blocked_receive(env: WorkerGroup, rollout: WorkerGroup) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from rlinf_lite.scheduler.nodes import free_port
+from rlinf_lite.scheduler.processes import free_port
 
 TIME_WAIT = "06"
 

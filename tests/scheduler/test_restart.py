@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError, WorkerGroup, fuse, wait_all
-from rlinf_lite.scheduler.post import _sockets
 from rlinf_lite.scheduler.processes import is_ray_process
+from rlinf_lite.scheduler.ray_network import _sockets
 from tests.scheduler.talkers import Talker
 
 
