@@ -23,7 +23,7 @@ from rlinf_lite.scheduler.placement import (
     place_component,
 )
 from rlinf_lite.scheduler.processes import Processes
-from rlinf_lite.scheduler.runtime import Runtime
+from rlinf_lite.scheduler.runtime import Node, Runtime
 
 
 class Launchable(Protocol):
@@ -99,6 +99,11 @@ class Cluster:
     def shape(self) -> ClusterShape:
         """How many slots there are."""
         return self.runtime.shape
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The machines, by their rank."""
+        return self.runtime.nodes
 
     @property
     def accelerator(self) -> str:

@@ -8,8 +8,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from rlinf_lite.scheduler import Cluster, WorkerDiedError, WorkerError
-from rlinf_lite.scheduler import cluster as cluster_module
+from rlinf_lite.scheduler import Cluster, WorkerDiedError, WorkerError, ray_runtime
 from rlinf_lite.scheduler.context import run_on
 from tests.scheduler.talkers import Talker
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_ray")
 
 @pytest.mark.parametrize("with_spare", [True, False])
 def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "LOST_NODE_S", 1.0)
+    monkeypatch.setattr(ray_runtime, "LOST_NODE_S", 1.0)
     machines = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
     doomed = machines.add_node(num_cpus=1)
     try:

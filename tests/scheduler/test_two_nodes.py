@@ -26,6 +26,7 @@ from rlinf_lite.scheduler import (
     WorkerGroup,
     wait_all,
 )
+from rlinf_lite.scheduler.context import get_context, run_on
 
 pytestmark = pytest.mark.usefixtures("own_ray")
 
@@ -129,7 +130,7 @@ def test_channels_cross_nodes(cluster: Cluster, group: WorkerGroup) -> None:
     assert group.execute_on(1).get("across").wait()[0]["text"] == ["pick"]
     channel.close()
     for node in range(2):
-        assert os.listdir(cluster.context(node).shm_dir) == ["lock"]
+        assert os.listdir(run_on(cluster.nodes[node].node_id, get_context).shm_dir) == ["lock"]
 
 
 def test_abort_reaches_the_other_node(group: WorkerGroup) -> None:
@@ -149,7 +150,7 @@ def test_a_death_on_the_other_node_is_reported_with_its_log(cluster: Cluster) ->
 
 
 def test_shutdown_leaves_the_foreign_ray_as_it_was(machines: RayCluster, cluster: Cluster, group: WorkerGroup) -> None:
-    contexts = [cluster.context(node) for node in range(2)]
+    contexts = [run_on(node.node_id, get_context) for node in cluster.nodes]
     directories = [path for context in contexts for path in (context.temp_dir, context.shm_dir)]
     assert all(os.path.isdir(path) for path in directories)
     cluster.shutdown()
