@@ -80,7 +80,7 @@ def master(temp: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
             str(m): WorkerRecord("env", m.rank, m.pid, "node 0", m.node.node_id, "worker", m.log_paths)
             for m in group.members
         }
-        handles = {str(m): m.actor for m in group.members}
+        handles = {str(m): m.remote.actor for m in group.members}
         ray.get(master.attach.remote(Attachment(job, get_context(), handles)))
         ray.get(master.trainer_beat.remote(4, [("env", "rollout")]))
         ray.get(master.failed.remote("f1", [], [Finding("raised", "env", 1, "ValueError: no grip")], None))

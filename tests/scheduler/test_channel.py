@@ -196,7 +196,7 @@ def test_closing_ends_waits(group: WorkerGroup) -> None:
     waiting = group.get_all(1)
     time.sleep(0.3)
     channel.close()
-    with pytest.raises(WorkerError, match="the channel 'closing' (is gone: it )?was closed"):
+    with pytest.raises(WorkerError, match=r"the channel 'closing' (is gone: it )?was closed"):
         waiting.wait(10)
     with pytest.raises(SchedulerError, match="the channel 'closing' is gone: it was closed, or its creator ended"):
         channel.put(1)
