@@ -70,9 +70,6 @@ class NodeGroup(Section):
 
 
 class ClusterConfig(Section):
-    runtime: Literal["ray", "local"] = "ray"
-    """What runs the workers. ray: processes, on any number of machines. local: threads of this process, one of which
-    computes at a time, for breakpoints and tests; the results are the same (docs/debugging.md)."""
     num_nodes: PositiveInt = 1
     """Nodes to wait for; 1 starts a local Ray unless RAY_ADDRESS is set."""
     num_gpus_per_node: PositiveInt | None = None
@@ -87,6 +84,9 @@ class ClusterConfig(Section):
     are. null: each role has processes of its own. With `component_placement: auto` one of several that are tried."""
     node_groups: list[NodeGroup] = []
     """Named sets of nodes."""
+    runtime: Literal["ray", "local"] = "ray"
+    """What runs the workers. ray: processes, on any number of machines. local: threads of this process, one of which
+    computes at a time, for breakpoints and tests; the results are the same (docs/debugging.md)."""
     start_timeout_s: PositiveFloat = 120.0
     """Longest wait for nodes to join and workers to be constructed."""
     forked_workers: bool = True
