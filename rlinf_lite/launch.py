@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite import runners, workers
 from rlinf_lite.config import Config, ConfigError, ReasoningConfig
 from rlinf_lite.config.explain import check_measurable
 from rlinf_lite.config.names import roles_of
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.control import Supervisor, supervise
+from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import Problems, open_problems
 from rlinf_lite.metrics import EvalSummary
 from rlinf_lite.preview.placements import check_room
 from rlinf_lite.runners import RunClaim, RunResult
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
+
+if TYPE_CHECKING:
+    from rlinf_lite.control import Supervisor  # which needs Ray
 
 
 def train(cfg: Config | ReasoningConfig) -> RunResult:
@@ -40,7 +43,7 @@ def train(cfg: Config | ReasoningConfig) -> RunResult:
 
         assert isinstance(cfg, Config)
         check_demonstrations(cfg)
-    check_room(cfg)
+    trials = check_room(cfg)
     with runners.claim_run(cfg) as claim:
         problems = _problems(cfg)
         with (
@@ -53,7 +56,7 @@ def train(cfg: Config | ReasoningConfig) -> RunResult:
                 print(placement.describe(roles_of(cfg) if isinstance(cfg, ReasoningConfig) else None))
                 return _launch(cfg, cluster, placement, problems, supervisor, claim).run(until)
 
-            result = runners.run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
+            result = runners.run_placed(cfg, claim, supervisor, run, trials)  # just runs, where no line is auto
         print(result.describe())
     return result
 

@@ -23,6 +23,7 @@ LAYERS = [
     {"preview", "report"},
     {"control"},
     {"jobs", "runners"},
+    {"launch"},
     {"cli"},
 ]
 """From the lowest up; those of one layer do not import each other."""

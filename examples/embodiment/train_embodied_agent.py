@@ -31,7 +31,7 @@ def train(cfg: Config) -> RunResult:
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
 
-    check_room(cfg)
+    trials = check_room(cfg)
     with (
         claim_run(cfg) as claim,
         Cluster.from_config(cfg.cluster) as cluster,
@@ -52,7 +52,7 @@ def train(cfg: Config) -> RunResult:
             runner.init_workers()
             return runner.run(until)
 
-        result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
+        result = run_placed(cfg, claim, supervisor, run, trials)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

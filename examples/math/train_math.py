@@ -32,7 +32,7 @@ def train(cfg: ReasoningConfig) -> RunResult:
     from rlinf_lite.scheduler import Cluster, HybridComponentPlacement
     from rlinf_lite.workers.reasoning import launch_roles
 
-    check_room(cfg)
+    trials = check_room(cfg)
     with claim_run(cfg) as claim:
         problems = open_problems(cfg)
         check_rewards(cfg, problems)
@@ -47,7 +47,7 @@ def train(cfg: ReasoningConfig) -> RunResult:
                 runner.init_workers()
                 return runner.run(until)
 
-            result = run_placed(cfg, claim, supervisor, run)  # runs, where the config says on which slots
+            result = run_placed(cfg, claim, supervisor, run, trials)  # runs, where the config says on which slots
         print(result.describe())
     return result
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_lite.jobs import exit_code as exit_code
+from rlinf_lite.jobs.ported import FOREIGN_OPTIONS
 from rlinf_lite.jobs.spec import NAMED_ROLES, JobSpec, JobSpecError, RoleSpec, builder_call, place_roles
 
 
@@ -22,6 +23,19 @@ def _role_call(name: str) -> Callable[[RLJobBuilder, str, str], RLJobBuilder]:
         return self.role(name, module, cls)
 
     return call
+
+
+class RLJob(JobSpec):
+    """A job that a builder has checked."""
+
+    def submit(self, job_name: str, blocking: bool = False, **options: Any) -> Any:
+        """Start the job under this name. `options`: see `rlinf_lite.jobs.submit.submit`."""
+        foreign = [name for name in options if name in FOREIGN_OPTIONS]
+        if foreign:
+            raise JobSpecError([f"submit({name}={options[name]!r}): {FOREIGN_OPTIONS[name]}" for name in foreign])
+        from rlinf_lite.jobs.submit import submit  # needs ray
+
+        return submit(self, job_name, blocking, **options)
 
 
 class RLJobBuilder:
@@ -88,7 +102,7 @@ class RLJobBuilder:
         self._collocations.append(None)
         return self
 
-    def build(self) -> JobSpec:
+    def build(self) -> RLJob:
         """The job. Raises JobSpecError with every problem."""
         config, unresolved = _plain(self._job["config"])
         spec = self._spec(config)
@@ -121,11 +135,11 @@ class RLJobBuilder:
             self._drafts[-1] = replace(self._drafts[-1], **{option: value})
         return self
 
-    def _spec(self, config: Any) -> JobSpec:
+    def _spec(self, config: Any) -> RLJob:
         trainers = [draft for draft in self._drafts if draft.role == "trainer"]
         roles = tuple(draft for draft in self._drafts if draft.role != "trainer")
         every = tuple(role.role for role in roles)
-        return JobSpec(
+        return RLJob(
             **{**self._job, "config": config},
             trainer=trainers[0] if trainers else RoleSpec("trainer", "", ""),
             roles=roles,

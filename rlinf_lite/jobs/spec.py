@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rlinf_lite.jobs.ported import FOREIGN_OPTIONS
 from rlinf_lite.scheduler.placement import ProcessPlacement
 
 NAMED_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
@@ -70,15 +69,6 @@ class JobSpec:
     """The config was a DictConfig."""
     name: str = ""
     """The name that the job was submitted under."""
-
-    def submit(self, job_name: str, blocking: bool = False, **options: Any) -> Any:
-        """Start the job under this name. `options`: see `rlinf_lite.jobs.submit.submit`."""
-        foreign = [name for name in options if name in FOREIGN_OPTIONS]
-        if foreign:
-            raise JobSpecError([f"submit({name}={options[name]!r}): {FOREIGN_OPTIONS[name]}" for name in foreign])
-        from rlinf_lite.jobs.submit import submit  # needs ray
-
-        return submit(self, job_name, blocking, **options)
 
     def user_config(self) -> Any:
         """The config for trainer and workers: a dict, or a DictConfig where the job was given one."""

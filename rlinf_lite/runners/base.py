@@ -443,6 +443,16 @@ class Runner(ABC):
         (directory / "runner.json").write_text(json.dumps(self._state()))
         write_config(self.cfg, directory)
 
+    def _resume(self) -> None:
+        """Load what the run resumes from, if it does. Where that fails `run` is not reached, and lets nobody in."""
+        if self._resume_from is None:
+            return
+        try:
+            self._load(self._resume_from)
+        except BaseException:
+            with self._own_claim:
+                raise
+
     def _load(self, checkpoint: Path) -> None:
         self._load_state(read_state(checkpoint))
         loading = self.actor.load_checkpoint(str(checkpoint), self.completed_steps)

@@ -29,6 +29,8 @@ from rlinf_lite.checksums import step_number as step_number
 from rlinf_lite.checksums import verify as verify
 from rlinf_lite.config.resources import checkpoint_roots
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.scheduler.context import get_context
+from rlinf_lite.scheduler.segments import no_room
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +159,6 @@ class Snapshots(CheckpointStore):
 
     def __init__(self, interval: int | Literal["auto"], num_parameters: int, nodes: Sequence[str]) -> None:
         """`nodes`: ids of those that the training groups are on."""
-        from rlinf_lite.scheduler.context import get_context  # Ray, which reading checkpoints does without
-
         here = get_context()
         super().__init__(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
         self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
@@ -191,8 +191,6 @@ class Snapshots(CheckpointStore):
             self.why_none = str(error)
             here = self.root.parent
             if shutil.disk_usage(here.parent).free < self.num_bytes:
-                from rlinf_lite.scheduler.segments import no_room
-
                 self.why_none = str(no_room(str(here), "a snapshot of the training state", self.num_bytes))
             log.warning("no more snapshots: %s", self.why_none)
         self.took_s = time.monotonic() - self._began

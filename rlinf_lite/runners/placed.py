@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from rlinf_lite.config.names import max_staleness
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.file_modes import write_whole
-from rlinf_lite.preview.placements import check_room
+from rlinf_lite.preview.placements import Candidate
 from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
 from rlinf_lite.runners.run_config import write_run_config
@@ -30,11 +30,14 @@ CHOICE = "placement.json"
 Run = Callable[[Any, int | None], RunResult]
 
 
-def run_placed(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Run) -> RunResult:
+def run_placed(
+    cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Run, trials: Sequence[Candidate]
+) -> RunResult:
     """Train on the slots that the config names; with `auto`, on those where steps of this run are fastest.
 
     Args:
         run: launches the groups of a config whose placement is given, and returns `runner.run(until)`.
+        trials: what `check_room` gave for this config.
 
     A run goes from one placement to the next by a checkpoint, so that each step of a trial is a step of the training,
     with the numbers that it would have on any placement. The trials are in the run's `placement.json`.
@@ -43,7 +46,7 @@ def run_placed(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Ru
         return run(cfg, None)
     done: list[RunResult] = []  # one for each placement that was launched
     try:
-        _try_and_keep(cfg, claim, supervisor, run, done)
+        _try_and_keep(cfg, claim, supervisor, run, trials, done)
         result = done[-1]
     except KeyboardInterrupt as error:  # between two runners, which take notice of it themselves
         if not done or isinstance(error, StoppedAtOnce):
@@ -56,9 +59,16 @@ def run_placed(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Ru
     return replace(result, evals=[summary for one in done for summary in one.evals])
 
 
-def _try_and_keep(cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Run, done: list[RunResult]) -> None:
+def _try_and_keep(
+    cfg: Any,
+    claim: RunClaim,
+    supervisor: Supervisor | None,
+    run: Run,
+    trials: Sequence[Candidate],
+    done: list[RunResult],
+) -> None:
     """Try each placement that fits, and train on in the fastest; results go into `done`."""
-    trials, store = check_room(cfg), CheckpointStore(claim.checkpoint_dir, 1)
+    store = CheckpointStore(claim.checkpoint_dir, 1)
     # steps in which a language model's critic trains alone are not compared with others
     warm_up = cfg.algorithm.critic_warmup_steps if isinstance(cfg, ReasoningConfig) else 0
     paused_at: set[Path] = set()  # checkpoints that a run without trials would not have

@@ -106,10 +106,9 @@ class ReasoningRunner(Runner):
         built = self._wait(
             actor, self.rollout.init(directory, routes), self.reward.init(), what="models to be built", says_so=True
         )
-        if self._resume_from is not None:
-            if self._resumes_supervised(self._resume_from):
-                self._wait(self.actor.start_supervised(), what="the actor")
-            self._load(self._resume_from)
+        if self._resume_from is not None and self._resumes_supervised(self._resume_from):
+            self._wait(self.actor.start_supervised(), what="the actor")
+        self._resume()
         self._num_parameters = built[0][0] * (1 if self.critic is None else 2)
         log.info("model of %s parameters", f"{built[0][0]:,}")
 

@@ -75,8 +75,7 @@ class SimulationRunner(Runner):
         [self._num_parameters, *_], [self.reads, *_] = self._wait(
             actor, rollout, what="policies to be built", says_so=True
         )
-        if self._resume_from is not None:
-            self._load(self._resume_from)
+        self._resume()
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
 
     def _begin(self) -> None:

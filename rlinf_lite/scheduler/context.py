@@ -45,8 +45,8 @@ class Inbox(Protocol):
 class Network(Protocol):
     """Names and messages of a cluster, as one process uses them."""
 
-    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
-        """Make something known to every process; False where it was known and `replace` is not set."""
+    def publish(self, kind: str, name: str, value: Any) -> None:
+        """Make something known to every process."""
 
     def withdraw(self, kind: str, name: str) -> None:
         """Make a name unknown."""

@@ -220,7 +220,7 @@ class Handle(Pending):
         self.group, self.method, self.with_peers, self.of_user = group, method, with_peers, of_user
         self.members, self._refs, self._collect = list(members), list(refs), collect
         self._runtime = group.calls.runtime
-        self._deadline = None if timeout_s is None else self._runtime.clock() + timeout_s
+        self._deadline = None if timeout_s is None else self._runtime.network.clock() + timeout_s
         if of_user:
             group.calls.add(self)
 
@@ -337,7 +337,7 @@ class _Wait:
         if not handles:
             return
         self._runtime = handles[0]._runtime  # all are of one cluster
-        self._started = self._runtime.clock()
+        self._started = self._runtime.network.clock()
         limits = [handle._deadline for handle in handles if handle._deadline is not None]
         self._deadline = min(limits, default=None) if timeout_s is None else self._started + timeout_s
         self._pings: dict[Member, Any] = {}
@@ -349,7 +349,7 @@ class _Wait:
         while True:
             if self._check is not None:
                 self._check()
-            left = math.inf if self._deadline is None else max(0.0, self._deadline - self._runtime.clock())
+            left = math.inf if self._deadline is None else max(0.0, self._deadline - self._runtime.network.clock())
             try:
                 values = iter(self._runtime.get(self._refs, min(_PATROL_S, left)))
                 break
@@ -381,10 +381,10 @@ class _Wait:
             get([ref for ref in refs if id_of(ref) in failed], None)  # not all: results may be large, and far
         except CallFailed as error:
             self._raise(error)
-        if running and self._deadline is not None and self._runtime.clock() >= self._deadline:
+        if running and self._deadline is not None and self._runtime.network.clock() >= self._deadline:
             calls = [(m, h.method, ref) for h in self._handles for m, ref in zip(h.members, h._refs, strict=True)]
             late = [f"{member}.{method}" for member, method, ref in calls if ref in running]
-            waited_s = self._runtime.clock() - self._started
+            waited_s = self._runtime.network.clock() - self._started
             raise CallTimeoutError(
                 f"{self._what + ': ' if self._what else ''}waited {waited_s:.1f} s; not done: {', '.join(late)} "
                 f"({len(calls) - len(late)} of {len(calls)} calls are done)"

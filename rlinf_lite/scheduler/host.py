@@ -4,6 +4,7 @@ raise. Also how the arguments of a call travel there."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -16,8 +17,6 @@ from rlinf_lite.scheduler.context import Address
 from rlinf_lite.scheduler.dispatch import Arguments, Deferred, MeshPlace, Pending
 from rlinf_lite.scheduler.errors import WorkerError
 from rlinf_lite.scheduler.heartbeat import Activity
-from rlinf_lite.scheduler.mailbox import Mailbox
-from rlinf_lite.scheduler.segments import cloudpickle
 
 SHARED_BYTES = 100_000
 """Arguments of this size and above that several workers get are stored once; smaller ones travel inside the call."""
@@ -25,6 +24,8 @@ Carried = tuple[list[Any], dict[str, Any]]  # arguments as a runtime carries the
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a worker's process write the stacks of its Python threads to its log."""
 
 
 class Host:
@@ -49,6 +50,8 @@ class Host:
         """Construct the workers from (class, args, kwargs). Returns where to send messages for each."""
         name = self._name
         try:
+            from rlinf_lite.scheduler.mailbox import Mailbox  # and numpy, which reads variables that are set first
+
             fused: dict[str, Any] = {}
             for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
                 name = identity["name"]
@@ -118,6 +121,8 @@ class Host:
             place = f" at {walked[-1][0].f_code.co_filename}:{walked[-1][1]}" if walked else ""
             origin.append(f"{type(current).__name__}{place}")
             current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+        from rlinf_lite.scheduler.segments import cloudpickle
 
         pickled: bytes | None = None
         with suppress(Exception):  # many exceptions cannot be pickled, or cannot be loaded again

@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -119,9 +118,6 @@ class Turns:
     @contextmanager
     def driver_waits(self) -> Iterator[None]:
         """Around a wait of the driver, whose generators are its own again where nobody computes after it."""
-        if getattr(self._of_thread, "generators", None) is not None:  # a worker's wait, inside of `given_away`
-            yield
-            return
         with self._lock:
             self._num_waits += 1
             self._count()
@@ -257,13 +253,10 @@ class LocalNetwork:
         self._inboxes: dict[str, MemoryInbox] = {}
         self._kept: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # in a thread of its own, once something is kept
+        self._asked: dict[threading.Thread, Future[Any]] = {}  # the last of each thread
 
-    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
-        with self.lock:
-            if not replace and (kind, name) in self._known:
-                return False
-            self._known[kind, name] = value
-            return True
+    def publish(self, kind: str, name: str, value: Any) -> None:
+        self._known[kind, name] = value
 
     def withdraw(self, kind: str, name: str) -> None:
         self._known.pop((kind, name), None)
@@ -309,7 +302,9 @@ class LocalNetwork:
 
     def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
         if name in self._kept and self._loop is not None:
-            return asyncio.run_coroutine_threadsafe(getattr(self._kept[name], method)(*args), self._loop)
+            future = asyncio.run_coroutine_threadsafe(getattr(self._kept[name], method)(*args), self._loop)
+            self._asked[threading.current_thread()] = future
+            return future
         kind, _, own = name.partition(" ")
         answer: Future[Any] = Future()
         answer.set_exception(SchedulerError(f"the {kind} {own!r} is gone: it was closed"))
@@ -317,6 +312,11 @@ class LocalNetwork:
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.turns.given_away()
+
+    def give_up(self, thread: threading.Thread) -> None:
+        """End a thread's wait for something that is kept."""
+        if (future := self._asked.pop(thread, None)) is not None:
+            future.cancel()
 
     def clock(self) -> float:
         return self.turns.clock()
@@ -331,23 +331,18 @@ class LocalNetwork:
         return function(*args)
 
 
-@dataclass
 class LocalRemote:
     """A host in a thread of this process, which serves calls in the order in which they are made."""
 
-    name: str
-    host: Host
-    results: threading.Condition
-    lock: threading.RLock
-    turns: Turns
-    generators: Generators = field(default_factory=Generators)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, name: str, host: Host, results: threading.Condition, lock: threading.RLock, turns: Turns
+    ) -> None:
+        self.name, self.host = name, host
+        self._results, self._turns, self._generators = results, turns, Generators()
         self._calls: deque[tuple[Ref, Callable[[], Any], Sequence[Ref]]] = deque()
-        self._is_stopped = False
-        self._came = threading.Condition(self.lock)
-        self.thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        self._numbers, self._is_stopped = itertools.count(), False
+        self._came = threading.Condition(lock)
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self.thread.start()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Ref:
@@ -367,12 +362,13 @@ class LocalRemote:
 
     def submit(self, work: Callable[[], Any], refs: Sequence[Ref] = ()) -> Ref:
         """Have the thread do some work, once what `refs` stand for is there."""
-        ref = Ref(self.results, f"{self.name}-{next(self._numbers)}")
+        ref = Ref(self._results, f"{self.name}-{next(self._numbers)}")
         with self._came:
             if self._is_stopped:
                 ref.fail(self._gone())
-            self._calls.append((ref, work, refs))
-            self._came.notify()
+            else:
+                self._calls.append((ref, work, refs))
+                self._came.notify()
         return ref
 
     @property
@@ -410,14 +406,14 @@ class LocalRemote:
                     break
                 call = self._calls.popleft()
             self._answer(*call)
-        with self.turns.taken(self.generators):
+        with self._turns.taken(self._generators):
             self.host._forget()
 
     def _answer(self, ref: Ref, work: Callable[[], Any], refs: Sequence[Ref]) -> None:
         try:
             for given in refs:
                 given.wait()
-            with self.turns.taken(self.generators):
+            with self._turns.taken(self._generators):
                 _of_thread.call = ref.name
                 found = _pack(work())
         except CallFailed as failed:  # a result that this call was given
@@ -451,11 +447,10 @@ class LocalRuntime:
         self._results = threading.Condition(self._lock)
         self.turns = Turns(self._lock)
         self.network = LocalNetwork(self._lock, self.turns)
-        self._remotes: list[LocalRemote] = []
         self._dirs = ScratchDirs()
-        self._env_before = {name: os.environ.get(name) for group in node_groups for name in group.env_vars}
+        self._env_before: dict[str, str | None] = {}
         for group in node_groups:
-            os.environ.update(group.env_vars)
+            self._set_variables(group.env_vars)
         here = self._dirs.uid, _NODE_ID, self._dirs.temp, self._dirs.shm
         set_context(ProcessContext(*here, self.network, runtime="local"))
 
@@ -469,12 +464,10 @@ class LocalRuntime:
         env_vars: Mapping[str, str],
         methods: Sequence[Iterable[str]],
     ) -> LocalRemote:
-        """`env_vars` are set in this process, for good."""
-        os.environ.update(env_vars)
+        """`env_vars` are set in this process, until the runtime is closed."""
+        self._set_variables(env_vars)
         host = host_class(Host, title, methods, lambda: str(_of_thread.call))
-        remote = LocalRemote(f"{name}[{rank}]", host(name, rank), self._results, self._lock, self.turns)
-        self._remotes.append(remote)
-        return remote
+        return LocalRemote(f"{name}[{rank}]", host(name, rank), self._results, self._lock, self.turns)
 
     def build(self, remote: Remote, identities: Sequence[dict[str, Any]], epoch: int, payload: Any) -> Ref:
         assert isinstance(remote, LocalRemote)
@@ -519,15 +512,13 @@ class LocalRuntime:
         for remote in hosts:
             for address in remote.host._addresses():
                 self.network.send([address], Abort(_FOREVER, "the group is shut down"))
+            self.network.give_up(remote.thread)
             remote.stop()
         deadline = time.monotonic() + _END_S
         for remote in hosts:
             remote.thread.join(max(0.0, deadline - time.monotonic()))
             if remote.thread.is_alive():
                 log.warning("%s still runs a method, which is left behind: a thread cannot be ended", remote.name)
-
-    def clock(self) -> float:
-        return self.turns.clock()
 
     def has_ended(self) -> bool:
         return False
@@ -548,3 +539,8 @@ class LocalRuntime:
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
         self._dirs.remove()
+
+    def _set_variables(self, variables: Mapping[str, str]) -> None:
+        for name, value in variables.items():
+            self._env_before.setdefault(name, os.environ.get(name))
+            os.environ[name] = value

@@ -325,7 +325,7 @@ class HybridComponentPlacement:
     """
 
     def __init__(self, cfg: HasCluster) -> None:
-        module = sys.modules.get("rlinf_lite.scheduler.cluster")  # importing it here would import ray
+        module = sys.modules.get("rlinf_lite.scheduler.cluster")  # which imports this one
         running = module.Cluster.current() if module else None
         if running is not None:
             self.shape: ClusterShape = running.shape

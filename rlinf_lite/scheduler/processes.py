@@ -12,10 +12,8 @@ from typing import Any
 
 from rlinf_lite.scheduler.context import network, run_on
 from rlinf_lite.scheduler.handle import Calls, Handle, Member, RunningGroup
+from rlinf_lite.scheduler.host import DUMP_SIGNAL
 from rlinf_lite.scheduler.placement import ComponentPlacement
-
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a worker's process write the stacks of its Python threads to its log."""
 
 
 class Processes:

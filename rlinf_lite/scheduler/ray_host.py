@@ -15,8 +15,7 @@ from rlinf_lite.lazy import imports_without_gc
 from rlinf_lite.registry import take_of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.heartbeat import Beat, Heartbeat
-from rlinf_lite.scheduler.host import Host, process_and_logs
-from rlinf_lite.scheduler.processes import DUMP_SIGNAL
+from rlinf_lite.scheduler.host import DUMP_SIGNAL, Host, process_and_logs
 from rlinf_lite.scheduler.setup_worker import PLAIN
 from rlinf_lite.threads import THREADS
 
@@ -35,14 +34,16 @@ class RayHost(Host):
     def _build(
         self,
         identities: list[dict[str, Any]],
-        context: ProcessContext,
+        context: bytes,
         env_vars: dict[str, str],
         epoch: int,
         payload: bytes,
     ) -> list[Address]:
-        """Construct the workers from what is pickled: the driver's `registry.of_main`, [(class, args, kwargs)]."""
+        """Construct the workers. `context`: a pickled ProcessContext; `payload`: the driver's pickled
+        `registry.of_main`, [(class, args, kwargs)]. Unpickling imports numpy, which reads the variables."""
         os.environ.update(THREADS | env_vars)
-        set_context(context)
+        here: ProcessContext = cloudpickle.loads(context)
+        set_context(here)
         # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
         # a handler, and unblocked, which programs started from here do not inherit; forks get the default back
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -56,7 +57,7 @@ class RayHost(Host):
         except Exception as error:  # anything that a user's module raises
             raise self._failure(self._name, "__init__", error) from None
         addresses = self._construct(identities, epoch, definitions)
-        monitor = context.monitor
+        monitor = here.monitor
         if monitor is not None:
 
             def tell(beats: list[Beat]) -> None:  # a master that is being started again hears nothing meanwhile

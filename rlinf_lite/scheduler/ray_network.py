@@ -36,8 +36,7 @@ _VERDICT_S = 120.0  # Ray takes up to a minute to find that a node is gone
 _counter = itertools.count()
 _sockets: dict[str, zmq.Socket[bytes]] = {}
 _lock = threading.Lock()
-_agents: dict[str, Any] = {}
-_kept: dict[str, Any] = {}
+_actors: dict[str, Any] = {}  # that this process has asked for, or keeps, by name
 _deliveries: list[_Delivery] = []
 
 
@@ -55,9 +54,8 @@ class RayNetwork:
 
     uid: str
 
-    def publish(self, kind: str, name: str, value: Any, replace: bool = True) -> bool:
-        existed: bool = internal_kv._internal_kv_put(self._key(kind, name), pickle.dumps(value), overwrite=replace)
-        return replace or not existed
+    def publish(self, kind: str, name: str, value: Any) -> None:
+        internal_kv._internal_kv_put(self._key(kind, name), pickle.dumps(value), overwrite=True)
 
     def withdraw(self, kind: str, name: str) -> None:
         internal_kv._internal_kv_del(self._key(kind, name))
@@ -97,20 +95,21 @@ class RayNetwork:
             kept: Any = ray.remote(kind).options(name=full_name, namespace=RAY_NAMESPACE, **place).remote(*args)
         except ValueError:  # which is how Ray says that the name is taken
             return False
-        _kept[full_name] = kept
+        _actors[full_name] = kept
         return True
 
     def is_kept(self, name: str) -> bool:
+        _actors.pop(f"{self.uid}.{name}", None)  # another one may have its name
         try:
-            ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE)
+            _actor(f"{self.uid}.{name}")
         except ValueError:
             return False
         return True
 
     def drop(self, name: str) -> None:
         with suppress(ValueError):  # it is gone
-            ray.kill(ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE))
-        _kept.pop(f"{self.uid}.{name}", None)
+            ray.kill(_actor(f"{self.uid}.{name}"))
+        _actors.pop(f"{self.uid}.{name}", None)
 
     def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -125,8 +124,8 @@ class RayNetwork:
                 answer.set_exception(getattr(error, "cause", error))
 
         try:
-            kept = ray.get_actor(f"{self.uid}.{name}", namespace=RAY_NAMESPACE)
-            getattr(kept, method).remote(*args).future().add_done_callback(take)
+            call = getattr(_actor(f"{self.uid}.{name}"), method)
+            call.remote(*args).future().add_done_callback(take)
         except ValueError:
             answer.set_exception(_gone(name))
         return answer
@@ -144,10 +143,7 @@ class RayNetwork:
 
     def start_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
         """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
-        name = agent_name(self.uid, node_id)
-        if name not in _agents:
-            _agents[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
-        return _agents[name].call.remote(function, *args)
+        return _actor(agent_name(self.uid, node_id)).call.remote(function, *args)
 
     def _key(self, kind: str, name: str) -> bytes:
         return f"rlinf_lite/{self.uid}/{kind}/{name}".encode()
@@ -204,6 +200,13 @@ class ZmqInbox:
         self._socket.close(linger=0)
 
 
+def _actor(name: str) -> Any:
+    """A named Ray actor. Raises ValueError where there is none."""
+    if name not in _actors:
+        _actors[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
+    return _actors[name]
+
+
 def _gone(name: str) -> SchedulerError:
     kind, _, own = name.partition(" ")
     return SchedulerError(f"the {kind} {own!r} is gone: it was closed, or its creator ended")
@@ -215,8 +218,7 @@ def leave() -> None:
         for outgoing in _sockets.values():
             outgoing.close()
         _sockets.clear()
-    _agents.clear()
-    _kept.clear()
+    _actors.clear()
     forget_all()
 
 

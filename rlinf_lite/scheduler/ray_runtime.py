@@ -126,6 +126,7 @@ class RayRuntime:
             # directories on this node
             dirs = ScratchDirs()
             self._undo.callback(dirs.remove)
+            self.network = RayNetwork(dirs.uid)
 
             # variables that workers on a node have
             self._env_vars: list[dict[str, str]] = [{} for _ in range(num_nodes)]
@@ -154,7 +155,7 @@ class RayRuntime:
             driver = driver_node_id()
             node_ids = {node.node_id for node in self.nodes} | {driver}
             if node_ids == {driver} and (is_own_ray or self._forked is None):
-                here = ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm, RayNetwork(dirs.uid))
+                here = ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm, self.network)
                 self._contexts = {driver: here}
             else:
                 self._contexts = self._start_agents(dirs.uid, sorted(node_ids))
@@ -196,7 +197,7 @@ class RayRuntime:
 
     def build(self, remote: Remote, identities: Sequence[dict[str, Any]], epoch: int, payload: Any) -> Any:
         assert isinstance(remote, RayRemote)
-        context = self._contexts[remote.node_id]
+        context = cloudpickle.dumps(self._contexts[remote.node_id])
         return remote.actor._build.remote(list(identities), context, remote.env_vars, epoch, payload)
 
     def pack(self, definitions: Sequence[Definition]) -> Any:
@@ -257,9 +258,6 @@ class RayRuntime:
                 if is_late:
                     raise CallTimeoutError(f"{name} did not stop within {_END_S:g} s")
                 time.sleep(0.01)
-
-    def clock(self) -> float:
-        return time.monotonic()
 
     def has_ended(self) -> bool:
         return local_ray_has_ended()

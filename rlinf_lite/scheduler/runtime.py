@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlinf_lite.scheduler.errors import WorkerError
 
 if TYPE_CHECKING:
+    from rlinf_lite.scheduler.context import Network
     from rlinf_lite.scheduler.placement import ClusterShape
 
 Definition = tuple[type[Any], tuple[Any, ...], dict[str, Any]]
@@ -63,6 +64,10 @@ class Runtime(Protocol):
     nodes: list[Node]
     shape: ClusterShape
 
+    @property
+    def network(self) -> Network:
+        """What workers find and reach each other by."""
+
     def start(
         self,
         title: str,
@@ -101,9 +106,6 @@ class Runtime(Protocol):
 
     def end(self, remotes: Sequence[tuple[str, Node, Remote]]) -> None:
         """End hosts, given their names, and wait until they are gone."""
-
-    def clock(self) -> float:
-        """Seconds that count against limits of time."""
 
     def has_ended(self) -> bool:
         """Whether nothing runs any more, so that whatever is asked is not answered."""

@@ -53,11 +53,6 @@ class Parcel:
                 self.mapped = shared_memory.map_kept(self.place)
 
 
-def pack(obj: Any, directory: str, inbox: str = "") -> Parcel:
-    """Encode an object, with its bulk in shared memory under `directory`, for who reads `inbox` ("": anyone)."""
-    return store(*encode(obj), directory, inbox)
-
-
 def store(head: bytes, buffers: Sequence[memoryview], directory: str, inbox: str) -> Parcel:
     """A parcel of what `encode` gave."""
     spans: list[tuple[int, int] | None] = []

@@ -46,7 +46,7 @@ class Place(NamedTuple):
     """Where a message's bulk lies, as its reader is told."""
 
     name: str
-    path: str  # its file; of one without a name, a descriptor of a process that has it open
+    path: str
     writer: int  # process id
     is_kept: bool
 
@@ -122,17 +122,11 @@ class Mapped:
     def __init__(self, place: Place) -> None:
         self._place, self._fd = place, os.open(place.path, os.O_RDWR)
         self._memory = mmap.mmap(self._fd, 0)
-        if not place.path.startswith("/proc/"):
-            os.unlink(place.path)
+        os.unlink(place.path)
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it could not be opened
             os.close(self._fd)
-
-    @property
-    def place(self) -> Place:
-        """Where other processes find it, as long as this one lives."""
-        return self._place._replace(path=f"/proc/{os.getpid()}/fd/{self._fd}")
 
     def open(self) -> memoryview:
         """The message's bulk, which nobody writes as long as the view lives, or anything that is made of it."""
@@ -262,7 +256,7 @@ def _is_half_free(directory: str, num_bytes: int) -> bool:
 
 @functools.cache
 def _most_kept(directory: str) -> int:
-    if not os.path.isdir("/proc/self/fd"):  # there would be no way to pass one on
+    if not os.path.isdir("/proc/self"):  # whether a writer lives is read there
         return 0
     return min(KEPT_BYTES, shutil.disk_usage(directory).total // 16)
 

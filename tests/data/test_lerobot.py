@@ -420,7 +420,7 @@ def test_a_damaged_video_is_refused_and_its_file_and_time_named(tmp_path):
         for place in np.random.default_rng(seed).integers(begin, end, 30):
             damaged[place] ^= 0xFF
         file.write_bytes(damaged)
-        with pytest.raises(LeRobotError, match=rf"{file} is damaged"):
+        with pytest.raises(LeRobotError, match=rf"{file} (is damaged|has no picture at \d)"):
             list(video.pictures_at(file, times))
 
 

@@ -14,6 +14,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.config.names import fused_roles
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import open_problems
+from rlinf_lite.preview.placements import check_room
 from rlinf_lite.report import write_report
 from rlinf_lite.runners import (
     AsyncEmbodiedRunner,
@@ -67,7 +68,7 @@ def train(cluster, tmp_path):
                 return runner.run(until)
 
             try:
-                return run_placed(cfg, claim, supervisor, run)
+                return run_placed(cfg, claim, supervisor, run, check_room(cfg))
             finally:
                 for processes in list(cluster.processes):
                     cluster.end(processes)
@@ -234,7 +235,7 @@ def test_language_models_try_too(cluster, tmp_path, capsys):
                 return runner.run(until)
 
             try:
-                return run_placed(cfg, claim, None, run)
+                return run_placed(cfg, claim, None, run, check_room(cfg))
             finally:
                 for processes in list(cluster.processes):
                     cluster.end(processes)

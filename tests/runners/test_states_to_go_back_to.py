@@ -46,7 +46,7 @@ def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_pat
 
 def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_path, monkeypatch):
     here = SimpleNamespace(shm_dir=str(tmp_path), node_id="here")
-    monkeypatch.setattr("rlinf_lite.scheduler.context.get_context", lambda: here)
+    monkeypatch.setattr("rlinf_lite.runners.checkpoints.get_context", lambda: here)
     snapshots = checkpoints.Snapshots("auto", 1_000_000, ["here"])
 
     def write(directory):

@@ -12,6 +12,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.config.checks import possible
 from rlinf_lite.preview import placements
 from rlinf_lite.preview.memory import Estimate
+from rlinf_lite.preview.placements import check_room
 from rlinf_lite.runners import placed
 from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
 from rlinf_lite.runners.run_paths import RunClaim
@@ -69,7 +70,7 @@ def trials(store, monkeypatch):
                 claim.resume_from = write(store, until).resolve()
             return RunResult(min(until or total, total), False, store.root.parent, store.newest(), total, [], None)
 
-        return placed.run_placed(cfg, claim, None, run)
+        return placed.run_placed(cfg, claim, None, run, check_room(cfg))
 
     return trials
 

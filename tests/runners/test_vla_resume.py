@@ -39,10 +39,13 @@ def base(tmp_path_factory):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}"],
-        [SHARDED, "model.options.lora.rank=2", "model.options.lora.save_base=false"],
+        pytest.param(["cluster.component_placement={actor: '0', rollout: '0', env: '0'}"], id="whole"),
+        pytest.param(
+            [SHARDED, "model.options.lora.rank=2", "model.options.lora.save_base=false"],
+            id="sharded_adapters",
+            marks=pytest.mark.processes,
+        ),
     ],
-    ids=["whole", "sharded_adapters"],
 )
 def test_two_steps_equal_one_and_resume_and_one(start, tmp_path, base, settings):
     def run(root, steps, *more):

@@ -10,7 +10,8 @@ import torch
 
 from rlinf_lite.scheduler import shared_memory
 from rlinf_lite.scheduler.errors import SchedulerError
-from rlinf_lite.scheduler.segments import BULK_BYTES, pack, unpack
+from rlinf_lite.scheduler.segments import BULK_BYTES, unpack
+from tests.scheduler.parcels import pack
 
 Travel = Callable[[Any], Any]
 

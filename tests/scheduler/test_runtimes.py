@@ -240,6 +240,20 @@ def test_a_channel(pair: tuple[WorkerGroup, WorkerGroup]) -> None:
         channel.get()
 
 
+def test_a_group_ends_while_it_waits_for_a_channel(cluster: Cluster) -> None:
+    channel = Channel.create("empty")
+    group = Player.create_group().launch(cluster, "3", name="waiter")
+    waiting, started = group.through("empty"), time.monotonic()
+    time.sleep(0.3)
+    group.shutdown()
+    assert time.monotonic() - started < 8
+    with pytest.raises(SchedulerError):
+        waiting.wait(20)
+    channel.put(1)
+    assert channel.get(timeout_s=20) == 1
+    channel.close()
+
+
 def test_a_constructor_that_raises_leaves_nothing(cluster: Cluster) -> None:
     with pytest.raises(WorkerError, match=r"bad\[0\]\.__init__ raised ValueError: no such start"):
         Player.create_group({"fail": 1}).launch(cluster, "3", name="bad")

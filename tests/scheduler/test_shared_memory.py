@@ -14,7 +14,8 @@ import torch
 
 from rlinf_lite.scheduler import shared_memory
 from rlinf_lite.scheduler.errors import SchedulerError
-from rlinf_lite.scheduler.segments import Parcel, discard, pack, unpack
+from rlinf_lite.scheduler.segments import Parcel, discard, unpack
+from tests.scheduler.parcels import pack
 
 SIZE = 300_000
 
@@ -139,23 +140,6 @@ def test_a_dropped_message_leaves_its_memory(tmp_path: Path) -> None:
     assert kept()[0].is_free()
     discard(sent(np.zeros(SIZE, np.uint8), tmp_path, ""))
     assert os.listdir(tmp_path) == []
-
-
-def test_one_passed_on_to_a_third_process(tmp_path: Path) -> None:
-    """As a channel does: its keeper has opened it, the consumer has not."""
-    for i in range(3):
-        parcel = sent(np.full(SIZE, i, np.uint8), tmp_path)
-        assert parcel.mapped is not None
-        passed = Parcel(parcel.head, parcel.small, parcel.mapped.place, parcel.spans)
-        del parcel
-
-        def read(passed: Parcel = passed) -> int:
-            shared_memory._mapped.clear()
-            return int(unpack(passed).min())
-
-        child, seen = in_child(read)
-        assert seen == i and len(kept()) == 1
-        kill(child)
 
 
 def test_a_killed_reader(tmp_path: Path) -> None:

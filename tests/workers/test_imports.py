@@ -18,6 +18,8 @@ from rlinf_lite.lazy import imports_without_gc
         ),
         ("rlinf_lite.workers.rollout", ["torch.distributed.tensor", "transformers"]),
         ("rlinf_lite.jobs.trainer_host, rlinf_lite.control.master", ["torch", "hydra"]),
+        ("rlinf_lite.scheduler.ray_host", ["numpy", "torch"]),  # they read variables that it sets
+        ("rlinf_lite.launch", ["ray"]),  # which runs on threads do without
     ],
 )
 def test_workers_load_only_what_they_need(module, heavy):

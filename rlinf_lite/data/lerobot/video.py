@@ -175,7 +175,8 @@ def _decoded(
                         if frame is None:
                             break
                         raise LeRobotError(
-                            f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s"
+                            f"{file} has no picture at {times_s[wanted]:.4f} s, the next is at {shown:.4f} s: "
+                            "is it damaged, or another dataset's?"
                         )
                     if nearest.is_corrupt:
                         at = f"the picture at {shown if late else before:.2f} s"

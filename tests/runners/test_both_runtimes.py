@@ -1,0 +1,101 @@
+"""Threads of one process and processes on Ray train alike, to the bit, and go on from each other's checkpoints."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+from safetensors import safe_open
+
+from rlinf_lite.config import load_config
+from rlinf_lite.launch import train
+from rlinf_lite.scheduler import Cluster
+from tests.conftest import SharedCluster
+from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, read_metrics
+from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
+from tests.runners.test_flow_runs import TOGETHER
+from tests.runners.test_sft import SMALL as SMALL_SFT
+
+SEVERAL = "cluster.component_placement={actor: '0', rollout: 0-1, env: 0-1}"
+FEW = "env.eval.num_episodes=8"
+RUNS = {
+    "simulator": ("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, SEVERAL, FEW, "rollout.pipeline_stage_num=2"]),
+    "asynchronous": ("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, "runner.mode=async", "runner.max_staleness=0", FEW]),
+    "tokens": ("tabletop_ppo_vla", [*SMALL_TABLETOP, *TOGETHER, FEW]),
+    "flow": ("tabletop_ppo_flow", [*SMALL_TABLETOP, *TOGETHER, "rollout.model_dir=null", FEW]),
+    "imitation": ("tabletop_sft_mlp", [*SMALL_SFT, "data.num_episodes=16", FEW]),
+    "language": ("math/math_arithmetic_ppo", [*SMALL_MATH, "algorithm.kl={place: loss, coef: 0.1}"]),
+}
+COMMON = ["runner.save_interval=1", "runner.val_check_interval=1", "runner.report=false", "control.enabled=false"]
+COMMON += ["runner.keep_checkpoints=5", "runner.run_name=run", "runner.resume=auto"]
+MEASURED = ("train/", "rollout/", "eval/", "env/", "async/staleness")
+
+
+def run(runtime, name, steps, root):
+    config, overrides = RUNS[name]
+    more = [f"cluster.runtime={runtime}", f"runner.max_steps={steps}", f"runner.logger.log_path={root}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "from_config", lambda settings: nullcontext(SharedCluster.of(runtime)))
+        try:
+            result = train(load_config(config, [*overrides, *COMMON, *more]))
+        finally:
+            SharedCluster.end_groups()
+    assert result.completed_steps == steps
+    return result
+
+
+def tensors(result, step):
+    """Digests of everything that a checkpoint has in tensors, by file and name."""
+    directory, found = result.run_dir / "checkpoints" / f"step_{step:06d}", {}
+    for file in sorted(directory.rglob("*.safetensors")):
+        with safe_open(file, "np") as content:
+            for name in content.keys():  # noqa: SIM118 (no dict)
+                digest = hashlib.sha256(content.get_tensor(name).tobytes()).hexdigest()
+                found[str(file.relative_to(directory)), name] = digest
+    return found
+
+
+def numbers(result):
+    """Metrics but times, by step: a run that goes on evaluates its step once more."""
+    found = {}
+    for line in read_metrics(result.run_dir):
+        found.setdefault(line["step"], {}).update({key: line[key] for key in line if key.startswith(MEASURED)})
+    return found
+
+
+def differing(ours, theirs):
+    """What two lines of metrics do not agree on."""
+    return {key: (ours.get(key), theirs.get(key)) for key in ours | theirs if ours.get(key) != theirs.get(key)}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", RUNS)
+def test_every_run(tmp_path, name):
+    root, half = tmp_path / "ray", tmp_path / "half"
+    run("ray", name, 1, root)
+    shutil.copytree(root, half, symlinks=True)
+    expected = run("ray", name, 2, root)
+    whole = run("local", name, 2, tmp_path / "whole")
+    ours, theirs = numbers(whole), numbers(expected)
+    assert ours.keys() == theirs.keys() == {0, 1, 2}
+    for step in ours:
+        assert differing(ours[step], theirs[step]) == {}
+    for step in (1, 2):
+        assert tensors(whole, step) == tensors(expected, step) and len(tensors(whole, step)) > 4
+    assert tensors(whole, 1) != tensors(whole, 2)
+    gone_on = run("local", name, 2, half)
+    assert tensors(gone_on, 2) == tensors(expected, 2)
+
+
+def test_a_local_run_imports_no_ray(tmp_path):
+    code = f"""
+import sys
+import rlinf_lite
+settings = {[*SMALL_PENDULUM, "cluster.runtime=local", "runner.max_steps=1", f"runner.logger.log_path={tmp_path}"]}
+result = rlinf_lite.train(rlinf_lite.load_config("gym_pendulum_ppo_mlp", settings))
+print("ray" in sys.modules, result.completed_steps)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines()[-1:] == ["False 1"], done.stdout + done.stderr
