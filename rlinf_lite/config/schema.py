@@ -89,8 +89,6 @@ class ClusterConfig(Section):
     computes at a time, for breakpoints and tests; the results are the same (docs/debugging.md)."""
     start_timeout_s: PositiveFloat = 120.0
     """Longest wait for nodes to join and workers to be constructed."""
-    forked_workers: bool = True
-    """Fork workers from a process on every node that has imported torch already. false: start each by plain Python."""
 
     @field_validator("component_placement", mode="before")
     @classmethod

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext
 from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.ray_private import get_value, list_keys, put_value
 
 ASK_LIMIT_S = 60.0  # how long a call waits for a master that is being started again
 _ASK_AGAIN_S = 0.3
@@ -162,14 +162,14 @@ class KVBackend:
     """Contexts in Ray's key-value store, which lasts as long as the Ray cluster."""
 
     def save(self, job: str, text: str) -> None:
-        internal_kv._internal_kv_put(_PREFIX + job, text.encode(), overwrite=True)
+        put_value(_PREFIX + job, text.encode())
 
     def load(self, job: str) -> str | None:
-        found: bytes | None = internal_kv._internal_kv_get(_PREFIX + job)
+        found = get_value(_PREFIX + job)
         return None if found is None else found.decode(errors="replace")
 
     def jobs(self) -> list[str]:
-        return sorted(key.decode()[len(_PREFIX) :] for key in internal_kv._internal_kv_list(_PREFIX))
+        return [key.removeprefix(_PREFIX) for key in list_keys(_PREFIX)]
 
 
 class DirectoryBackend:

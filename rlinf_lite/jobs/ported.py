@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 
 class RLRoleType(StrEnum):
@@ -35,9 +34,3 @@ FOREIGN_OPTIONS = {
     "master_state_backend_type": _LIMIT.format("backend"),
 }
 """Options of DLRover's `submit`, and what to do here instead."""
-
-
-def without_ray_remote(cls: Any) -> Any:
-    """The class that `@ray.remote` has wrapped; anything else as it is."""
-    modified = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", None)
-    return getattr(modified, "__ray_actor_class__", cls)

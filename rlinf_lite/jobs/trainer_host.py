@@ -9,13 +9,14 @@ from contextlib import suppress
 
 from rlinf_lite.control.context import Outcome, Stage
 from rlinf_lite.control.supervisor import JobFailedError, Supervisor
-from rlinf_lite.jobs.ported import CONFIG_ARGUMENTS, FOREIGN_ARGUMENTS, without_ray_remote
+from rlinf_lite.jobs.ported import CONFIG_ARGUMENTS, FOREIGN_ARGUMENTS
 from rlinf_lite.jobs.spec import JobSpec, JobSpecError, RoleSpec, place_roles
 from rlinf_lite.jobs.trainer import BaseTrainer, RoleGroup
 from rlinf_lite.jobs.workload import BaseWorkload
 from rlinf_lite.registry import MAIN, PartError, import_part
 from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerGroup
 from rlinf_lite.scheduler.host import process_and_logs
+from rlinf_lite.scheduler.ray_private import class_in_actor
 
 
 class TrainerHost:
@@ -46,7 +47,7 @@ class TrainerHost:
         supervisor: Supervisor | None = None
         try:
             # plain workers: what a job's classes import is not known, and need not be torch
-            with Cluster(self._job.num_nodes, self._job.devices_per_node, kind, forked_workers=False) as cluster:
+            with Cluster(self._job.num_nodes, self._job.devices_per_node, kind) as cluster:
                 supervisor = Supervisor(self._job.name, cluster, timeout_s)
                 classes = load_classes(self._job)
                 groups = self._launch(cluster, classes)
@@ -123,7 +124,7 @@ def _load(spec: RoleSpec, base: type) -> type:
         text = f"the module {MAIN!r} is this script, which the job's processes do not run"
         raise JobSpecError([f"{spec.call}: {text}. Put {spec.cls} into a module of its own, and name that."])
     try:
-        found = without_ray_remote(import_part(f"{spec.module}:{spec.cls}", spec.call))
+        found = class_in_actor(import_part(f"{spec.module}:{spec.cls}", spec.call))
     except PartError as error:
         raise JobSpecError([str(error)]) from error
     where = f"{spec.call}: {spec.module}.{spec.cls}"

@@ -56,9 +56,8 @@ class Cluster:
     @classmethod
     def from_config(cls, cfg: ClusterSettings) -> Cluster:
         """The cluster that a config's `cluster` section describes."""
-        slots, limit_s, forked = cfg.num_gpus_per_node, cfg.start_timeout_s, cfg.forked_workers
-        places = (cfg.num_nodes, slots, cfg.accelerator, cfg.node_groups, limit_s)
-        return cls(*places, forked_workers=forked, runtime=cfg.runtime)
+        places = (cfg.num_nodes, cfg.num_gpus_per_node, cfg.accelerator, cfg.node_groups, cfg.start_timeout_s)
+        return cls(*places, runtime=cfg.runtime)
 
     def __init__(
         self,
@@ -68,7 +67,6 @@ class Cluster:
         node_groups: Sequence[NodeGroup] = (),
         start_timeout_s: float = 120.0,
         log_to_driver: bool = True,
-        forked_workers: bool = True,
         runtime: Literal["ray", "local"] = "ray",
     ) -> None:
         if Cluster._current is not None:
@@ -83,7 +81,7 @@ class Cluster:
             from rlinf_lite.scheduler.ray_runtime import RayRuntime  # only now: importing Ray takes a second
 
             places = (num_nodes, num_gpus_per_node, accelerator, node_groups, start_timeout_s)
-            self.runtime = RayRuntime(*places, log_to_driver, forked_workers)
+            self.runtime = RayRuntime(*places, log_to_driver)
         self.num_nodes, self._start_timeout_s = num_nodes, start_timeout_s
         self.processes, self.pools, self.calls = [], {}, Calls(self.runtime)
         self._launching: list[Processes] | None = None

@@ -11,35 +11,34 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray import _raylet
-from ray._private import ray_constants, services
 
 from rlinf_lite.scheduler.errors import ClusterError
-from rlinf_lite.scheduler.forked import SETUP_SCRIPT
+from rlinf_lite.scheduler.ray_private import read_environment_again
 from rlinf_lite.scheduler.scratch import living_temp_dirs
 
 log = logging.getLogger(__name__)
 
 SLOT_RESOURCE = "rlinf_lite_slot"
 _FILE = "ray.json"
+_PROGRAM = str(Path(__file__).with_name("ray_head.py"))
 _ANSWER_S = 3.0
 _START_S = 300.0
-"""Within which Ray is to be up, all starts together: beside two training runs on two cores one takes 40 to 60 s."""
+"""Within which Ray is to be up, all starts together."""
 _STARTS = 5
-"""At the most: on such a machine its raylet ends by itself about every second time, as it waits for its agents, which
-import much, for 15 s only."""
-_NEEDED = ("gcs_server", "raylet")
-"""Of Ray's processes, those without which there is no node."""
+"""At the most. A raylet waits 15 s for its agents to come up, and then ends: beside other work they take as long to
+import what they need, and nothing that Ray documents changes that limit."""
+_SAY_AFTER_S = 15.0
+_own: _Head | None = None
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a gRPC client begins with, and an empty frame of settings, which the server answers with its own."""
 
@@ -54,18 +53,13 @@ class KnownRay:
 
 
 @contextmanager
-def local_ray(
-    temp_dir: str,
-    num_slots: int,
-    num_gpus: int | None,
-    log_to_driver: bool,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Runs for as long as the block. `meanwhile`: starts what takes long and needs the environment of Ray's workers.
+def local_ray(temp_dir: str, num_slots: int, num_gpus: int | None, log_to_driver: bool) -> Iterator[None]:
+    """A Ray of this process, which is connected to it, for as long as the block.
 
-    Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file left by another
-    program, valid or not, is never looked at. Raises ClusterError where Ray does not start in time.
+    Ray 2.60 reads its authentication token from the environment before `~/.ray/auth_token`, so a file that another
+    program left, valid or not, is never looked at. Raises ClusterError where Ray does not start in time.
     """
+    global _own
     token = secrets.token_hex(32)
     variables = {
         **_private(token),
@@ -76,29 +70,19 @@ def local_ray(
         "RAY_worker_niceness": "0",  # 15 otherwise: training would yield to everything else on the machine
     }
     with _environment(variables, cluster_mode=False):
+        _own = _start(temp_dir, num_slots, num_gpus)
         try:
-            meanwhile()
-            deadline = time.monotonic() + _START_S
-            for attempt in range(1, _STARTS + 1):
-                with _out_of_reach(deadline) as daemons, keeping_sigterm(), _in_time(daemons, attempt, deadline):
-                    ray.init(
-                        address="local",
-                        num_gpus=num_gpus,
-                        resources={SLOT_RESOURCE: num_slots},
-                        include_dashboard=False,
-                        log_to_driver=log_to_driver,
-                        logging_level=logging.WARNING,
-                        _temp_dir=os.path.join(temp_dir, "r"),  # which Ray opens to all users; that above is ours alone
-                        _node_ip_address="127.0.0.1",
-                    )
-                    break
-            path, known = os.path.join(temp_dir, _FILE), KnownRay(ray.get_runtime_context().gcs_address, token)
+            with keeping_sigterm():
+                ray.init(address=_own.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
+            path, known = os.path.join(temp_dir, _FILE), KnownRay(_own.address, token)
             with open(os.open(f"{path}.partial", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(asdict(known), file)
             os.replace(f"{path}.partial", path)
             yield
         finally:
             ray.shutdown()
+            _own.end()
+            _own = None
 
 
 def find_local_rays() -> list[KnownRay]:
@@ -116,7 +100,7 @@ def find_local_rays() -> list[KnownRay]:
 def joined_ray(known: KnownRay) -> Iterator[None]:
     """This process belongs to a Ray for as long as the block, quietly. Raises ClusterError where none answers."""
     variables = {} if known.token is None else _private(known.token)
-    with _environment(variables, cluster_mode=ray_constants.ENABLE_RAY_CLUSTER and known.token is None):
+    with _environment(variables, cluster_mode=None if known.token is None else False):
         try:
             knock(known.address)
             with keeping_sigterm():
@@ -160,16 +144,13 @@ def knock(address: str) -> None:
 
 
 def local_ray_has_ended() -> bool:
-    """Whether this process has started a Ray that is dead by now. Asks nobody: calls to it would wait for a minute."""
-    node: Any = ray._private.worker._global_node
-    vital = (ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET)
-    return node is not None and any(kind in vital for kind, _ in node.dead_processes())
+    """Whether this process has started a Ray that is dead by now. Asks no Ray: calls to it would wait for a minute."""
+    return _own is not None and not _own.lives()
 
 
 def owns_ray() -> bool:
     """Whether this process is connected to a Ray that it has started, which ends with it."""
-    node: Any = ray._private.worker._global_node
-    return ray.is_initialized() and node is not None and bool(node.is_head())
+    return _own is not None
 
 
 @contextmanager
@@ -188,88 +169,97 @@ def keeping_sigterm() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-class _Daemon(services.ConsolePopen):
-    """One of Ray's processes, which signals do not reach that are meant for this one: in a process group of its own
-    (timeout, a terminal), and deaf to SIGTERM (SLURM, which sends it to every process of a job). This process saves its
-    work on SIGTERM, and ends them then."""
+class _Head:
+    """`ray_head.py` in a session of its own, where no signal of a terminal or of `timeout` reaches it, and deaf to
+    SIGTERM, which SLURM sends to every process of a job: this process saves its work then, and ends Ray. All of Ray's
+    processes end with it, and it ends with this process, however that ends."""
 
-    def __init__(self, started: list[_Daemon], *args: Any, preexec_fn: Callable[[], None], **kwargs: Any) -> None:
-        def prepare() -> None:
-            preexec_fn()
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    def __init__(self, temp_dir: str, num_slots: int, num_gpus: int | None) -> None:
+        self._ports: list[int] = []
+        self._files = [os.path.join(temp_dir, name) for name in ("ray_head.out", "ray_head.err")]
+        arguments = json.dumps({"num_gpus": num_gpus, "resources": {SLOT_RESOURCE: num_slots}})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which children inherit
+        try:
+            with open(self._files[0], "wb") as out, open(self._files[1], "wb") as err:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", _PROGRAM, arguments],
+                    stdin=subprocess.PIPE,  # its other end closes with this process
+                    stdout=out,
+                    stderr=err,
+                    env=os.environ | {"RAY_TMPDIR": temp_dir},  # Ray opens what it makes there to all users
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-        kwargs |= {"preexec_fn": prepare, "process_group": 0}
-        super().__init__(*args, **kwargs)
-        self.program = Path(args[0][0]).name
-        started.append(self)
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._ports[0]}"
 
-    def terminate(self) -> None:
+    def lives(self) -> bool:
+        return self._process.poll() is None and all(map(_is_listening, self._ports))
+
+    def wait(self, deadline: float) -> str:
+        """Wait until it is up, with a line now and then; returns why it is not, where it has ended or is late."""
+        started, say_at = time.monotonic(), _SAY_AFTER_S
+        while not (ports := Path(self._files[0]).read_text()).endswith("\n"):
+            if (code := self._process.poll()) is not None:
+                said = Path(self._files[1]).read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]
+                return said[-1]
+            if time.monotonic() > deadline:
+                return f"it is not up after {_START_S:g} s"
+            if (waited_s := time.monotonic() - started) >= say_at:
+                say_at = 2 * waited_s
+                log.warning("Ray is starting on this machine: %.0f s so far (limit: %g s)", waited_s, _START_S)
+            time.sleep(0.05)
+        self._ports = json.loads(ports)
+        return ""
+
+    def end(self) -> None:
+        """End it with all that it started."""
+        assert self._process.stdin is not None
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # with the agents that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.stdin.close()
+        self._process.wait()
 
 
-@contextmanager
-def _in_time(daemons: list[_Daemon], attempt: int, deadline: float) -> Iterator[None]:
-    """Where Ray's processes do not come up, they are ended, so that it can be tried again; the last time raises."""
-    try:
-        yield
-    except BaseException as error:
-        for daemon in daemons:
-            daemon.terminate()
-        if type(error) is not Exception:  # which is how Ray says so
+def _start(temp_dir: str, num_slots: int, num_gpus: int | None) -> _Head:
+    """A Ray that is up. Where one does not come up another is tried: on a busy machine its raylet ends by itself."""
+    deadline = time.monotonic() + _START_S
+    for attempt in range(1, _STARTS + 1):
+        head = _Head(temp_dir, num_slots, num_gpus)
+        try:
+            why = head.wait(deadline)
+        except BaseException:
+            head.end()
             raise
-        what = f"Ray did not start on this machine ({error})"
+        if not why:
+            return head
+        head.end()
+        what = f"Ray did not start on this machine ({why})"
         if attempt == _STARTS or time.monotonic() > deadline:
-            text = f"{what}, tried {attempt} times. Start the run again once the machine is less busy."
-            raise ClusterError(text) from error
+            break
         log.warning("%s; trying again", what)
+    raise ClusterError(f"{what}, tried {attempt} times. Start the run again once the machine is less busy.")
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        connection.settimeout(_ANSWER_S)
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
-def _out_of_reach(deadline: float) -> Iterator[list[_Daemon]]:
-    """Ray's processes that are started inside the block are `_Daemon`s, are waited for until `deadline`, and start
-    forked workers without a detour over a Python that imports Ray."""
-    started: list[_Daemon] = []
-    popen, script, get_node = services.ConsolePopen, ray_constants.SETUP_WORKER_FILENAME, services.get_node
-
-    def wait_for_node(*args: Any) -> Any:
-        """Ray asks for its node for 30 s, also where that has ended."""
-        while True:
-            try:
-                return get_node(*args)
-            except RuntimeError as error:  # it is not there yet
-                if ended := [one for one in started if one.program in _NEEDED and one.poll() is not None]:
-                    raise Exception(f"its {ended[0].program} has ended") from error
-                if time.monotonic() > deadline:
-                    raise Exception(f"its node is not there after {_START_S:g} s") from error
-                time.sleep(0.1)
-
-    vars(services).update(ConsolePopen=partial(_Daemon, started), get_node=wait_for_node)
-    ray_constants.SETUP_WORKER_FILENAME = SETUP_SCRIPT
-    try:
-        yield started
-    finally:
-        vars(services).update(ConsolePopen=popen, get_node=get_node)
-        ray_constants.SETUP_WORKER_FILENAME = script
-
-
-@contextmanager
-def _environment(variables: dict[str, str], cluster_mode: bool) -> Iterator[None]:
+def _environment(variables: dict[str, str], cluster_mode: bool | None) -> Iterator[None]:
     """Variables that Ray reads, set for as long as it is used."""
-
-    def look_again(mode: bool) -> None:  # which Ray does once, when it is imported
-        ray_constants.ENABLE_RAY_CLUSTER = mode
-        _raylet.Config.initialize("")  # type: ignore[attr-defined]
-        _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
-
     before = {name: os.environ.get(name) for name in variables}
-    mode_before: bool = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(variables)
-    look_again(cluster_mode)
+    mode_before = read_environment_again(cluster_mode)
     try:
         yield
     finally:
         for name, value in before.items():
             os.environ.pop(name)
             os.environ.update({} if value is None else {name: value})
-        look_again(mode_before)
+        read_environment_again(mode_before)

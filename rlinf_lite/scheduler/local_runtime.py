@@ -476,9 +476,6 @@ class LocalRuntime:
             lambda: construct(identities, epoch, [(cls, *_unpack(arguments)) for cls, arguments in payload])
         )
 
-    def note_started(self, remotes: Sequence[Remote]) -> None:
-        pass
-
     def pack(self, definitions: Sequence[Definition]) -> Any:
         return [(cls, _pack((args, kwargs))) for cls, args, kwargs in definitions]
 

@@ -77,7 +77,6 @@ class Processes:
         for members, addresses in zip(self._begun, handle.wait(self._start_timeout_s), strict=True):
             for member, address in zip(members, addresses, strict=True):
                 member.address = address
-        self._runtime.note_started([member.remote for member in first])
         for group in self.groups:
             network().publish("group", group.name, [member.address for member in group.members])
 

@@ -16,20 +16,15 @@ from rlinf_lite.registry import take_of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, set_context
 from rlinf_lite.scheduler.heartbeat import Beat, Heartbeat
 from rlinf_lite.scheduler.host import DUMP_SIGNAL, Host, process_and_logs
-from rlinf_lite.scheduler.setup_worker import PLAIN
 from rlinf_lite.threads import THREADS
 
 
 class RayHost(Host):
     """What Ray runs. Workers' methods run in the process's main thread."""
 
-    def __init__(self, name: str, rank: int) -> None:
-        super().__init__(name, rank)
-        self._why_plain = os.environ.pop(PLAIN, "")
-
-    def _process(self) -> tuple[int, list[str], str, str]:
-        """Its id, its logs, why it is none that was forked where it should be, and Ray's id of the actor."""
-        return *process_and_logs(), self._why_plain, ray.get_runtime_context().get_actor_id() or ""
+    def _process(self) -> tuple[int, list[str], str]:
+        """Its id, its logs, and Ray's id of the actor."""
+        return *process_and_logs(), ray.get_runtime_context().get_actor_id() or ""
 
     def _build(
         self,

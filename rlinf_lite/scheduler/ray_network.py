@@ -21,11 +21,11 @@ import numpy as np
 import ray
 import zmq
 from ray.exceptions import ActorUnavailableError, RayActorError
-from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, Address, ProcessContext, get_context, set_context
 from rlinf_lite.scheduler.errors import SchedulerError
+from rlinf_lite.scheduler.ray_private import delete_value, get_value, list_keys, put_value
 from rlinf_lite.scheduler.scratch import ScratchDirs
 from rlinf_lite.scheduler.segments import BULK_BYTES, Parcel, encode, store
 from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox
@@ -55,18 +55,18 @@ class RayNetwork:
     uid: str
 
     def publish(self, kind: str, name: str, value: Any) -> None:
-        internal_kv._internal_kv_put(self._key(kind, name), pickle.dumps(value), overwrite=True)
+        put_value(self._key(kind, name), pickle.dumps(value))
 
     def withdraw(self, kind: str, name: str) -> None:
-        internal_kv._internal_kv_del(self._key(kind, name))
+        delete_value(self._key(kind, name))
 
     def find(self, kind: str, name: str) -> Any:
-        value: Any = internal_kv._internal_kv_get(self._key(kind, name))
+        value = get_value(self._key(kind, name))
         return None if value is None else pickle.loads(value)
 
     def known_names(self, kind: str) -> list[str]:
         prefix = self._key(kind, "")
-        return sorted(key[len(prefix) :].decode() for key in internal_kv._internal_kv_list(prefix))
+        return [key.removeprefix(prefix) for key in list_keys(prefix)]
 
     def inbox(self, label: str) -> ZmqInbox:
         return ZmqInbox(label)
@@ -145,8 +145,8 @@ class RayNetwork:
         """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
         return _actor(agent_name(self.uid, node_id)).call.remote(function, *args)
 
-    def _key(self, kind: str, name: str) -> bytes:
-        return f"rlinf_lite/{self.uid}/{kind}/{name}".encode()
+    def _key(self, kind: str, name: str) -> str:
+        return f"rlinf_lite/{self.uid}/{kind}/{name}"
 
     def _send_abroad(self, by_node: Mapping[str, list[str]], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
         """To inboxes of other nodes, by the node."""

@@ -14,14 +14,12 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray._private.services import canonicalize_bootstrap_address_or_die
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlinf_lite.registry import of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext, get_context, run_on, set_context
 from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, WorkerError
-from rlinf_lite.scheduler.forked import ForkedWorkers
 from rlinf_lite.scheduler.host import SHARED_BYTES, host_class
 from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
 from rlinf_lite.scheduler.nodes import driver_node_id, find_devices, find_nodes, find_shape, find_substitute, reserve
@@ -64,15 +62,10 @@ class RayRemote:
         return list(self._about()[1])
 
     @property
-    def why_plain(self) -> str:
-        """Why it is none that was forked, where it should be."""
-        return str(self._about()[2])
-
-    @property
     def actor_id(self) -> str | None:
         """None: it is being started."""
         try:
-            return str(ray.get(self.process, timeout=_ASK_S)[3])
+            return str(ray.get(self.process, timeout=_ASK_S)[2])
         except ray.exceptions.RayActorError as error:  # it died before it could say
             return error.actor_id
         except ray.exceptions.GetTimeoutError:
@@ -117,10 +110,8 @@ class RayRuntime:
         node_groups: Sequence[NodeGroup],
         start_timeout_s: float,
         log_to_driver: bool,
-        forked_workers: bool,
     ) -> None:
         self._num_nodes, self._start_timeout_s = num_nodes, start_timeout_s
-        self._said: set[str] = set()
         self._undo = ExitStack()
         try:
             # directories on this node
@@ -135,7 +126,6 @@ class RayRuntime:
                     self._env_vars[rank].update(group.env_vars)
 
             # connect to Ray, or start it
-            self._forked = ForkedWorkers(dirs.temp) if forked_workers and sys.platform == "linux" else None
             is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
 
             # know the nodes and what a slot is
@@ -154,15 +144,12 @@ class RayRuntime:
             # what every process on a node has to know
             driver = driver_node_id()
             node_ids = {node.node_id for node in self.nodes} | {driver}
-            if node_ids == {driver} and (is_own_ray or self._forked is None):
+            if node_ids == {driver}:
                 here = ProcessContext(dirs.uid, driver, dirs.temp, dirs.shm, self.network)
                 self._contexts = {driver: here}
             else:
                 self._contexts = self._start_agents(dirs.uid, sorted(node_ids))
             set_context(self._contexts[driver])
-            if self._forked is not None:
-                for node in self.nodes:
-                    self._forked.start(node.node_id, self._env_vars[node.rank])
             self._undo.callback(set_context, None)
             self._undo.callback(leave)
         except BaseException:
@@ -189,8 +176,6 @@ class RayRuntime:
         local = [slot % self.shape.slots_per_node for slot in slots]
         visible = [self._devices[node.rank][slot] for slot in local] if self._devices else []
         variables = {**env_vars, **self._env_vars[node.rank], "CUDA_VISIBLE_DEVICES": ",".join(visible)}
-        if self._forked is not None:
-            options["runtime_env"] = self._forked.runtime_env(node.node_id, variables)
         host = host_class(RayHost, title, methods, call_id)
         actor: Any = ray.remote(host).options(**options).remote(name, rank)
         return RayRemote(node.node_id, actor, actor._process.remote(), variables)
@@ -284,14 +269,6 @@ class RayRuntime:
                 context = self._start_agents(known.uid, [node.node_id])[node.node_id]
                 self._contexts[node.node_id] = replace(context, monitor=self._contexts[known.node_id].monitor)
             self.nodes[node.rank] = node
-            if self._forked is not None:
-                self._forked.start(node.node_id, self._env_vars[node.rank])
-
-    def note_started(self, remotes: Sequence[Remote]) -> None:
-        """Say once why workers were not forked. A worker that was gives an empty reason."""
-        for reason in {remote.why_plain for remote in remotes if isinstance(remote, RayRemote)} - self._said - {""}:
-            self._said.add(reason)
-            log.warning("workers were started by plain Python, which takes longer: %s", reason)
 
     def close(self) -> None:
         self._undo.close()
@@ -304,23 +281,14 @@ class RayRuntime:
         if not (sys.stdout.isatty() and sys.stderr.isatty()):
             os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # where what workers print is passed on
         if not given and self._num_nodes == 1:
-
-            def warm_up() -> None:  # side by side with the start of Ray, in the environment of its workers
-                if self._forked is not None:
-                    self._undo.callback(self._forked.end)
-                    self._forked.start_own(self._env_vars[0])
-
             kind, slots = detect_slots(accelerator, num_gpus_per_node)
-            self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver, warm_up))
-            if self._forked is not None:
-                self._forked.ray_is_up()
+            self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver))
             return True
         address = given or "auto"
         what = f"RAY_ADDRESS={given}" if given else f"cluster.num_nodes: {self._num_nodes}"
         if "://" in address:
             raise ClusterError(f"{what}: the driver has to run on a node of that Ray. There, set RAY_ADDRESS=auto.")
         try:
-            address = canonicalize_bootstrap_address_or_die(address)
             knock(address)
             with keeping_sigterm():
                 ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)

@@ -86,9 +86,6 @@ class Runtime(Protocol):
     def pack(self, definitions: Sequence[Definition]) -> Any:
         """What `build` makes workers of."""
 
-    def note_started(self, remotes: Sequence[Remote]) -> None:
-        """Say what there is to say of hosts whose workers are constructed."""
-
     def get(self, refs: Sequence[Any], timeout_s: float | None) -> list[Any]:
         """Results of calls, for which `timeout_s` real seconds are waited. Raises TimeoutError and CallFailed."""
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
-from ray._private import services
 
 from rlinf_lite.scheduler import Cluster, ClusterError
 from rlinf_lite.scheduler.local_ray import local_ray
@@ -38,7 +36,10 @@ class Sleeper(Worker):
         time.sleep(seconds)
         return self.rank
 
-with Cluster(num_gpus_per_node=2, accelerator="cpu", forked_workers={forked}) as cluster:
+    def say_hello(self):
+        print("hello")
+
+with Cluster(num_gpus_per_node=2, accelerator="cpu") as cluster:
     group = Sleeper.create_group().launch(cluster, "0-1")
     print("uid", get_context().uid, flush=True)
     print("ranks", group.sleep(0).wait(), flush=True)
@@ -46,10 +47,9 @@ with Cluster(num_gpus_per_node=2, accelerator="cpu", forked_workers={forked}) as
 """
 
 
-def start(then: str, forked: bool = False, **environment: str) -> subprocess.Popen[str]:
-    """`forked`: from a process that imports torch first, which takes 5 s of a core."""
+def start(then: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(then=then, forked=forked)],
+        [sys.executable, "-c", SCRIPT.format(then=then)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -92,7 +92,7 @@ def test_a_foreign_token_is_never_looked_at(tmp_path: Path, token: str | None) -
     else:
         path.write_text(token)
     extra = {} if token else {"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "/nonexistent"}
-    again = "cluster.shutdown(); second = Cluster(num_gpus_per_node=1, accelerator='cpu', forked_workers=False); "
+    again = "cluster.shutdown(); second = Cluster(num_gpus_per_node=1, accelerator='cpu'); "
     again += "print('second', Sleeper.create_group().launch(second, '0').sleep(0).wait())"
     process = start(again if token else "pass", HOME=str(tmp_path), **extra)
     out, err = process.communicate(timeout=90)
@@ -102,7 +102,7 @@ def test_a_foreign_token_is_never_looked_at(tmp_path: Path, token: str | None) -
 
 
 def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
-    process = start("sys.stdin.readline()")
+    process = start("group.execute_on(0).say_hello().wait(); sys.stdin.readline()")
     uid = read_until_running(process)
     everyone = [psutil.Process(process.pid), *family(process)]
     assert len(everyone) >= 5
@@ -111,6 +111,8 @@ def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
             if connection.status == psutil.CONN_LISTEN:
                 assert re.fullmatch(r"127\.0\.0\.1|::1|::ffff:127\.0\.0\.1", connection.laddr.ip), (member, connection)
     assert len(directories(uid)) == 2
+    assert process.stdout is not None  # what workers print arrives there, without colours in what is no terminal
+    assert re.fullmatch(r"\(Sleeper\[0\] pid=\d+\) hello\n", process.stdout.readline())
     process.communicate("\n", timeout=60)
     assert process.returncode == 0
     assert not psutil.wait_procs(everyone[1:], timeout=PATIENCE_S)[1]
@@ -118,7 +120,7 @@ def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
 
 
 def test_ctrl_c_leaves_nothing() -> None:
-    process = start("group.sleep(600).wait()", forked=True)
+    process = start("group.sleep(600).wait()")
     uid = read_until_running(process)
     time.sleep(0.5)
     everyone = family(process)
@@ -224,7 +226,7 @@ def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up(
 ) -> None:
     root = tempfile.mkdtemp(prefix="r", dir="/tmp")  # a short path, where no other test starts and tidies up
     monkeypatch.setattr(tempfile, "tempdir", root)
-    process = start("group.sleep(600).wait()", forked=True, TMPDIR=root)
+    process = start("group.sleep(600).wait()", TMPDIR=root)
     uid = read_until_running(process)
     everyone = family(process)
     # these two try for a minute to report the raylet's end to the GCS, which is dead too, and then end as well
@@ -254,62 +256,58 @@ def test_an_exception_in_a_worker_makes_the_exit_code_true() -> None:
     assert directories(uid) == []
 
 
-def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, monkeypatch):
+@pytest.fixture
+def head_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`head_program(code)` runs instead of the one that starts Ray; returns the file of its process ids."""
+
+    def write(code: str) -> Path:
+        started = tmp_path / "started"
+        program = tmp_path / "program.py"
+        program.write_text(f"import os, sys, time\nprint(os.getpid(), file=open({str(started)!r}, 'a'))\n{code}\n")
+        monkeypatch.setattr("rlinf_lite.scheduler.local_ray._PROGRAM", str(program))
+        return started
+
+    return write
+
+
+def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, head_program):
     """Each time its processes are ended before the next try."""
-    started = []
-
-    def times_out(**arguments):
-        assert all(daemon.wait(timeout=10) for daemon in started)
-        started.append(services.ConsolePopen(["sleep", "60"], preexec_fn=lambda: None))
-        raise Exception("The current node timed out during startup.")
-
-    monkeypatch.setattr(ray, "init", times_out)
-    too_late = pytest.raises(ClusterError, match=r"did not start on this machine .*tried 5 times.*less busy")
-    with too_late, local_ray(str(tmp_path), 1, None, False):
+    started = head_program("os.fork() or time.sleep(60)\nsys.exit('The current node timed out.')")
+    too_late = r"did not start on this machine \(The current node timed out.\), tried 5 times.*less busy"
+    with pytest.raises(ClusterError, match=too_late), local_ray(str(tmp_path), 1, None, False):
         pass
-    assert len(started) == 5 and started[-1].wait(timeout=10)
+    pids = [int(line) for line in started.read_text().split()]
+    assert len(pids) == 5
+    wait_until(lambda: not any(process_group_lives(pid) for pid in pids), 10)
 
 
-def test_whatever_ends_a_start_ends_its_processes(tmp_path, monkeypatch):
-    started = []
+def process_group_lives(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, 0)
+        return True
+    return False
 
-    def interrupted(**arguments):
-        started.append(services.ConsolePopen(["sleep", "60"], preexec_fn=lambda: None))
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray, "init", interrupted)
+def test_ray_is_waited_for_up_to_a_limit_with_a_line(tmp_path, head_program, monkeypatch, caplog):
+    started = head_program("time.sleep(60)")
+    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._START_S", 2.0)
+    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._SAY_AFTER_S", 0.5)
+    with pytest.raises(ClusterError, match="it is not up after 2 s"), local_ray(str(tmp_path), 1, None, False):
+        pass
+    assert "starting on this machine" in caplog.text and "limit: 2 s" in caplog.text
+    assert not process_group_lives(int(started.read_text()))
+
+
+def test_whatever_ends_a_start_ends_its_processes(tmp_path, head_program, monkeypatch):
+    started = head_program("time.sleep(60)")
+    sleep = time.sleep
+
+    def interrupted(seconds):
+        if started.exists() and started.read_text().endswith("\n"):
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt), local_ray(str(tmp_path), 1, None, False):
         pass
-    assert started[0].wait(timeout=10)
-
-
-@pytest.mark.parametrize(
-    ("command", "answers_after", "said"),
-    [("sleep", 3, ""), ("sleep", 10**6, "node is not there after 2 s"), ("false", 10**6, "raylet has ended")],
-)
-def test_ray_is_waited_for_as_long_as_its_processes_live(tmp_path, monkeypatch, command, answers_after, said):
-    """And not for the 30 s after which it gives up itself, or goes on asking for what has ended."""
-    asked = []
-
-    def get_node(address, node):
-        asked.append(node)
-        if len(asked) < answers_after:
-            raise RuntimeError("Failed to get node info")
-        return {"node": node}
-
-    def init(**arguments):
-        (tmp_path / "raylet").symlink_to(shutil.which(command))
-        services.ConsolePopen([str(tmp_path / "raylet"), "60"], preexec_fn=lambda: None)
-        assert services.get_node("address", "a") == {"node": "a"}
-        raise LookupError("it has started")  # in place of all that comes next
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._START_S", 2.0)
-    monkeypatch.setattr("rlinf_lite.scheduler.local_ray._STARTS", 1)
-    with (
-        pytest.raises(ClusterError if said else LookupError, match=said or None),
-        local_ray(str(tmp_path), 1, None, False),
-    ):
-        pass
-    assert services.get_node is get_node
+    assert not process_group_lives(int(started.read_text()))

@@ -22,8 +22,7 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
     doomed = machines.add_node(num_cpus=1)
     try:
         ray.init(address=machines.address, log_to_driver=False)
-        forked = with_spare  # on a new node their first process is made anew
-        with Cluster(num_nodes=2, num_gpus_per_node=1, accelerator="cpu", forked_workers=forked) as cluster:
+        with Cluster(num_nodes=2, num_gpus_per_node=1, accelerator="cpu") as cluster:
             group = Talker.create_group().launch(cluster, "0-1", name="talker")
             group.init("settings").wait()
             first, lost = group.node().wait()
