@@ -46,7 +46,6 @@ class TrainerHost:
         stage, reason = Stage.FINISHED, ""
         supervisor: Supervisor | None = None
         try:
-            # plain workers: what a job's classes import is not known, and need not be torch
             with Cluster(self._job.num_nodes, self._job.devices_per_node, kind) as cluster:
                 supervisor = Supervisor(self._job.name, cluster, timeout_s)
                 classes = load_classes(self._job)

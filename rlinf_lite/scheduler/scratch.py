@@ -18,7 +18,7 @@ from contextlib import suppress
 SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _PREFIX = "rlinf_lite-"
 _WITHOUT_LOCK_S = 60.0
-_MAX_ROOT_LENGTH = 16  # a Unix socket's path ends at 107 characters; we append 27, and Ray another 64
+_MAX_ROOT_LENGTH = 14  # a Unix socket's path ends at 107 characters; we append 25, and Ray another 68
 
 
 class ScratchDirs:
