@@ -211,6 +211,14 @@ def test_every_config_is_in_the_table() -> None:
     assert sorted(line.split("`")[1] for line in table) == sorted(name.split("/")[1] for name in config_names())
 
 
+def test_every_section_of_the_log_is_in_its_index() -> None:
+    index = (REPO / "docs" / "log" / "README.md").read_text()
+    days = sorted((REPO / "docs" / "log").glob("2*.md"))
+    assert len(days) >= 9
+    sections = {day.name: len(re.findall(r"^## ", day.read_text(), re.M)) for day in days}
+    assert {day.name: index.count(f"({day.name}#") for day in days} == sections
+
+
 def test_config_reference_is_up_to_date() -> None:
     """Made in a process of its own: in this one, other tests have registered parts."""
     code = "import make_config_reference; print(make_config_reference.reference(), end='')"
