@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages of docs/: the README as first page, LOG.md, and every file that is linked to.
+"""What mkdocs adds to the pages of docs/: the README as first page, and every file that is linked to.
 
 Pages link to files beside `docs/` as they do on a code host (`../rlinf_lite/...`). The site has a copy of each, so that
 it needs no other server; a link to a file that is not there is one of mkdocs' own warnings, an error in `make docs`.
@@ -6,6 +6,7 @@ it needs no other server; a link to a file that is not there is one of mkdocs' o
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -14,42 +15,42 @@ from mkdocs.structure.files import File, Files
 
 REPO = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()(?![a-z]+://|#|mailto:)([^)\s#]+)(#[^)\s]*)?(\))")
-_ROOT_PAGES = {"README.md": "index.md", "LOG.md": "LOG.md"}
+DOCS = REPO / "docs"
 _SHOWN = {".png", ".svg", ".gif"}
 
 
 def page_of(path: Path) -> str:
     """The site's name of a file of the repository."""
     name = path.relative_to(REPO).as_posix()
-    if name in _ROOT_PAGES:
-        return _ROOT_PAGES[name]
-    if path.parent == REPO / "docs":
-        return path.name
+    if name == "README.md":
+        return "index.md"
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
     return f"source/{name}" + ("" if path.suffix in _SHOWN else ".txt")  # browsers show text, and download .py
 
 
-def rewritten(markdown: str, where: Path) -> tuple[str, set[Path]]:
-    """A page in directory `where` with the site's links, and the files that it links to."""
+def rewritten(markdown: str, page: Path) -> tuple[str, set[Path]]:
+    """The text of a page with the site's links, and the files that it links to."""
     found: set[Path] = set()
+    folder = posixpath.dirname(page_of(page)) or "."
 
     def of_site(link: re.Match[str]) -> str:
-        path = (where / link[2]).resolve()
+        path = (page.parent / link[2]).resolve()
         if not (path.is_file() and path.is_relative_to(REPO)):
             return link[0]  # mkdocs says that it is not there
         found.add(path)
-        return f"{link[1]}{page_of(path)}{link[3] or ''}{link[4]}"
+        return f"{link[1]}{posixpath.relpath(page_of(path), folder)}{link[3] or ''}{link[4]}"
 
     return LINK.sub(of_site, markdown), found
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the root's pages, and what any page links to."""
-    linked: set[Path] = set()
-    for page in [*(REPO / name for name in _ROOT_PAGES), *sorted((REPO / "docs").glob("*.md"))]:
-        text, found = rewritten(page.read_text(), page.parent)
-        linked |= found
-        if page.parent == REPO:
-            files.append(File.generated(config, page_of(page), content=text))
+    """Add the README and the files that any page links to."""
+    readme = REPO / "README.md"
+    text, linked = rewritten(readme.read_text(), readme)
+    files.append(File.generated(config, page_of(readme), content=text))
+    for page in sorted(DOCS.rglob("*.md")):
+        linked |= rewritten(page.read_text(), page)[1]
     for path in sorted(linked):
         if page_of(path).startswith("source/"):
             files.append(File.generated(config, page_of(path), abs_src_path=str(path)))
@@ -57,4 +58,4 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    return markdown if page.file.generated_by else rewritten(markdown, REPO / "docs")[0]
+    return markdown if page.file.generated_by else rewritten(markdown, DOCS / page.file.src_uri)[0]

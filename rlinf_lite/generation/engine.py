@@ -112,10 +112,8 @@ class TransformersEngine:
 
     def _check_config(self) -> None:
         config = self.model.language_model.config
-        if config._attn_implementation != "sdpa":
-            raise UnsupportedModelError(
-                f"model.attn_implementation: the engine needs sdpa, not {config._attn_implementation}"
-            )
+        if (attention := config._attn_implementation) != "sdpa":
+            raise UnsupportedModelError(f"model.attn_implementation: the engine needs sdpa, not {attention}")
         text = config.get_text_config()
         positions = getattr(text, "max_position_embeddings", self.max_length)
         if self.max_length > positions:

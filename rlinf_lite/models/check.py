@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 _ROWS = 5
 _TOLERANCE = 1e-5  # between acting and training, fp32
 _LOOSE = 1e-4  # between batches of different sizes, which sum in another order
+_RANDOM_OR_OF_THE_BATCH = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
 
 
 def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig | None = None) -> list[str]:
@@ -202,9 +214,11 @@ def _scored_in_eval(policy: Policy, inputs: dict[str, Tensor]) -> PolicyOutput:
 
 def _random_or_of_the_batch(policy: Policy) -> str:
     """`: name (Class)` of the modules that draw noise or mix rows where they train."""
-    kinds = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
-    modules = [(name, one) for name, one in policy.named_modules() if isinstance(one, kinds) and one.training]
-    found = [f"{name} ({type(one).__name__})" for name, one in modules]
+    found = [
+        f"{name} ({type(one).__name__})"
+        for name, one in policy.named_modules()
+        if isinstance(one, _RANDOM_OR_OF_THE_BATCH) and one.training
+    ]
     return f": {', '.join(found[:5])}" if found else ""
 
 

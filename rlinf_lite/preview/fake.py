@@ -77,7 +77,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = storage._cdata, storage.nbytes()
+        key, num_bytes = id(storage), storage.nbytes()  # one object while the memory lives
         if key in self._storages:
             return
 

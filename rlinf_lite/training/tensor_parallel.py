@@ -8,7 +8,7 @@ DTensor, so that norms of gradients, checkpoints and weight sync see the whole m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,20 +77,25 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
             )
     with refusing(model):
         expected, wanted = _probe(model)
-        places = [(module, name, id(x)) for module in own.modules() for name, x in module._parameters.items()]
+        places = [(module, name, id(x)) for module in own.modules() for name, x in _parameters(module)]
         parallelize_module(own.base_model, mesh, {name: _STYLES[style]() for name, style in plan.items()})
         for module in own.modules():
-            if any(isinstance(x, nn.Parameter) and not isinstance(x, DTensor) for x in module._parameters.values()):
+            if any(not isinstance(x, DTensor) for _, x in _parameters(module)):
                 parallelize_module(module, mesh, _Whole(Replicate()))
         first: dict[int, Any] = {}
         for module, name, key in places:  # what was tied is tied again
-            module._parameters[name] = first.setdefault(key, module._parameters[name])
+            setattr(module, name, first.setdefault(key, getattr(module, name)))
         found, gradients = _probe(model)
     what = "that is split over ranks"
     check_equal(model, f"numbers of a model {what}", found, expected, 1 + expected.abs().max())
     for name, gradient in gradients.items():  # what is whole, and computes a part of the heads, has a part of the sum
         scale = 1 + wanted[name].abs().max()
         check_equal(model, f"gradients of {name} in a model {what}", gradient, wanted[name], scale)
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """A module's own parameters, under each of their names."""
+    return module.named_parameters(recurse=False, remove_duplicate=False)
 
 
 def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:

@@ -23,6 +23,7 @@ import yaml
 from rlinf_lite.config import Config, ConfigError, ReasoningConfig, load_config
 from rlinf_lite.config.names import schema_keys
 from rlinf_lite.registry import import_part
+from tests.test_imports import LAYERS
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -209,6 +210,38 @@ def test_every_config_is_in_the_table() -> None:
 
     table = [line for line in (REPO / "docs" / "configs.md").read_text().splitlines() if line.startswith("| `")]
     assert sorted(line.split("`")[1] for line in table) == sorted(name.split("/")[1] for name in config_names())
+
+
+def test_the_floors_of_the_drawing_are_those_that_imports_are_held_to() -> None:
+    page = (REPO / "docs" / "architecture.md").read_text()
+    drawing = page.partition("```text\n")[2].partition("```")[0]
+    floors = [line.split("|")[1] for line in drawing.splitlines() if line.startswith("|")]
+    assert [{name.strip() for name in floor.split(",")} for floor in floors] == LAYERS[::-1]
+    folders = {path.parent.name for path in (REPO / "rlinf_lite").glob("*/__init__.py")}
+    assert folders == set(re.findall(r"^\| `rlinf_lite/(\w+)/`", page, re.M))
+
+
+def test_what_to_change_is_where_the_page_says() -> None:
+    page = (REPO / "docs" / "architecture.md").read_text()
+    table = page.partition("| question | file | look for |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) == 20
+    for line in table:
+        [file] = re.findall(r"\(\.\./(\S+)\)", line)
+        names = INLINE_CODE.findall(line)
+        missing = [name for name in names if not re.search(rf"\b{name}\b", (REPO / file).read_text())]
+        assert missing == [], f"{file} has no {missing}"
+    step = page.partition("## One training step")[2].partition("\n## ")[0]
+    sources = "".join((REPO / file).read_text() for file in re.findall(r"\(\.\./(\S+\.py)\)", page))
+    known = {part for name in INLINE_CODE.findall(step) for part in name.split(".")}
+    assert len(known) >= 15 and {name for name in known if not re.search(rf"\b{name}\b", sources)} == set()
+
+
+def test_every_section_of_the_log_is_in_its_index() -> None:
+    index = (REPO / "docs" / "log" / "README.md").read_text()
+    days = sorted((REPO / "docs" / "log").glob("2*.md"))
+    assert len(days) >= 9
+    sections = {day.name: len(re.findall(r"^## ", day.read_text(), re.M)) for day in days}
+    assert {day.name: index.count(f"({day.name}#") for day in days} == sections
 
 
 def test_config_reference_is_up_to_date() -> None:

@@ -140,7 +140,7 @@ class World:
         if options.cameras:
             import mujoco
 
-            model = self.env.sim.model._model
+            self._drawn = model = self.env.sim.model._model
             self._painter = Painter(model, options.camera_size, options.render, _KEY, hidden_groups=[0])
             self._shown, self._shown_rgba = mujoco.MjData(model), model.site_rgba.copy()
 
@@ -178,7 +178,7 @@ class World:
         library's own are upside down."""
         if self._painter is None:
             return {}
-        model = self.env.sim.model._model
+        model = self._drawn
         now = model.site_rgba.copy()
         model.site_rgba[:] = self._shown_rgba  # a burner's glow is switched at the end of a step
         images = {camera: self._painter.paint(self._shown, camera) for camera in self._options.cameras}

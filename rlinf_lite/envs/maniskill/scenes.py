@@ -192,15 +192,19 @@ class CudaSimulator(Scenes):
         env._episode_seed[rows] = self._seeds[rows]
         with torch.random.fork_rng():
             for row in rows:
-                scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
-                scene._reset_mask[row] = True
+                scene._reset_mask = self._mask(row)
                 seed = int(self._seeds[row])
                 torch.manual_seed(seed)
-                env._episode_rng = BatchedRNG.from_seeds([seed], backend=env._batched_rng_backend)[0]
-                env._batched_episode_rng[row] = env._episode_rng
+                rng = BatchedRNG.from_seeds([seed], backend=env._batched_rng_backend)[0]
+                env._episode_rng = env._batched_episode_rng[row] = rng
                 self._initialize_batch(env_idx.new_tensor([row]), options)
-        scene._reset_mask = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
-        scene._reset_mask[env_idx] = True
+        scene._reset_mask = self._mask(env_idx)
+
+    def _mask(self, rows: int | torch.Tensor) -> torch.Tensor:
+        """Bools [B], True for `rows`."""
+        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.env.device)
+        mask[rows] = True
+        return mask
 
 
 def _reset_unseen(env: Any, seed: int | list[int] | None, options: dict[str, Any] | None = None) -> dict[str, Any]:

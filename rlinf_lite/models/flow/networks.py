@@ -16,9 +16,9 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import SiglipVisionConfig, SiglipVisionModel
+from transformers import AutoModel, SiglipVisionConfig
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMVisionConfig
-from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector
 
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, joined, llama
@@ -149,7 +149,7 @@ class PiNetwork(FlowNetwork):
         super().__init__(cfg)
         width, self.adaptive = cfg.expert.width, cfg.family == "pi05"
         siglip = SiglipVisionConfig(**_tower(cfg), vision_use_head=False)
-        self.vision = SiglipVisionModel._from_config(siglip, attn_implementation="sdpa")
+        self.vision = AutoModel.from_config(siglip, attn_implementation="sdpa")
         self.connector = nn.Linear(cfg.vision.width, cfg.text.width)
         self.language = gemma(cfg.text, cfg, cfg.vocab_size)
         self.expert = gemma(cfg.expert, cfg, adaptive=self.adaptive)
@@ -186,7 +186,7 @@ class SmolVLANetwork(FlowNetwork):
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
         vision = SmolVLMVisionConfig(**_tower(cfg))
-        self.vision = SmolVLMVisionTransformer._from_config(vision, attn_implementation="sdpa")
+        self.vision = AutoModel.from_config(vision, attn_implementation="sdpa")
         text = SimpleNamespace(hidden_size=cfg.text.width)
         both: Any = SimpleNamespace(scale_factor=cfg.pixel_shuffle, vision_config=vision, text_config=text)
         self.connector = SmolVLMConnector(both)

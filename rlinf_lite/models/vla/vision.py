@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel, SiglipVisionConfig, SiglipVisionModel
+from transformers import (
+    AutoModel,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
 
@@ -31,7 +37,7 @@ class VisionBackbone(nn.Module):
             dino = Dinov2WithRegistersConfig(
                 **_settings(cfg, cfg.dino), mlp_ratio=mlp_ratio, num_register_tokens=cfg.num_registers
             )
-            self.dino = Dinov2WithRegistersModel._from_config(dino, attn_implementation=attn_implementation)
+            self.dino = AutoModel.from_config(dino, attn_implementation=attn_implementation)
             self.dino.layernorm = nn.Identity()
             self.dino.embeddings.mask_token.requires_grad_(False)
             if cfg.sincos_positions:
@@ -41,7 +47,7 @@ class VisionBackbone(nn.Module):
             siglip = SiglipVisionConfig(
                 **_settings(cfg, cfg.siglip), intermediate_size=cfg.siglip.mlp_size, vision_use_head=False
             )
-            self.siglip = SiglipVisionModel._from_config(siglip, attn_implementation=attn_implementation)
+            self.siglip = AutoModel.from_config(siglip, attn_implementation=attn_implementation)
             self.siglip.post_layernorm = nn.Identity()
             if cfg.sincos_positions:
                 positions = _sincos_positions(cfg, cfg.siglip.hidden_size)

@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from jinja2 import TemplateError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerBase,
+)
 
 from rlinf_lite.config.reasoning import RewardConfig
 from rlinf_lite.config.resources import labels_of, policy_config, policy_directory
@@ -45,7 +50,7 @@ def check_reward_model(cfg: RewardConfig) -> None:
         found = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RewardError(f"{directory} is no model of transformers: {error}", "reward.model") from error
-    if type(found) not in AutoModelForSequenceClassification._model_mapping:
+    if type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         text = f"transformers has no sequence classifier of type {found.model_type!r} ({directory}). Name another model"
         raise RewardError(text, "reward.model")
 
