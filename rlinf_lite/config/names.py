@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from pydantic import BaseModel
@@ -66,6 +66,11 @@ def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) ->
     return [key for key, _, _ in walk(schema, built_in_cards(schema) if cards is None else cards)]
 
 
+def touches(keys: tuple[str, ...], suspects: Set[str]) -> bool:
+    """Whether a suspect is one of these keys, or lies within or around one."""
+    return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
+
+
 def needs_of(config: Any) -> EstimatorNeeds:
     """What the estimator of a run needs; what the usual one does where there is no such estimator."""
     try:
@@ -121,8 +126,11 @@ def rollout_dtype(config: Any, device: str) -> str:
 def roles_of(config: ReasoningConfig) -> list[str]:
     """The roles that a run has."""
     roles = ["actor", "rollout", "reward"]
-    roles += ["reference"] * (config.algorithm.kl.place != "none")
-    return roles + ["critic"] * needs_of(config).values
+    if config.algorithm.kl.place != "none":
+        roles.append("reference")
+    if needs_of(config).values:
+        roles.append("critic")
+    return roles
 
 
 def names_in_fuse(config: Any) -> list[str]:

@@ -1,5 +1,4 @@
-"""Who runs where, and the arithmetic of one training step, from the config alone: who gets how many environments,
-samples and updates."""
+"""Which processes a run has and where they are, and the arithmetic of one training step, from the config alone."""
 
 from __future__ import annotations
 
@@ -7,24 +6,31 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlinf_lite.cards import EnvCard, Observed, Problem
-from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of
+from rlinf_lite.cards import EnvCard, Observed, PolicyCard, Problem
+from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of, touches
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.rules import touches
 from rlinf_lite.config.schema import BaseConfig, ClusterConfig, Config, EnvSplitConfig
-from rlinf_lite.registry import PartError, did_you_mean, env_card
+from rlinf_lite.registry import PartError, did_you_mean, env_card, policy_card
 from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import ProcessPlacement, detect_slots, resolve_placements
 
 PLACEMENT = "cluster.component_placement"
 SLOTS = ("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator")
-"""What says how many slots there are."""
+"""The keys that say how many slots there are."""
 
 
 def env_card_of(config: Config) -> EnvCard | None:
-    """The card of a config's environment; None where there is no such environment, as a rule says."""
+    """The card of a config's environment; None where there is no such environment, which a rule of its own reports."""
     try:
         return env_card(config.env.id)
+    except PartError:
+        return None
+
+
+def policy_card_of(config: Config) -> PolicyCard | None:
+    """The card of a config's policy; None where there is no such policy, which a rule of its own reports."""
+    try:
+        return policy_card(config.model.id)
     except PartError:
         return None
 
@@ -101,8 +107,8 @@ def plan_of(config: BaseConfig) -> Plan | ReasoningPlan:
 
 
 def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | ReasoningPlan, list[Problem]]:
-    """The plan, with the processes of every component that is placed well, and what is wrong with the others.
-    `suspects` as in `rules.violations`."""
+    """The plan, with the processes of every component whose placement is valid, and the problems of the others.
+    `suspects` as in `find_problems`."""
     if isinstance(config, ReasoningConfig):
         found, problems = _placements(config.cluster, ROLES, roles_of(config), suspects)
         return ReasoningPlan(found, config), problems
