@@ -308,8 +308,10 @@ def _interface(policy: Policy) -> str:
             f"| camera `{name}` | uint8 [H, W, 3], scaled to {height} x {width} |"
             for name, (height, width) in reads.cameras.items()
         ]
-        lines += [f"| state | {reads.state_dim} numbers |"] * bool(reads.state_dim)
-        lines += ["| instruction | a text |"] * reads.has_instruction
+        if reads.state_dim:
+            lines.append(f"| state | {reads.state_dim} numbers |")
+        if reads.has_instruction:
+            lines.append("| instruction | a text |")
     answer = f"{policy.num_action_chunks} actions of {policy.action_dim} numbers, in the environment's units"
     return "\n".join([*lines, f"| answers | {answer} |"])
 
@@ -354,5 +356,6 @@ def _files(directory: Path, policy: Policy | None) -> str:
     rows = []
     for path in sorted(directory.iterdir()):
         what = next(text for pattern, text in (_WHAT | of_kind).items() if fnmatch(path.name, pattern))
-        rows.append(f"| `{path.name}{'/' * path.is_dir()}` | {what} |")
+        name = f"{path.name}/" if path.is_dir() else path.name
+        rows.append(f"| `{name}` | {what} |")
     return "\n".join(["| | |", "|---|---|", *rows])

@@ -187,7 +187,7 @@ def _where_it_is(overrides: Sequence[str]) -> list[str]:
     try:
         resumed = Path(str(parse_override(said[-1]).value()))
         checkpoint = find_checkpoint(resumed)
-    except (CheckpointError, HydraException):  # which is said where it is read
+    except (CheckpointError, HydraException):  # reported where the value is used
         return []
     holders = (resumed.resolve(), run_of(checkpoint))
     run = next((path for path in holders if path is not None and (path / CONFIG).is_file()), None)
@@ -195,9 +195,10 @@ def _where_it_is(overrides: Sequence[str]) -> list[str]:
         return []
     saved = read_config(checkpoint / "training_state" / CONFIG) or {}
     log_path = saved.get("runner", {}).get("logger", {}).get("log_path")
-    is_one_root = log_path == saved.get("actor", {}).get("checkpoint_save_path")
-    where = as_override("runner.logger.log_path", shown_path(run.parent))
-    return [where, *["actor.checkpoint_save_path=null"] * is_one_root]
+    overrides = [as_override("runner.logger.log_path", shown_path(run.parent))]
+    if log_path == saved.get("actor", {}).get("checkpoint_save_path"):
+        overrides.append("actor.checkpoint_save_path=null")
+    return overrides
 
 
 def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:

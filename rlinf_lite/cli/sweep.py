@@ -80,7 +80,8 @@ def sweep(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     names, overrides = names_and_overrides(options.words)
     if len(names) != 1:
-        parser.error(f"name one config, here are {len(names)}{': ' * bool(names)}{', '.join(names)}")
+        listed = f": {', '.join(names)}" if names else ""
+        parser.error(f"name one config, here are {len(names)}{listed}")
     try:
         keys, trials = trials_of(names[0], overrides)
         shares = shares_of(names[0], min(options.parallel, len(trials)), [trial.cluster for trial in trials])
