@@ -29,7 +29,7 @@ COMMON_KEYS = (
 )
 """Those that are changed most, which `--help` shows."""
 WIDTH = 80
-"""Of help, in characters."""
+"""Width of the help, in characters."""
 
 
 def parse_cli(

@@ -36,13 +36,13 @@ def policy_card_of(config: Config) -> PolicyCard | None:
 
 
 def observed(config: Config) -> Observed | None:
-    """What the policy will see; None where only the simulator knows."""
+    """What the policy will see and answer; None where only the simulator knows."""
     card = env_card_of(config)
     return None if card is None else card.observed(config.env.task, config.env.options)
 
 
 def slots(cluster: ClusterConfig) -> tuple[str, int]:
-    """What a slot is (cuda or cpu) and how many there are per node; raises PlacementError, a ValueError."""
+    """What a slot is (cuda or cpu) and how many a node has. Raises PlacementError, a ValueError."""
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
 
 
@@ -57,7 +57,7 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
 @dataclass(frozen=True)
 class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]
-    """Of the components whose placement is valid."""
+    """Processes by component; components whose placement is not valid are left out."""
 
     def size(self, component: str) -> int | None:
         """Processes of a component or role; None where its placement is not valid."""
@@ -91,7 +91,7 @@ class Plan(_Placed):
 
 @dataclass(frozen=True)
 class ReasoningPlan(_Placed):
-    """As `Plan`, of a reasoning run."""
+    """Sizes of one training step of a reasoning run."""
 
     config: ReasoningConfig
 
@@ -120,7 +120,7 @@ def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | Re
 def _placements(
     cluster: ClusterConfig, known: Sequence[str], required: Sequence[str], suspects: Set[str]
 ) -> tuple[dict[str, Sequence[ProcessPlacement]], list[Problem]]:
-    """`known`: components that there are; those `required` need a line."""
+    """Processes by component, and problems. `known` are all components of such a run; `required` ones need a line."""
     if touches(SLOTS, suspects):
         return {}, []
     accelerator, num_slots = slots(cluster)
