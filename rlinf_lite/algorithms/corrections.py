@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlinf_lite.algorithms.masked import k3, masked_mean
 from rlinf_lite.algorithms.records import LOG_RATIO_LIMIT, InputError
-from rlinf_lite.config.rules import correction_problems
+from rlinf_lite.config.rules.correction import correction_problems
 from rlinf_lite.config.schema import CorrectionConfig
 
 

@@ -55,9 +55,8 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
     runs, changes = names_and_overrides(options.words)
     named = [*runs, *filter(None, [options.checkpoint, options.config_name])]
     if len(named) != 1:
-        parser.error(
-            f"name one run or one config, here are {len(named)}{': ' * bool(named)}{', '.join(map(str, named))}"
-        )
+        listed = f": {', '.join(map(str, named))}" if named else ""
+        parser.error(f"name one run or one config, here are {len(named)}{listed}")
     options.checkpoint = Path(runs[0]) if runs else options.checkpoint
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify

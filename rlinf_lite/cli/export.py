@@ -40,25 +40,25 @@ _WHAT = {
 
 
 class ExportError(ValueError):
-    """What cannot be exported, or not to there."""
+    """A policy that cannot be exported, or not to the directory that was named."""
 
 
 @dataclass
 class Source:
-    """A policy's directory and, of a checkpoint, what its run says of it."""
+    """A policy's directory and, for a checkpoint, its run's config and evaluations."""
 
     policy: Path
     checkpoint: Path | None = None
     config: dict[str, Any] = field(default_factory=dict)
-    """Of the run."""
+    """Config of the run."""
     steps: int = 0
     evaluations: list[Path] = field(default_factory=list)
-    """Of these very weights, by the run's own protocol, or those that were named."""
+    """Evaluations of these very weights, by the run's own protocol, or those that were named."""
     others: list[Path] = field(default_factory=list)
-    """Of these weights, and left out."""
+    """Evaluations of these weights that are left out."""
 
     def said(self, key: str) -> Any:
-        """What the run's config has there; None where it has nothing."""
+        """The value of `key` in the run's config; None where it has none."""
         found: Any = self.config
         for part in key.split("."):
             found = found.get(part) if isinstance(found, dict) else None
@@ -66,7 +66,7 @@ class Source:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write the directory; returns 0, and 2 where there is no such policy, or where it would not go there."""
+    """Write the directory; returns 0, or 2 where there is no such policy or it cannot be written there."""
     given = parse(arguments)
     directory: Path = given.directory.resolve()
     from rlinf_lite.runners.checkpoints import CheckpointError
@@ -75,7 +75,7 @@ def export(arguments: Sequence[str]) -> int:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ExportError(f"{given.directory} is there already, and not empty. Name a directory that is new")
         source = find_source(given.policy, given.evaluation)
-        # beside it and renamed at the end: a directory that is there is whole
+        # written under another name, and renamed at the end: a directory of this name is complete
         partial = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")
         partial.mkdir(parents=True)
         try:
@@ -126,7 +126,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
-    """The policy that `path` means, and what its run says of it; `named`: files of evaluations, in place of its own.
+    """The policy at `path`, with its run's config and evaluations. `named`: files of evaluations to take instead.
 
     Raises:
         CheckpointError: where its files are not what was written.
@@ -178,8 +178,8 @@ def _check_evaluation(file: Path) -> None:
 
 
 def _write(source: Source, directory: Path, name: str, license_id: str, base_model: str | None) -> None:
-    """Adapters are merged: readers of the published layout would not see them. Base weights that are in another
-    directory are written too. Else files are as they were."""
+    """Write the policy's files. Adapters are merged: readers of the published layout would not see them. Base weights
+    in another directory are written too. All other files are copied."""
     from rlinf_lite.models import load_policy
     from rlinf_lite.models.base import read_policy_config
     from rlinf_lite.models.lora import ADAPTER
@@ -198,7 +198,7 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     (directory / RUN_CONFIG).unlink(missing_ok=True)  # these two are of an export that training started from
     shutil.rmtree(directory / EVALUATIONS, ignore_errors=True)
     if (directory / "README.md").exists():
-        (directory / "README.md").rename(directory / "BASE_README.md")  # that of the weights it started from
+        (directory / "README.md").rename(directory / "BASE_README.md")  # about the weights at the start
     if source.checkpoint is not None:
         shutil.copyfile(source.checkpoint / "training_state" / "config.yaml", directory / RUN_CONFIG)
     for file in source.evaluations:
@@ -207,14 +207,14 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     card = model_card(source, policy, directory, name, license_id, base_model)
     (directory / "README.md").write_text(card, encoding="utf-8")
     if policy is not None:
-        load_policy(directory)  # whoever downloads it will
+        load_policy(directory)  # as a user who downloads it will
 
 
 def model_card(
     source: Source, policy: Policy | None, directory: Path, name: str, license_id: str, base_model: str | None
 ) -> str:
-    """README.md of `directory`, whose other files are there: what the Hub reads between two lines of dashes, then the
-    page. `policy` None: a language model."""
+    """README.md of `directory`, whose other files are written: metadata for the Hub between two lines of dashes, then
+    the page. `policy` None: a language model."""
     from huggingface_hub import ModelCardData
 
     evaluations = [(file, json.loads(file.read_text())) for file in source.evaluations]
@@ -269,7 +269,7 @@ def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
     lines = ["A language model."]
     if policy is not None:
         card = policy_card(policy.policy_id)
-        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()  # that says what cards are
+        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()  # whose docstring is about cards
         lines = [(about or f"`{policy.policy_id}`.").splitlines()[0]]
     if source.checkpoint is not None:
         task = " ".join(str(source.said(key)) for key in ("env.id", "env.task") if source.said(key))
@@ -308,14 +308,16 @@ def _interface(policy: Policy) -> str:
             f"| camera `{name}` | uint8 [H, W, 3], scaled to {height} x {width} |"
             for name, (height, width) in reads.cameras.items()
         ]
-        lines += [f"| state | {reads.state_dim} numbers |"] * bool(reads.state_dim)
-        lines += ["| instruction | a text |"] * reads.has_instruction
+        if reads.state_dim:
+            lines.append(f"| state | {reads.state_dim} numbers |")
+        if reads.has_instruction:
+            lines.append("| instruction | a text |")
     answer = f"{policy.num_action_chunks} actions of {policy.action_dim} numbers, in the environment's units"
     return "\n".join([*lines, f"| answers | {answer} |"])
 
 
 def _usage(policy: Policy | None, name: str, modes: Collection[str]) -> str:
-    """Acting as it was evaluated, where that was one way."""
+    """Code that loads the policy and acts, in the mode in which it was evaluated, if that was one."""
     if policy is None:
         return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -354,5 +356,6 @@ def _files(directory: Path, policy: Policy | None) -> str:
     rows = []
     for path in sorted(directory.iterdir()):
         what = next(text for pattern, text in (_WHAT | of_kind).items() if fnmatch(path.name, pattern))
-        rows.append(f"| `{path.name}{'/' * path.is_dir()}` | {what} |")
+        name = f"{path.name}/" if path.is_dir() else path.name
+        rows.append(f"| `{name}` | {what} |")
     return "\n".join(["| | |", "|---|---|", *rows])

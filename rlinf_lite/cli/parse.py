@@ -27,9 +27,9 @@ COMMON_KEYS = (
     *("actor.checkpoint_load_path", "rollout.model_dir", "actor.optim.lr", "actor.global_batch_size"),
     *("actor.micro_batch_size", "cluster.num_gpus_per_node"),
 )
-"""Those that are changed most, which `--help` shows."""
+"""Keys that are changed most, which `--help` shows."""
 WIDTH = 80
-"""Of help, in characters."""
+"""Width of the help, in characters."""
 
 
 def parse_cli(
@@ -99,7 +99,7 @@ def parse_cli(
     if arguments.dry_run:
         sys.exit(_preview(config))
     if config.cluster.runtime == "local":
-        os.environ.update(THREADS)  # of this process, which imports torch only now
+        os.environ.update(THREADS)  # read by torch, which this process imports later
     return config
 
 
@@ -149,8 +149,8 @@ def _preview(config: Any) -> int:
 
 
 def config_and_overrides(words: Sequence[str], config_name: str | None) -> tuple[str | None, list[str]]:
-    """The config that a command names, by itself or by --config-name, and what changes it. Exits with 2 where there
-    are several."""
+    """The config that a command names, by itself or by --config-name, and its overrides. Exits with 2 where it names
+    several."""
     names, overrides = names_and_overrides(words)
     names = [*filter(None, [config_name]), *names]
     if len(names) > 1:
@@ -160,20 +160,20 @@ def config_and_overrides(words: Sequence[str], config_name: str | None) -> tuple
 
 
 def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What a command is about (a config, a run), and what changes it: `key=value`, `+key=value`, `~key`."""
+    """Split words into names (of a config, of runs) and overrides: `key=value`, `+key=value`, `~key`."""
     is_override = {word: "=" in word or word.startswith("~") for word in words}
     return [word for word in words if not is_override[word]], [word for word in words if is_override[word]]
 
 
 def _config_of_run(name: str) -> Path | None:
-    """What a run's directory has been trained with."""
+    """The config that the run in a directory was trained with."""
     path = Path(name) / "config.yaml"
     return path if path.is_file() else None
 
 
 def _where_it_is(overrides: Sequence[str]) -> list[str]:
-    """Overrides that have a run go on in its own directory, wherever its config was written for: one that `overrides`
-    resume by that directory, or by a checkpoint there."""
+    """Overrides with which a resumed run goes on in its own directory, even if its config names another one. [] unless
+    `overrides` resume a run by its directory, or by a checkpoint in it."""
     from hydra.errors import HydraException
 
     from rlinf_lite.config.loading import as_override, parse_override
@@ -187,7 +187,7 @@ def _where_it_is(overrides: Sequence[str]) -> list[str]:
     try:
         resumed = Path(str(parse_override(said[-1]).value()))
         checkpoint = find_checkpoint(resumed)
-    except (CheckpointError, HydraException):  # which is said where it is read
+    except (CheckpointError, HydraException):  # reported where the value is used
         return []
     holders = (resumed.resolve(), run_of(checkpoint))
     run = next((path for path in holders if path is not None and (path / CONFIG).is_file()), None)
@@ -195,13 +195,14 @@ def _where_it_is(overrides: Sequence[str]) -> list[str]:
         return []
     saved = read_config(checkpoint / "training_state" / CONFIG) or {}
     log_path = saved.get("runner", {}).get("logger", {}).get("log_path")
-    is_one_root = log_path == saved.get("actor", {}).get("checkpoint_save_path")
-    where = as_override("runner.logger.log_path", shown_path(run.parent))
-    return [where, *["actor.checkpoint_save_path=null"] * is_one_root]
+    overrides = [as_override("runner.logger.log_path", shown_path(run.parent))]
+    if log_path == saved.get("actor", {}).get("checkpoint_save_path"):
+        overrides.append("actor.checkpoint_save_path=null")
+    return overrides
 
 
 def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:
-    """Entries of all keys, or the common ones, of the kinds of run that a command line is for."""
+    """Help on all keys, or on the common ones, for the kinds of run that a command line may start."""
     kinds: dict[str, type[BaseModel]] = {"in a simulator": Config, "of language models": ReasoningConfig}
     wanted = [
         kind
@@ -220,7 +221,7 @@ def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:
 
 
 def key_lines(schema: type[BaseModel] = Config) -> Iterator[tuple[str, str]]:
-    """Every key, and its entry: its name, its default, its help. Options are those of all built-in parts."""
+    """Every key with its help: name, default, meaning. Options are those of all built-in parts."""
     entries = list(walk(schema, built_in_cards(schema)))
     sections = {key.rpartition(".")[0] for key, _, _ in entries}
     for key, field, part in entries:

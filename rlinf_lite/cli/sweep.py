@@ -1,5 +1,5 @@
-"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: every combination as a run of its own, as `rlinf-lite train` would run
-it, one after the other, or N at a time."""
+"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: every combination of the values as a run of its own, as
+`rlinf-lite train` starts it, one after the other or N at a time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from rlinf_lite.report.run_files import RunFiles
 
 COMMAND = (sys.executable, "-m", "rlinf_lite.cli")
 PATIENCE = 2
-"""Ctrl-C's that a run gets, the first of which it obeys in order; the next one kills it."""
+"""How many times Ctrl-C is passed on to a run, which ends in order at the first and at once at the second."""
 
 POLL_S = 0.1
 
 MAX_NAME = 70
-"""Bytes of a run's name; its number keeps it apart."""
+"""The most bytes of a run's name; longer names stay apart by their number."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Trial:
     run_name: str
     log_path: Path
     words: tuple[str, ...]
-    """Of the command, after `rlinf-lite`."""
+    """The command, after `rlinf-lite`."""
     cluster: ClusterConfig
 
     def directories(self) -> set[Path]:
-        """Of runs of this name."""
+        """Directories of runs of this name."""
         return set(self.log_path.glob(f"{self.run_name}-*"))
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run has of this machine, beside others."""
+    """The part of this machine that a run has while others run too."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...] = ()
@@ -67,11 +67,11 @@ class Running:
     share: Share | None
     process: subprocess.Popen[bytes]
     before: set[Path]
-    """Runs of its name that were there."""
+    """Directories of earlier runs of its name."""
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Run all and print the table; returns 1 where one failed, 2 where a config is wrong, 130 after Ctrl-C."""
+    """Start all runs and print the table; returns 1 where one failed, 2 where a config is wrong, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="rlinf-lite sweep", description=__doc__, allow_abbrev=False)
     parser.add_argument("words", nargs="+", metavar="NAME key=v1,v2", help="a config, what varies, other overrides")
     about = "runs at a time (default: 1), each with its share of the cores, or with GPUs of its own"
@@ -80,7 +80,8 @@ def sweep(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     names, overrides = names_and_overrides(options.words)
     if len(names) != 1:
-        parser.error(f"name one config, here are {len(names)}{': ' * bool(names)}{', '.join(names)}")
+        listed = f": {', '.join(names)}" if names else ""
+        parser.error(f"name one config, here are {len(names)}{listed}")
     try:
         keys, trials = trials_of(names[0], overrides)
         shares = shares_of(names[0], min(options.parallel, len(trials)), [trial.cluster for trial in trials])
@@ -93,7 +94,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
     titles = [key.rpartition(".")[2] for key in keys]
     titles = [title if titles.count(title) == 1 else key for title, key in zip(titles, keys, strict=True)]
-    # that of a terminal which is closed: the runs are not in its group
+    # a terminal that closes sends SIGHUP to this process alone: the runs are in other groups
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     rows, code = _run_all(keys, trials, shares)
     print()
@@ -104,8 +105,8 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def shares_of(name: str, number: int, clusters: Sequence[ClusterConfig]) -> list[Share | None]:
-    """What each of `number` runs at a time has; None: all, where it is one. Raises ConfigError where a run would not
-    have what its config needs."""
+    """The share of each of `number` runs at a time; None: the whole machine, for a single one. Raises ConfigError where
+    a share is less than a config needs."""
     if number == 1:
         return [None]
     if number < 1:
@@ -131,14 +132,14 @@ def shares_of(name: str, number: int, clusters: Sequence[ClusterConfig]) -> list
 
 
 def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Trial]]:
-    """The keys that vary, and a run for each combination of their values, the last key's varying fastest. Raises
-    ConfigError, also for what is wrong with the config of any of them."""
+    """The keys that vary, and a run for each combination of their values; the last key varies fastest. Raises
+    ConfigError, also for problems of any run's config."""
     keys, choices, fixed = list[str](), list[list[str]](), list[str]()
     for text in overrides:
         try:
             item = parse_override(text)
         except HydraException:
-            fixed.append(text)  # load_config says what is wrong with it
+            fixed.append(text)  # load_config reports the problem
             continue
         if item.is_sweep_override():
             keys.append(item.key_or_group)
@@ -175,7 +176,7 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
 def _run_all(
     keys: Sequence[str], trials: Sequence[Trial], shares: Sequence[Share | None]
 ) -> tuple[dict[int, tuple[str, ...]], int]:
-    """Rows of the table, by the place of their trial, and the exit code. Ctrl-C is passed on; no more are started."""
+    """Rows of the table, by the index of their trial, and the exit code. Ctrl-C is passed on to runs; no more start."""
     rows, running = dict[int, tuple[str, ...]](), dict[int, Running]()
     free, waiting, code, requests = list(shares), list(range(len(trials))), 0, 0
     while running or (waiting and code != 130):
@@ -202,11 +203,11 @@ def _run_all(
 
 
 def _start(trial: Trial, share: Share | None, said: str) -> Running:
-    """Beside others it writes into a file of its own."""
+    """Start a run. While others run too, it writes to a file of its own."""
     before, environment = trial.directories(), dict(os.environ)
     if share is None:
         print(said, flush=True)
-        process = subprocess.Popen([*COMMAND, *trial.words], process_group=0)  # else a terminal asks it as well
+        process = subprocess.Popen([*COMMAND, *trial.words], process_group=0)  # else Ctrl-C reaches it twice
         return Running(trial, share, process, before)
     if share.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)

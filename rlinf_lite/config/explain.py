@@ -1,5 +1,5 @@
-"""A nested dict as a config: pydantic validates, checks between keys follow, and what is wrong is said in the words of
-its author, all at once."""
+"""A nested dict as a config: pydantic validates values, then checks between keys follow. All problems are reported at
+once, with the keys and values as their author wrote them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPECTED = {
     "model_type": "a section of keys",
 }
 Location = tuple[str | int, ...]
-"""Of a value in nested dicts and lists, as pydantic gives it."""
+"""Where a value is in nested dicts and lists, as pydantic gives it."""
 _NESTED: dict[str, type[BaseModel]] = {
     "cluster.node_groups": NodeGroup,
     "cluster.component_placement": PlacementSpec,
@@ -46,7 +46,7 @@ _COUNTERPARTS = (
     ("actor.micro_batch_size", "actor.max_tokens_per_micro_batch"),
     ("env.train.num_envs", "data.num_prompts"),
 )
-"""Keys of runs in simulators, and what they are in those of language models."""
+"""Pairs of keys with the same purpose, in runs in simulators and in runs of language models."""
 
 
 class ConfigError(ValueError):
@@ -66,7 +66,7 @@ class ConfigError(ValueError):
 
 
 def schema_of(content: Mapping[Any, Any]) -> type[BaseModel]:
-    """That of `runner.task_type`."""
+    """The schema of the content's `runner.task_type`."""
     runner = content.get("runner")
     is_reasoning = isinstance(runner, Mapping) and runner.get("task_type") == "reasoning"
     return ReasoningConfig if is_reasoning else Config
@@ -100,7 +100,7 @@ def check_measurable(config: Config | ReasoningConfig, name: str) -> None:
 def _explained(
     error: ValidationError, content: dict[str, Any], schema: type[BaseModel]
 ) -> tuple[list[Problem], set[str], dict[str, Any]]:
-    """What is wrong, which keys cannot be judged because of it, and `content` without those values.
+    """The problems, the keys that cannot be judged because of them, and `content` without those values.
 
     What remains is valid, so that the checks between keys still run on the rest.
     """
@@ -111,7 +111,7 @@ def _explained(
     known = schema_keys(schema, cards_of(content, schema))
     for location, found in grouped.items():
         if any(other != location and other[: len(location)] == location for other in grouped):
-            continue  # a union's other members did not fit: no matter where one fits but for a key within
+            continue  # one member of a union fits but for a key within: the others do not matter
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
             meant, advice = _in_other_runs(key, known) or _nearest_key(location, known, found[0]["input"])
@@ -173,7 +173,7 @@ def _expected(details: ErrorDetails) -> str | None:
 
 
 def _in_other_runs(key: str, known: list[str]) -> tuple[str, str] | None:
-    """The key that does in these runs what this one does in those of the other kind."""
+    """The key with the same purpose in the other kind of run, and advice that names it."""
     pair = next((pair for pair in _COUNTERPARTS if key in pair), ())
     meant = next((other for other in pair if other in known), None)
     return None if meant is None else (meant, f"In runs of this runner.task_type it is {meant}")

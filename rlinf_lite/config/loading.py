@@ -1,4 +1,4 @@
-"""`load_config`: Hydra composes what a name and overrides say into one nested dict, which `explain.py` validates.
+"""`load_config`: Hydra composes a named file and overrides into one nested dict, which `explain.py` validates.
 
 Hydra merges files and config groups. Values given as overrides are parsed by Hydra's grammar and merged here, because
 Hydra refuses a key that no file mentions, and files mention only what they change.
@@ -57,8 +57,8 @@ def load_config(
         name_or_path: a name under `configs/` (`embodiment/x`, or `x` where that is unique), or the path of a YAML file,
             whose defaults may name our configs too.
         overrides: a list of `key=value`, in Hydra's grammar, or values by key.
-        elsewhere: it is not to run here, so that packages and files of simulators may be missing.
-        unused: keys that play no part in what is run: rules that read them are left out.
+        elsewhere: the config runs on another machine, so that packages and files of simulators may be missing here.
+        unused: keys that have no effect on this run; rules that read them are left out.
 
     Returns:
         The config, a ReasoningConfig where `runner.task_type` is reasoning; `runner.run_name` is the config's name
@@ -93,7 +93,7 @@ def load_config(
     for item in sweeps:
         if _fields(item.key_or_group, (schema,)):
             problems.append(_swept(item, (schema,)))
-        else:  # which is what is wrong with it
+        else:  # an unknown key, which is the problem to report
             OmegaConf.update(composed, item.key_or_group, _values(item))
     try:
         content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -143,7 +143,7 @@ _LETTERS_AS_HEX = {new: old for old, new in _HEX_AS_LETTERS.items()}
 
 
 def as_override(key: str, value: str) -> str:
-    """`key=value`, with Hydra's quotes around the value where it would be read as anything else than this text."""
+    """`key=value`, with Hydra's quotes around the value where it would not be read as this text."""
     with suppress(HydraException):
         item = parse_override(f"{key}={value}")
         if not item.is_sweep_override() and item.value() == value:
@@ -152,7 +152,7 @@ def as_override(key: str, value: str) -> str:
 
 
 def as_hydra_writes(value: Any) -> str:
-    """A value in Hydra's grammar, which has no quotes around keys."""
+    """A value in Hydra's grammar. Keys have no quotes."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {as_hydra_writes(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -163,13 +163,13 @@ def as_hydra_writes(value: Any) -> str:
 
 
 def _for_hydra(item: Override) -> str:
-    """An override that Hydra itself is to parse."""
+    """An override as a text for Hydra's own parser."""
     line = item.input_line or ""
     return line if line.isascii() else f"{item.get_key_element()}={as_hydra_writes(item.value())}"
 
 
 def _without_options_of_replaced_parts(composed: DictConfig, values: list[Override]) -> DictConfig:
-    """What the files say, without the options of an environment or policy that an override replaces by another."""
+    """The composed files, without the options of an environment or policy that an override replaces."""
     content: Any = OmegaConf.to_container(composed, resolve=False)
     for section in ("env", "model"):
         ids = [item.value() for item in values if item.key_or_group == f"{section}.id" and not item.is_delete()]
@@ -186,7 +186,7 @@ _LIST = "rlinf-lite configs lists them"
 
 
 class _NotFoundError(Exception):
-    """No config has this name; the message says which have."""
+    """No config has this name; the message lists names."""
 
 
 def _find(name: str) -> tuple[Path, str]:
@@ -232,7 +232,8 @@ def _all_files() -> list[str]:
 def _parse_overrides(
     overrides: Sequence[str],
 ) -> tuple[list[Override], list[Override], list[Problem], set[str]]:
-    """Those that give one value, those that give several, what cannot be read, and the keys of the last two."""
+    """Overrides with one value, those with several, problems of those that cannot be read, and the keys of the last
+    two."""
     parsed, sweeps = list[Override](), list[Override]()
     problems: list[Problem] = []
     suspects: set[str] = set()
@@ -255,7 +256,7 @@ def _parse_overrides(
 
 
 def _swept(item: Override, schemas: Sequence[type[BaseModel]]) -> Problem:
-    """Values with commas between them, and what was meant by these, in quotes for the shell."""
+    """The problem of several values where a run has one, with the override in quotes that may have been meant."""
     key, values = item.key_or_group, _values(item)
     kinds = " ".join(str(field.annotation) for field in _fields(key, schemas))
     quoted = f"{key}='{values}'"
@@ -274,12 +275,12 @@ def _fields(key: str, schemas: Sequence[type[BaseModel]]) -> list[FieldInfo]:
 
 
 def _is_for_hydra(item: Override) -> bool:
-    """Choices of config groups and Hydra's own settings, as opposed to values."""
+    """Whether an override chooses a config group or is a setting of Hydra, and so is no value of a key."""
     return "/" in item.key_or_group or item.package is not None or item.key_or_group.split(".")[0] == "hydra"
 
 
 def _apply(composed: DictConfig, item: Override) -> Iterator[Problem]:
-    """Merge one override. Dicts replace what was there, as every other value does."""
+    """Merge one override. A dict replaces the old value, as any other value does."""
     key = item.key_or_group
     try:
         if not item.is_delete():

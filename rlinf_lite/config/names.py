@@ -1,11 +1,10 @@
-"""Names that a config has: its components or roles, and its keys, those of options among them; and what a choice in it
-comes to."""
+"""Names in a config (roles, and keys with those of options), and values that follow from several keys."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,21 +16,21 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 
 COMPONENTS = ("actor", "rollout", "env")
-"""Of an embodied run."""
+"""The components of a run in a simulator."""
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
-"""Of a reasoning run."""
+"""The roles that a reasoning run may have."""
 SHARING = {"embodied": ("actor", "rollout"), "sft": (), "eval": ("actor", "rollout"), "reasoning": ROLES}
-"""Roles that may share a process, by the kind of run. Environments may not: their processes have no torch."""
+"""Roles that may share a process, by kind of run. Environments may not: their processes have no torch."""
 
 MAX_FILE_NAME = 255
-"""Bytes of a file's name, on the file systems of Linux."""
+"""The most bytes that a file's name may have, on the file systems of Linux."""
 
 Cards = Mapping[str, Sequence[Card]]
-"""By the key of a section that a card describes, the cards that do."""
+"""Cards by the key of the section that they describe."""
 
 
 def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Cards:
-    """The cards that the parts of a config have, as far as there are such parts."""
+    """The cards of a config's parts. A part that does not exist has none."""
     if issubclass(schema, ReasoningConfig):
         return {"model": [registry.language_card()]}
     found = {f"{section}.options": registry.card_in(section, content) for section in ("env", "model")}
@@ -39,7 +38,7 @@ def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Ca
 
 
 def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
-    """Those of all parts that come with rlinf_lite."""
+    """The cards of all parts that come with rlinf_lite."""
     if issubclass(schema, ReasoningConfig):
         return {"model": [registry.language_card()]}
     return {
@@ -49,8 +48,8 @@ def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
 
 
 def walk(model: type[BaseModel], cards: Cards, prefix: str = "", of: str = "") -> Iterator[tuple[str, FieldInfo, str]]:
-    """Dotted names of all keys and sections, each section before its keys, with the part that a key belongs to, or "".
-    Those within lists are not among them."""
+    """Dotted names of all keys and sections, each section before its keys, with the name of the part that a key belongs
+    to, or "". Keys within lists are left out."""
     for name, field in model.model_fields.items():
         key, annotation = prefix + name, field.annotation
         yield key, field, of
@@ -66,29 +65,34 @@ def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) ->
     return [key for key, _, _ in walk(schema, built_in_cards(schema) if cards is None else cards)]
 
 
+def touches(keys: tuple[str, ...], suspects: Set[str]) -> bool:
+    """Whether a suspect is one of these keys, or lies within or around one."""
+    return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
+
+
 def needs_of(config: Any) -> EstimatorNeeds:
-    """What the estimator of a run needs; what the usual one does where there is no such estimator."""
+    """The needs of a run's estimator; those of the default one where there is no such estimator."""
     try:
         return registry.estimator_needs(config.algorithm.adv_type)
-    except registry.PartError:  # said by its own rule
+    except registry.PartError:  # reported by its own rule
         return registry.estimator_needs(registry.ESTIMATORS.default)
 
 
 def loss_needs_of(config: Any) -> LossNeeds:
-    """What the loss of a run needs; nothing where there is no such loss."""
+    """The needs of a run's loss; none where there is no such loss."""
     try:
         return registry.loss_needs(config.algorithm.loss_type)
-    except registry.PartError:  # said by its own rule
+    except registry.PartError:  # reported by its own rule
         return LossNeeds()
 
 
 def max_staleness(config: Any) -> int:
-    """By how many versions the weights that acted may be older than those that train."""
+    """The most versions by which the weights that act may be older than those that train."""
     return config.runner.max_staleness if config.runner.mode == "async" else 0
 
 
 def recomputed_logprobs(config: Any) -> tuple[bool, str]:
-    """Whether the actor computes the log-probabilities of what was done again before a step's updates, and why."""
+    """Whether the actor recomputes the log-probabilities of a step's actions before its updates, and why."""
     asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction
     if asked != "auto":
         return asked, f"algorithm.recompute_logprobs is {str(asked).lower()}"
@@ -113,7 +117,7 @@ def coarsest_precision(config: Any) -> str:
 
 
 def rollout_dtype(config: Any, device: str) -> str:
-    """What a rollout worker on `device`, or on such devices, has its own parameters in: fp32 or bf16."""
+    """The type of a rollout worker's own parameters on devices of this kind: fp32 or bf16."""
     usual = "fp32" if device == "cpu" else config.actor.precision
     return str(config.rollout.dtype or usual)
 
@@ -121,8 +125,11 @@ def rollout_dtype(config: Any, device: str) -> str:
 def roles_of(config: ReasoningConfig) -> list[str]:
     """The roles that a run has."""
     roles = ["actor", "rollout", "reward"]
-    roles += ["reference"] * (config.algorithm.kl.place != "none")
-    return roles + ["critic"] * needs_of(config).values
+    if config.algorithm.kl.place != "none":
+        roles.append("reference")
+    if needs_of(config).values:
+        roles.append("critic")
+    return roles
 
 
 def names_in_fuse(config: Any) -> list[str]:
@@ -130,12 +137,12 @@ def names_in_fuse(config: Any) -> list[str]:
 
 
 def fused_roles(config: Any) -> list[str]:
-    """The roles that `cluster.fuse` names and that the run has; unknown names too."""
+    """The roles in `cluster.fuse` that the run has, and names that are no roles."""
     lacking = set(ROLES) - set(roles_of(config)) if isinstance(config, ReasoningConfig) else set()
     return [name for name in names_in_fuse(config) if name not in lacking]
 
 
 def as_file_name(text: str, max_bytes: int) -> str:
-    """`text` as a part of a file's name, or "": letters and digits of any script and `.+-_`, other signs as `_`."""
+    """`text` as a part of a file's name: letters and digits of any script and `.+-_`, other signs as `_`; may be ""."""
     plain = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", text)).lstrip(".-")
     return plain.encode()[:max_bytes].decode(errors="ignore")

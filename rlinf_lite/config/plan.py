@@ -1,5 +1,4 @@
-"""Who runs where, and the arithmetic of one training step, from the config alone: who gets how many environments,
-samples and updates."""
+"""Which processes a run has and where they are, and the arithmetic of one training step, from the config alone."""
 
 from __future__ import annotations
 
@@ -7,36 +6,43 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlinf_lite.cards import EnvCard, Observed, Problem
-from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of
+from rlinf_lite.cards import EnvCard, Observed, PolicyCard, Problem
+from rlinf_lite.config.names import COMPONENTS, ROLES, roles_of, touches
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.rules import touches
 from rlinf_lite.config.schema import BaseConfig, ClusterConfig, Config, EnvSplitConfig
-from rlinf_lite.registry import PartError, did_you_mean, env_card
+from rlinf_lite.registry import PartError, did_you_mean, env_card, policy_card
 from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import ProcessPlacement, detect_slots, resolve_placements
 
 PLACEMENT = "cluster.component_placement"
 SLOTS = ("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator")
-"""What says how many slots there are."""
+"""The keys that say how many slots there are."""
 
 
 def env_card_of(config: Config) -> EnvCard | None:
-    """The card of a config's environment; None where there is no such environment, as a rule says."""
+    """The card of a config's environment; None where there is no such environment, which a rule of its own reports."""
     try:
         return env_card(config.env.id)
     except PartError:
         return None
 
 
+def policy_card_of(config: Config) -> PolicyCard | None:
+    """The card of a config's policy; None where there is no such policy, which a rule of its own reports."""
+    try:
+        return policy_card(config.model.id)
+    except PartError:
+        return None
+
+
 def observed(config: Config) -> Observed | None:
-    """What the policy will see; None where only the simulator knows."""
+    """What the policy will see and answer; None where only the simulator knows."""
     card = env_card_of(config)
     return None if card is None else card.observed(config.env.task, config.env.options)
 
 
 def slots(cluster: ClusterConfig) -> tuple[str, int]:
-    """What a slot is (cuda or cpu) and how many there are per node; raises PlacementError, a ValueError."""
+    """What a slot is (cuda or cpu) and how many a node has. Raises PlacementError, a ValueError."""
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
 
 
@@ -51,7 +57,7 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
 @dataclass(frozen=True)
 class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]
-    """Of the components whose placement is valid."""
+    """Processes by component; components whose placement is not valid are left out."""
 
     def size(self, component: str) -> int | None:
         """Processes of a component or role; None where its placement is not valid."""
@@ -85,7 +91,7 @@ class Plan(_Placed):
 
 @dataclass(frozen=True)
 class ReasoningPlan(_Placed):
-    """As `Plan`, of a reasoning run."""
+    """Sizes of one training step of a reasoning run."""
 
     config: ReasoningConfig
 
@@ -101,8 +107,8 @@ def plan_of(config: BaseConfig) -> Plan | ReasoningPlan:
 
 
 def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | ReasoningPlan, list[Problem]]:
-    """The plan, with the processes of every component that is placed well, and what is wrong with the others.
-    `suspects` as in `rules.violations`."""
+    """The plan, with the processes of every component whose placement is valid, and the problems of the others.
+    `suspects` as in `find_problems`."""
     if isinstance(config, ReasoningConfig):
         found, problems = _placements(config.cluster, ROLES, roles_of(config), suspects)
         return ReasoningPlan(found, config), problems
@@ -114,7 +120,7 @@ def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | Re
 def _placements(
     cluster: ClusterConfig, known: Sequence[str], required: Sequence[str], suspects: Set[str]
 ) -> tuple[dict[str, Sequence[ProcessPlacement]], list[Problem]]:
-    """`known`: components that there are; those `required` need a line."""
+    """Processes by component, and problems. `known` are all components of such a run; `required` ones need a line."""
     if touches(SLOTS, suspects):
         return {}, []
     accelerator, num_slots = slots(cluster)

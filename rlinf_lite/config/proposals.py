@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Config | ReasoningConfig)
 
 
 class Template(NamedTuple):
-    """Shares of the slots, from one fraction of them to another. On a single slot every share is that slot."""
+    """A role's share of the slots, as two fractions of them: first and end. A single slot is every role's share."""
 
     env: tuple[float, float] = (0, 1)
     rollout: tuple[float, float] = (0, 1)  # of `reward`, too
@@ -48,9 +48,9 @@ def is_auto(cluster: ClusterConfig) -> bool:
 def proposals(config: C) -> list[C]:
     """The config on the slots of each template, collocated first; `find_problems` says which of them are possible.
 
-    Lines that name slots stay, and roles with a node group share out the slots of that group. Roles that may share a
-    process and have the actor's line do so, where that changes no number. Collocated ones are proposed with the
-    config's own `cluster.fuse` and with a process for each role as well.
+    Lines that name slots stay. Roles with a node group share the slots of that group. Roles that may share a process
+    and have the actor's line do share one, where that changes no number. Collocated roles are also proposed with the
+    config's own `cluster.fuse`, and with a process for each role.
     """
     lines = config.cluster.component_placement
     fixed: dict[str, Any] = {names: spec for names, spec in lines.items() if not _is_auto(spec)}
@@ -73,7 +73,7 @@ def proposals(config: C) -> list[C]:
 
 
 def _lines(config: C, template: Template, label: str | None, roles: Sequence[str]) -> dict[str, str]:
-    """Placement lines of roles that share out the slots of a node group, or of the whole cluster (None)."""
+    """Placement lines, by role, of roles that share the slots of a node group, or of the whole cluster (None)."""
     cluster, (accelerator, per_node) = config.cluster, slots(config.cluster)
     shape = ClusterShape(cluster.num_nodes, per_node, accelerator)
     try:
@@ -98,8 +98,8 @@ def _lines(config: C, template: Template, label: str | None, roles: Sequence[str
 
 
 def _fuses(config: C, placement: Mapping[str, Any], is_collocated: bool) -> list[str | None]:
-    """Values of `cluster.fuse` to propose with these lines; the config's own alone where it is wrong, and where the
-    policy would act with other numbers in the actor's process."""
+    """Values of `cluster.fuse` to propose with these lines: only the config's own where that is wrong, or where acting
+    in the actor's process would give other numbers."""
     own, known = fused_roles(config), SHARING[config.runner.task_type]
     is_wrong = set(own) - set(known) or len(set(own)) < len(own) or len(names_in_fuse(config)) == 1
     if is_wrong or rollout_dtype(config, slots(config.cluster)[0]) == "bf16":

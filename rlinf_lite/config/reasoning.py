@@ -56,7 +56,7 @@ class OverlongConfig(Section):
 
 
 class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
-    """Of a reasoning run; positions are tokens, and an episode is a response."""
+    """The algorithm of a reasoning run; positions are tokens, and an episode is a response."""
 
     gamma: UnitFloat = 1.0
     """Discount per token."""
@@ -145,7 +145,7 @@ class TokenizerConfig(Section):
 
 
 class LanguageActorConfig(TrainConfig):
-    """Of a reasoning run; samples are responses."""
+    """The actor of a reasoning run; samples are responses."""
 
     max_tokens_per_micro_batch: PositiveInt = 8192
     """Largest number of tokens, padding included, per forward pass and rank."""
@@ -165,9 +165,9 @@ class RewardWeights(Section):
     """A response's score is the sum of what scores it, each times its weight."""
 
     rule: Float = 1.0
-    """Of the rule; 0: no rule is asked."""
+    """Weight of the rule; 0: no rule is used."""
     model: Float = 1.0
-    """Of the reward model."""
+    """Weight of the reward model."""
 
 
 class RewardConfig(Section):

@@ -1,4 +1,4 @@
-"""Where policies are, among what is outside the config."""
+"""Directories of policies and tokenizers, and what their `config.json` says."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rlinf_lite.checksums import newest_checkpoint
 from rlinf_lite.shipped import shipped
 
 OWN_CONFIG = "rlinf_lite.json"
-"""What we add to a `config.json` that stays byte for byte as published, as its readers refuse unknown fields."""
+"""A file beside a published `config.json`, which stays as it is: other readers of it refuse unknown fields."""
 
 
 def policy_directory(path: str | Path) -> Path:
-    """Where `config.json` and weights are: `path`, or the `policy/` of a checkpoint, of a run's its last one, or else
-    its newest whole one.
+    """The directory with `config.json` and weights: `path` itself, or `policy/` in a checkpoint. Of a run it is that of
+    its last checkpoint, or else of its newest complete one.
 
-    `assets/...` that is not in the working directory is what comes with the package.
+    A path `assets/...` that is not in the working directory stands for a file that comes with the package.
     """
     directory = Path(path)
     if directory.parts[:1] == ("assets",) and not directory.exists():
         directory = shipped("assets").joinpath(*directory.parts[1:])
-    if (directory / "config.json").is_file():  # a policy's own, whatever else is beside it
+    if (directory / "config.json").is_file():  # a policy, even if checkpoints are beside it
         return directory
     checkpoints = (directory, directory / "last", *(root / "last" for root in checkpoint_roots(directory)))
     within = (checkpoint / "policy" for checkpoint in checkpoints)
@@ -37,7 +37,7 @@ def policy_directory(path: str | Path) -> Path:
 
 
 def why_no_policy(directory: Path) -> str | None:
-    """What a `policy_directory` lacks, to be read after its name; None where it has a policy's config."""
+    """What a `policy_directory` lacks, as a text to follow its name; None where it has a policy's config."""
     if not directory.exists():
         return f": no such directory (looked for {directory.absolute()})"
     if (directory / "config.json").is_file():
@@ -47,18 +47,18 @@ def why_no_policy(directory: Path) -> str | None:
 
 
 def checkpoint_roots(run: Path) -> list[Path]:
-    """Where a run's checkpoints are: in its directory, or where its config.yaml says that they go."""
+    """Directories that may hold a run's checkpoints: its own, and the one that its config.yaml names."""
     roots = [run / "checkpoints"]
     try:
         content = yaml.load((run / "config.yaml").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         roots.append(Path(content["actor"]["checkpoint_save_path"], run.absolute().name, "checkpoints"))
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        pass  # no run's directory, or it has them itself
+        pass  # no run's directory, or one that holds its checkpoints itself
     return roots
 
 
 def policy_config(directory: Path) -> dict[str, Any]:
-    """What a policy's directory says of it: `config.json`, and what `rlinf_lite.json` adds where there is one.
+    """The content of a policy's `config.json`, and of `rlinf_lite.json` where there is one.
 
     Raises OSError and ValueError where they cannot be read.
     """
@@ -75,7 +75,7 @@ def chunk_of(said: Mapping[str, Any]) -> int | None:
 
 
 def labels_of(said: Mapping[str, Any]) -> list[str]:
-    """The outputs of a classifier of transformers, by its `config.json`: where that names none, it means two."""
+    """Labels of a classifier in transformers' layout, from its `config.json`. Two where that names none."""
     named = said.get("id2label")
     if isinstance(named, dict):
         return [str(named[number]) for number in sorted(named, key=int)]
@@ -83,7 +83,7 @@ def labels_of(said: Mapping[str, Any]) -> list[str]:
 
 
 def tokenizer_dirs(config: Any) -> list[Path]:
-    """Where the tokenizer of a policy is looked for; the first directory that has one is taken."""
+    """Directories that may hold the tokenizer of a policy; the first that has one counts."""
     start, given = start_dir(config), config.actor.tokenizer.tokenizer_model
     if start is None:
         return [shipped("assets") / "tiny_tokenizer"]
@@ -91,7 +91,7 @@ def tokenizer_dirs(config: Any) -> list[Path]:
 
 
 def start_key(config: Any) -> str:
-    """The key that names it."""
+    """The key that names the policy or model that a run starts from."""
     return "actor.checkpoint_load_path" if config.actor.checkpoint_load_path else "rollout.model_dir"
 
 

@@ -1,6 +1,6 @@
 """The configuration's sections and keys: one class per section, one line of help under each key.
 
-Importable without torch or ray. Values are checked one by one here; what must hold between keys is in `checks.py`.
+Importable without torch or ray. Values are checked one by one here; what must hold between keys is in `rules/`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Interval = Annotated[Int, Field(ge=-1)]  # a number of steps; -1 or 0: never
 
 
 def _options_of(card_of: Callable[[str], Card]) -> AfterValidator:
-    """`options` as the Options of the part that `id` names, and as they are where there is no such part: a check says
-    so. pydantic puts what it finds inside under the names of our keys."""
+    """A validator that reads `options` as the Options of the part that `id` names. Where there is no such part, they
+    stay as they are, and a rule reports the name. pydantic reports errors within under the names of our keys."""
 
     def validate(given: Any, info: ValidationInfo) -> Any:
         try:
@@ -50,7 +50,7 @@ def _first_task(task: str, info: ValidationInfo) -> str:
 
 
 AUTO = "auto"
-"""Slots that a training run chooses."""
+"""In place of slots: the training run chooses them."""
 
 
 class PlacementSpec(Section):
@@ -243,7 +243,7 @@ class BaseAlgorithmConfig(Section):
 
 
 class AlgorithmConfig(BaseAlgorithmConfig):
-    """Of an embodied run."""
+    """The algorithm of an embodied run."""
 
     bootstrap_type: Literal["standard", "always", "never"] = "standard"
     """What follows an episode's end in gae. standard: V(final observation) after a time limit, 0 after a termination;
@@ -332,7 +332,7 @@ class KeysConfig(Section):
     """Feature of the actions, in the environment's units."""
     match_names: bool = True
     """Columns of state and action are put in the environment's order where both name them; false: they are taken in
-    the dataset's order, whatever they are called."""
+    the dataset's order, without regard to names."""
     instruction: Literal["task", "subtask"] = "task"
     """Which sentence a frame has: of its task, or the subtask that LeRobot's annotations (language_persistent) have at
     its time."""
@@ -343,8 +343,8 @@ class DataConfig(Section):
     """LeRobotDataset with the demonstrations, or where to write one, seen by all nodes; null: demos/ in the run's
     directory. With `source: folder` also one on the Hub, hf://datasets/ORG/NAME[@REVISION]."""
     source: Literal["expert", "folder"] = "expert"
-    """expert: what this run's expert plays; where it is there already, it must have been made so. folder: whatever
-    LeRobotDataset (v3.0, v2.1) is in demos_dir, if its sizes fit; other tasks are noted."""
+    """expert: what this run's expert plays; where it is there already, it must have been made so. folder: the
+    LeRobotDataset (v3.0, v2.1) in demos_dir, if its sizes fit; other tasks are noted."""
     keys: KeysConfig = KeysConfig()
     stride: PositiveInt | None = None
     """Env steps from where one chunk begins to where the next does; null: num_action_chunks, so that each action is in
@@ -396,7 +396,7 @@ class OptimConfig(Section):
     min_lr_ratio: UnitFloat = 0.0
     """Where linear and cosine schedules end, as a fraction of lr."""
     warmup_steps: NonNegativeInt = 0
-    """Runner steps of linear warm-up, from the first in which it trains: the policy behind
+    """Runner steps of linear warm-up, from the first in which it trains: the policy after
     algorithm.critic_warmup_steps."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
@@ -409,7 +409,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """What every actor has."""
+    """Keys of the actor in runs of every kind."""
 
     checkpoint_load_path: str | None = None
     """Policy directory or checkpoint to start from; overrides rollout.model_dir. Evaluation reads it too."""
@@ -437,7 +437,7 @@ class PolicyTokenizerConfig(Section):
 
 
 class ActorConfig(TrainConfig):
-    """Of an embodied run."""
+    """The actor of a run in a simulator."""
 
     micro_batch_size: PositiveInt = 1024
     """Largest number of samples per forward pass and rank."""
@@ -459,11 +459,11 @@ class ControlConfig(Section):
     """Keep a training run alive: start again what crashes or hangs. Imitation and evaluation do without.
     auto: true, and false with `cluster.runtime: local`."""
     max_restarts: NonNegativeInt = 3
-    """Of one worker, within `restart_window_s`; the next failure ends the run."""
+    """Restarts of one worker within `restart_window_s`; the next failure ends the run."""
     max_role_restarts: NonNegativeInt = 10
-    """Of all workers of a component together, within `restart_window_s`."""
+    """Restarts of all workers of a component together, within `restart_window_s`."""
     max_job_restarts: NonNegativeInt = 20
-    """Of all workers together, within `restart_window_s`."""
+    """Restarts of all workers together, within `restart_window_s`."""
     restart_window_s: PositiveFloat = 3600.0
     """Older failures do not count."""
     backoff_s: NonNegativeFloat = 1.0
@@ -485,7 +485,7 @@ class ControlConfig(Section):
 
 
 class BaseConfig(Section):
-    """What all runs have."""
+    """Sections that all runs have."""
 
     cluster: ClusterConfig = ClusterConfig()
     runner: RunnerConfig = RunnerConfig()

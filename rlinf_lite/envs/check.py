@@ -95,7 +95,7 @@ class Sentences(list[str]):
             self.extend(error.problems)
         except (NonFiniteError, SimulatorError) as error:
             self.append(f"{what}: {str(error).rstrip('.')}.")
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # any error of the environment's own code
             self.append(f"{what} raised {type(error).__name__}: {error}")
 
 

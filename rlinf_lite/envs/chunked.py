@@ -331,7 +331,7 @@ class ChunkedEnv:
             return method(*args)
         except EnvError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # any error of the simulator's own code
             cause: BaseException = error
             found, name = rows.tolist(), method.__name__
             if isinstance(error, RowError) and error.__cause__ is not None:

@@ -64,7 +64,7 @@ class Painter:
                 self._renderer = mujoco.Renderer(model, height, width, max_geom=1000)
         except RenderUnavailableError as error:
             raise RenderUnavailableError(f"{key}: {error}") from error
-        except Exception as error:  # a missing library is an AttributeError of PyOpenGL, a missing driver many others
+        except Exception as error:  # AttributeError of PyOpenGL without a library, many others without a driver
             backend = os.environ.get("MUJOCO_GL", "its default")
             late = backend == "egl" and not draws_by_egl
             raise RenderUnavailableError(

@@ -168,9 +168,8 @@ def _captured(work: Pass, pool: Any) -> Pass:
         # other threads of this process may use the GPU meanwhile
         with _capturing, torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
-    except BaseException:
-        # of what broke off, torch goes on to allocate for it, and on its stream; where it ended, neither is so
-        with suppress(RuntimeError):
+    except BaseException:  # Ctrl-C too: torch would go on to allocate for the broken recording, on its stream
+        with suppress(RuntimeError):  # it had ended already
             torch._C._cuda_endAllocateToPool(before.device_index, pool)
             torch._C._cuda_releasePool(before.device_index, pool)
         torch.cuda.set_stream(before)

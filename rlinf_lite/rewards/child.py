@@ -29,7 +29,7 @@ def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
         faulthandler.enable(log)
         try:
             function = import_reward(path)
-        except BaseException:  # anything that a user's module raises when it is imported, an exit too
+        except BaseException:  # any error of the user's module, SystemExit too
             connection.send(traceback.format_exc())
             return
         connection.send(None)
@@ -53,7 +53,7 @@ def _call(function: RewardFn, arguments: tuple[Any, ...]) -> Answer | str:
 
             value = asyncio.run(value)
         return _read(value)
-    except BaseException:  # a function that exits has failed like any other
+    except BaseException:  # any error of the user's function, SystemExit too
         return traceback.format_exc()
 
 

@@ -92,7 +92,7 @@ class RewardScorer:
                 scores[row], metrics[row] = self._function(source)(solution, truth, dict(extra_info))
             except CallFailedError as error:
                 failures[row] = str(error)
-            except Exception:  # a rule of ours that fails on one sample must not end the run either
+            except Exception:  # a built-in rule that fails on one sample must not end the run
                 failures[row] = traceback.format_exc()
         return RewardResult(scores, failures, metrics)
 

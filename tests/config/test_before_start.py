@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lite.config import ConfigError, load_config, rules
+from rlinf_lite import registry
+from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.preview.dry_run import describe, policy_problems, shown
 
 NAME = "gym_pendulum_ppo_mlp"
@@ -83,7 +84,7 @@ def test_directories_can_be_written(key: str, tmp_path: Path, monkeypatch: pytes
         assert "it cannot run on this machine" in said and f"{tmp_path} does not allow it" in said
     full = shutil.disk_usage(tmp_path)._replace(free=2**20)
     with monkeypatch.context() as patch:
-        patch.setattr(rules.shutil, "disk_usage", lambda path: full)
+        patch.setattr(shutil, "disk_usage", lambda path: full)
         overrides = [f"{other}={tmp_path}/a" for other in ("runner.logger.log_path", "actor.checkpoint_save_path")]
         with pytest.raises(ConfigError, match=f"{key}: 1 MiB are free in {tmp_path}, and a run writes 50 MiB or more"):
             load_config(NAME, overrides)
@@ -269,7 +270,7 @@ def test_a_folder_of_demonstrations_is_a_dataset(tmp_path: Path) -> None:
 def test_wandb_has_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(rules.registry, "is_installed", lambda module: True)
+    monkeypatch.setattr(registry, "is_installed", lambda module: True)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

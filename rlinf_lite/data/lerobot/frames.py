@@ -128,7 +128,7 @@ def decode(
         _check_room(dataset, keys, partial)
         _fill(dataset, keys, partial, report)
         os.replace(partial, directory)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: half of the frames must not stay
         shutil.rmtree(partial, ignore_errors=True)
         if (directory / _CONTENTS).is_file():
             return directory  # another run has finished first

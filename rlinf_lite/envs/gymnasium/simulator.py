@@ -204,7 +204,7 @@ class GymnasiumSimulator:
                 obs, _ = _unpacked("reset", returned, ("obs", "info"), self.task_id)
                 self._obs[row] = _copied(obs)
                 [self._instructions[row]] = _instructions_of(self.envs[row], 1, self.task_id)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
@@ -220,7 +220,7 @@ class GymnasiumSimulator:
                 out.terminated[row] = _truth("terminated", terminated, self.task_id)
                 out.truncated[row] = _truth("truncated", truncated, self.task_id)
                 out.success[row] = _success(info, self.task_id)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
 
     def observe(self, rows: IntArray) -> Obs:

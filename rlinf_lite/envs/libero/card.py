@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import model_validator
 
 from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
+from rlinf_lite.config.rules.cards import uneven_episodes
 from rlinf_lite.envs.libero.tasks import (
     EPISODES_PER_TASK,
     MAX_STEPS,
@@ -132,7 +133,6 @@ class Libero(EnvCard):
         return "libero has no scripted expert"
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        from rlinf_lite.config.rules import uneven_episodes  # a config is being loaded, or this would load it
         from rlinf_lite.envs.errors import MissingAssetsError
         from rlinf_lite.envs.libero.package import find_assets
 

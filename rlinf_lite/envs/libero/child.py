@@ -31,7 +31,7 @@ def main(fd: int, log_fd: int) -> None:
                 else:
                     answer = getattr(row, method)(*arguments)
                 connection.send((True, answer))
-            except Exception as error:
+            except Exception as error:  # any error of the task's own code, which the parent raises
                 connection.send((False, _sendable(error)))
 
 
@@ -41,7 +41,7 @@ def _sendable(error: Exception) -> Exception:
     error.__cause__ = error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # a class of errors may say how it is pickled, and fail at it with any other
         return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
     return error
 

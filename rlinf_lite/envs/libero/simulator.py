@@ -97,17 +97,17 @@ class LiberoSimulator:
             for row, arguments in asked.items():
                 try:
                     self._processes[row].ask(method, arguments)
-                except Exception as error:
+                except Exception as error:  # raised below, once every row has answered
                     failed[row] = error
             for row in asked:
                 if row in failed:
                     continue
                 try:
                     answers[row] = self._processes[row].answer(method)
-                except Exception as error:
+                except Exception as error:  # any error of the task's own code
                     failed[row] = error
                 report_progress()
-        except BaseException:  # such as Ctrl-C: what they answer later belongs to no later call
+        except BaseException:  # such as Ctrl-C: a late answer must not be taken for that to a later call
             for row in asked.keys() - answers.keys() - failed.keys():
                 self._processes[row].close()
             raise

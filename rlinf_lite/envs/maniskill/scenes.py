@@ -98,7 +98,7 @@ class CpuSimulator(Scenes):
                 if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
                     renew_physics(env)
                 self._infos[row] = _reset_unseen(env, seed)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
 
     @torch.inference_mode()
@@ -107,7 +107,7 @@ class CpuSimulator(Scenes):
         for row in rows.tolist():
             try:
                 reward, info = _step_unseen(self.envs[row], batch[row : row + 1])
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
             self._infos[row] = info
             out.reward[row] = reward.item()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import EnvCard, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
+from rlinf_lite.config.rules.cards import uneven_episodes
 from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES, MAX_STEPS, OWN_STATE_DIM, SENTENCES, STATE_DIM, tasks_of
 from rlinf_lite.registry import UnknownEnvError, install_command, is_installed
 
@@ -91,8 +92,6 @@ class MetaWorld(EnvCard):
         return Problem("env.options.obs_mode", "rgb has no objects in its state") if options.obs_mode == "rgb" else None
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        from rlinf_lite.config.rules import uneven_episodes  # a config is being loaded, or this would load it
-
         try:
             tasks_of(config.env.task)
         except UnknownEnvError as error:

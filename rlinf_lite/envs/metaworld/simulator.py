@@ -53,7 +53,7 @@ class MetaWorldSimulator:
                     self._idle[self._worlds[row].task].append(self._worlds[row])
                     self._worlds[row] = self._take_world(task)
                 self._worlds[row].reset(seed)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
             self.task_ids[row] = task
 
@@ -63,7 +63,7 @@ class MetaWorldSimulator:
             world = self._worlds[row]
             try:
                 world.obs, reward, _, _, info = world.env.step(actions[row])
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # any error of the task's own code
                 raise RowError(row) from error
             succeeded = info["success"] == 1.0
             out.reward[row] = reward / 10 if is_dense else succeeded and not world.solved

@@ -20,7 +20,8 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
-from rlinf_lite.config.resources import policy_config
+from rlinf_lite.config.resources import policy_config, tokenizer_dirs
+from rlinf_lite.config.rules.cards import imitates_no_state, long_prompt, task_sentences
 from rlinf_lite.models.flow.config import (
     LeRobotRules,
     changed_settings,
@@ -133,7 +134,6 @@ class Flow(PolicyCard):
         if not seen.cameras:
             yield Problem("model.id", f"{model.id} looks at images, and {config.env.task} shows none")
             return
-        from rlinf_lite.config.rules import imitates_no_state  # a config is being loaded, or this would load it
         from rlinf_lite.models.flow.published import flow_config
 
         try:
@@ -150,10 +150,7 @@ class Flow(PolicyCard):
 
     def _long_prompts(self, config: Config, cfg: FlowConfig) -> Iterator[Problem]:
         """A state in the prompt counts as short as it may be: longer ones are met while acting."""
-        from rlinf_lite.config.resources import tokenizer_dirs
-        from rlinf_lite.config.rules import long_prompt, told
-
-        if not told(config):
+        if not task_sentences(config):
             return
         import numpy as np
 

@@ -293,7 +293,7 @@ def find_tokenizer(directory: Path, cfg: FlowConfig) -> Path | None:
 def _from_json(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # of no class of its own
+    except Exception as error:  # the class that tokenizers raises
         raise TokenizerError(f"{file} cannot be read: {error}. Download it again") from error
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import Float, Observed, PolicyCard, PositiveInt, Problem, Section
 from rlinf_lite.config.resources import policy_config, start_dir
+from rlinf_lite.config.rules.cards import misfits
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -29,8 +30,6 @@ class MLP(PolicyCard):
     reads_state = True
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
-        from rlinf_lite.config.rules import misfits  # a config is being loaded, or this would load it
-
         directory = start_dir(config)
         if seen is None or directory is None or not (directory / "config.json").is_file():
             return

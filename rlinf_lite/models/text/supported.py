@@ -90,7 +90,7 @@ def refusing(model: LanguageModel) -> Iterator[None]:
         yield
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # any error of the model's own code
         raise UnsupportedModelError(
             f"models of type {model.language_model.config.model_type!r} are not supported: their forward pass fails "
             f"here with {type(error).__name__}: {error}. Use another model"

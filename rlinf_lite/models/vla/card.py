@@ -15,6 +15,8 @@ from rlinf_lite.cards import (
     ProblemError,
     Section,
 )
+from rlinf_lite.config.resources import tokenizer_dirs
+from rlinf_lite.config.rules.cards import imitates_no_state, long_prompt, misfits, task_sentences
 from rlinf_lite.models.lora import LoraOptions, other_adapters
 from rlinf_lite.models.text.card import AttnImplementation, attention_problems
 
@@ -71,10 +73,6 @@ class OpenVLA(PolicyCard):
         yield from attention_problems("model.options.attn_implementation", attn, precision)
         if seen is None:
             return
-        from rlinf_lite.config.rules import (
-            imitates_no_state,
-            misfits,
-        )  # a config is being loaded, or this would load it
         from rlinf_lite.models.vla.config import vla_config
 
         try:
@@ -98,11 +96,8 @@ class OpenVLA(PolicyCard):
             )
 
     def _long_prompts(self, config: Config, cfg: VLAConfig) -> Iterator[Problem]:
-        from rlinf_lite.config.resources import tokenizer_dirs
-        from rlinf_lite.config.rules import long_prompt, told
-
         found = [place for place in tokenizer_dirs(config) if (place / "tokenizer.json").is_file()]
-        if not found or not told(config):
+        if not found or not task_sentences(config):
             return
         from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError  # torch, so only now
 
