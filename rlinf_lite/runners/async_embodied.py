@@ -42,8 +42,8 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
     def _admitted(self) -> list[Handle]:
         return [handle for pair in self._playing.values() for handle in pair]
 
-    def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
-        self._log_async(started, metrics, played, played + trained, ("env", "rollout"))
+    def _log_played(self, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
+        self._log_async(metrics, played, played + trained, ("env", "rollout"))
 
     def _give_up(self) -> None:
         super()._give_up()

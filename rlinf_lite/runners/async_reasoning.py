@@ -51,9 +51,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
     def _admitted(self) -> list[Handle]:
         return [handle for generating in self._generating.values() for handle in generating.handles]
 
-    def _log_generated(
-        self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
-    ) -> None:
+    def _log_generated(self, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]) -> None:
         step = self.completed_steps - 1
         played, in_order = [span for span in spans if span.process.startswith("rollout ")], step not in self._mixed
         if in_order:
@@ -62,7 +60,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
         if batch is not None:
             age = step - batch.batch["acted_versions"][batch.batch["response_mask"]]
             metrics |= {"async/staleness_mean": float(age.double().mean()), "async/staleness_max": float(age.max())}
-        self._log_async(started, metrics, played, spans, ("actor", "rollout"), in_order)
+        self._log_async(metrics, played, spans, ("actor", "rollout"), in_order)
 
     def _give_up(self) -> None:
         super()._give_up()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
-from rlinf_lite.metrics import EvalSummary, Span, utilization, write_chrome_trace
+from rlinf_lite.metrics import EvalSummary, Span, utilization
 from rlinf_lite.runners.base import Runner
 from rlinf_lite.scheduler import Handle
 
@@ -47,7 +47,7 @@ class AsyncRunner(Runner):
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
         """As in any run, once everything that was admitted is played; the trainer goes on with it afterwards."""
         if admitted := self._admitted():
-            with self._phase("eval"):
+            with self.step_log.phase("eval"):
                 self._wait(*admitted, what="rollouts to end before an evaluation")
         summary = super().evaluate(videos)  # type: ignore[safe-super]  # of the runner behind this one
         self._played_until = time.time()  # nobody waited for admission
@@ -55,17 +55,16 @@ class AsyncRunner(Runner):
 
     def _log_async(
         self,
-        started: float,
         metrics: Mapping[str, float],
         played: Sequence[Span],
         spans: Sequence[Span],
         pair: tuple[str, str],
         in_order: bool = True,
     ) -> None:
-        """Log a step that began at `started`, with who waited for whom: `played` is what was done to play it, `spans`
+        """Log the step, with who waited for whom: `played` is what was done to play it, `spans`
         all that was done for it. Its rollouts were made from when those before it were done, waiting for admission at
         first; if they were not played `in_order`, so that others were made in between, nothing is said of that."""
-        phase = next((span.start, span.end) for span in self._driver_spans if span.name == "generate_rollouts")
+        phase = self.step_log.interval("generate_rollouts")
         idle = utilization(spans, phase, phase).get("perf/actor_idle_frac", 1.0)
         waited_s = idle * (phase[1] - phase[0])
         metrics = {**metrics, "async/trainer_waited_s": waited_s, "async/admitted_steps": self._num_admitted}
@@ -75,14 +74,13 @@ class AsyncRunner(Runner):
         if in_order:
             metrics["async/rollouts_waited_s"] = max(first - since, 0.0)
         _, _, before = self._last  # the actor's updates meanwhile
-        self._log_step(started, metrics, spans, pair, (since, last) if in_order else (last, last), before)
+        self._log_step(metrics, spans, pair, (since, last) if in_order else (last, last), before)
 
-    def _write_timeline(self, step: int, started: float, spans: Sequence[Span]) -> None:
+    def _show_timeline(self, step: int, spans: Sequence[Span]) -> None:
         """Keep the timeline of the third step, once what was played meanwhile is known, or of the last but one."""
-        path = self.run_dir / "timeline.json"
-        if step > self._first_step + 1 and step in (4, self.total_steps) and not path.exists():
+        started = self.step_log.began
+        if step > self._first_step + 1 and step in (4, self.total_steps):
             shown, began, before = self._last
-            within = [s for s in (*before, *spans) if began <= s.end and s.start <= started]
-            self._disk.write(path, lambda: write_chrome_trace(within, path, step=shown))
-            self.progress.message(f"timeline of step {shown}: {path}")
+            within = [span for span in (*before, *spans) if began <= span.end and span.start <= started]
+            self.step_log.write_timeline(shown, within)
         self._last = step, started, spans

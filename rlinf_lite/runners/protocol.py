@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
 from rlinf_lite.config.plan import episode_steps, observed
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import env_card, policy_card
 from rlinf_lite.shipped import PACKAGE
@@ -60,6 +61,23 @@ def protocol_of(
         "model_options": {**_plain(model.options), **policy},
         "started_from": str(started_from) if (started_from := start_dir(cfg)) else None,
         "notes": notes_of(cfg, spec, reads),
+        **code(),
+    }
+
+
+def protocol_of_problems(cfg: ReasoningConfig, num_problems: int) -> dict[str, Any]:
+    """What an evaluation on problems has to share with another one; JSON."""
+    data, generation = cfg.data, cfg.rollout
+    return {
+        "problems": data.val_files,
+        "arithmetic": None if data.val_files else data.arithmetic.model_dump(),
+        "num_problems": num_problems,
+        "seed": cfg.runner.seed,
+        "max_prompt_length": data.max_prompt_length,
+        "max_response_length": generation.max_response_length,
+        "engine": generation.engine,
+        "tokenizer": cfg.actor.tokenizer.tokenizer_model,
+        "reward": cfg.reward.model_dump(),
         **code(),
     }
 

@@ -103,14 +103,13 @@ class SFTRunner(SimulationRunner):
         self._statistics = state.get("statistics", {})
 
     def run_step(self, step: int) -> None:
-        started = time.time()
-        with self._phase("training"):
+        with self.step_log.phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
-        self._times["step"] = time.time() - started
+        step_s = self.step_log.end_step()
         metrics = {
             **trained[0]["metrics"],
-            **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
+            **self.step_log.phase_metrics(),
+            "perf/samples_per_s": self.cfg.actor.global_batch_size / step_s,
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
         }
         self.logger.log(self.completed_steps, metrics)
@@ -125,7 +124,7 @@ class SFTRunner(SimulationRunner):
         data, started = self.cfg.data, time.time()
         self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
         begin(directory)
-        with self._phase("collect"):
+        with self.step_log.phase("collect"):
             found = self._wait(self.env.collect_demonstrations(str(directory)), what="demonstrations")[0]
         complete(self.cfg, directory, self.spec, found, time.time() - started)
 
