@@ -1,6 +1,6 @@
 """The embodied loop with rollouts and training at the same time (docs/async.md). Step n, with S = runner.max_staleness:
 
-weights of version n to the rollout workers             # taken between two decisions of whatever they play
+weights of version n to the rollout workers             # taken between two decisions of what they play
 env.interact(k) || rollout.generate(k), k <= n + S      # those that do not play yet; workers queue them
 wait until step n is played                             # all that the trainer waits for
 actor.recv_rollout_batch(n), advantages, run_training   # meanwhile n + 1 .. n + S are played

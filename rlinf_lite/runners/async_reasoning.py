@@ -8,7 +8,7 @@ wait until step n is generated                          # all that the trainer w
 log-probabilities, values, advantages, updates          # meanwhile n + 1 .. n + S are generated
 
 Step n was admitted at version n - S or later, so what it is trained on is at most S versions old, and no response is
-thrown away for its age. Prompts that take the place of filtered groups are answered behind what is admitted, by newer
+thrown away for its age. Prompts that take the place of filtered groups are answered after what is admitted, by newer
 weights. With S = 0 this is the synchronous loop, bit for bit.
 """
 

@@ -1,5 +1,5 @@
-"""What runs have in common whose rollouts go on while the actor trains (docs/async.md): weights that are offered, who
-waited for whom, and what is given up when workers fail."""
+"""What all runs share whose rollouts go on while the actor trains (docs/async.md): weights that are offered, who waited
+for whom, and what is given up when workers fail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlinf_lite.scheduler import Handle
 
 
 class AsyncRunner(Runner):
-    """Goes before the synchronous runner whose steps it has. A subclass admits steps ahead, and says what plays."""
+    """Goes before the synchronous runner, whose steps it has, among the bases of a subclass, which admits steps."""
 
     _transfers: tuple[Handle, ...] = ()
-    """Of weights, to rollout workers; not waited for, but held, so that any wait hears of their errors."""
+    """Weights on their way to rollout workers: not waited for, but kept, so that any wait raises their errors."""
     _num_admitted = 0
     """Steps that were admitted since the last weights."""
     _played_until = 0.0
@@ -25,11 +25,11 @@ class AsyncRunner(Runner):
     """The last step, when it began, and what was done for it."""
 
     def _admitted(self) -> list[Handle]:
-        """The calls of everything that plays ahead."""
+        """The calls that play ahead."""
         raise NotImplementedError
 
     def _give_up(self) -> None:
-        """Forget what plays ahead: its workers have been told to stop. It is admitted again."""
+        """Forget what plays ahead, whose workers are already stopping. It is admitted again."""
         self._transfers, self._played_until = (), 0.0
 
     def _admissible(self, step: int, under_way: Container[int]) -> list[int]:
@@ -49,8 +49,8 @@ class AsyncRunner(Runner):
         if admitted := self._admitted():
             with self.step_log.phase("eval"):
                 self._wait(*admitted, what="rollouts to end before an evaluation")
-        summary = super().evaluate(videos)  # type: ignore[safe-super]  # of the runner behind this one
-        self._played_until = time.time()  # nobody waited for admission
+        summary = super().evaluate(videos)  # type: ignore[safe-super]  # of the synchronous runner
+        self._played_until = time.time()  # no one waited for admission
         return summary
 
     def _log_async(

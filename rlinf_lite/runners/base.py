@@ -212,9 +212,8 @@ class Runner(ABC):
         self.prepare()
         snapshots = self.states.snapshots
         snapshots.take(self.completed_steps, self.states.write)
-        if self.supervisor is not None and snapshots.newest() is None and not self.states.is_saved:
+        if self.supervisor is not None and snapshots.newest() is None and self.save_checkpoint() is not None:
             log.warning("no snapshots (%s): checkpoints are what the actor is rebuilt from", snapshots.why_none)
-            self.save_checkpoint()
         self.progress.start_clock()
 
     def _save_and_evaluate(self, until: int | None) -> bool:
@@ -237,7 +236,7 @@ class Runner(ABC):
         return not at_end
 
     def save_checkpoint(self) -> Path | None:
-        """Write a checkpoint of the last completed step, unless there is one; None then."""
+        """See `SavedStates.save`."""
         return self.states.save()
 
     def _evaluate_and_log(self) -> None:
@@ -328,7 +327,7 @@ class Runner(ABC):
         with self._stop.at_once():
             recovered = supervisor.recover(error, lambda decision: self._restore(decision.ranks, in_update))
         self.states.in_update = False
-        again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "nobody"
+        again = ", ".join(f"{group} {list(ranks)}" for group, ranks in recovered.ranks.items()) or "no worker"
         lost = f", steps done again: {step - self.completed_steps}" if step > self.completed_steps else ""
         self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
 

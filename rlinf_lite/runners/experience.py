@@ -133,7 +133,7 @@ def add_advantages(
 
 
 def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Tensor:
-    """Of each response, [B]."""
+    """What each response loses for its length, [B]."""
     overlong = algorithm.overlong
     return algorithms.overlong_penalty(batch.batch["response_mask"], overlong.buffer_length, overlong.factor)
 
@@ -141,8 +141,8 @@ def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Te
 def updates(
     batch: DataProto, algorithm: ReasoningAlgorithmConfig, global_batch_size: int, seed: int, step: int
 ) -> Iterator[DataProto]:
-    """Minibatches of all epochs, shuffled anew in each; meta_info: `step`, `denominator`, and whether it is the `first`
-    of the step."""
+    """Minibatches of all epochs, shuffled again in each. Their meta_info: `step`, `denominator`, and whether one is the
+    `first` of the step."""
     everything, first = np.ones(len(batch), dtype=bool), True
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):

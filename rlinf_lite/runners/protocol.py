@@ -37,9 +37,9 @@ def protocol_of(
     spec: EnvSpec | None = None,
     reads: PolicyInputs | None = None,
 ) -> dict[str, Any]:
-    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. What the config may leave
-    open: `played`, the rules that the simulator followed, and `policy`, options that are the checkpoint's. `spec` and
-    `reads`: for its notes."""
+    """The protocol of an evaluation in a simulator, with an episode for each of `task_ids`; JSON. `played` and `policy`
+    are what the config may leave open: rules of the simulator, and options of the checkpoint. `spec` and `reads`: see
+    `notes_of`."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -103,7 +103,7 @@ def code() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of installed packages that results depend on."""
+    """Versions of Python and of installed packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def gpu_names() -> list[str]:
-    """Of this machine, as nvidia-smi says; none without it."""
+    """The GPUs of this machine, as nvidia-smi names them; none without it."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split("\n")

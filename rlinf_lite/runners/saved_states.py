@@ -56,11 +56,6 @@ class SavedStates:
         if resumed_from is not None and resumed_from.parent == self._store.root.resolve():
             self._saved = read_state(resumed_from)
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether the newest checkpoint is of the last completed step."""
-        return self._saved == self._present()
-
     def write(self, directory: Path) -> None:
         """Write the state into a directory. Raises CheckpointError where that cannot be written."""
         try:
@@ -73,7 +68,8 @@ class SavedStates:
             raise CheckpointError(f"cannot write {directory}: {problem}") from error
 
     def save(self) -> Path | None:
-        """Write a checkpoint, unless there is one of this state. A failed write leaves earlier ones untouched."""
+        """Write a checkpoint of the last completed step, and return where; None if there is one already. A failed write
+        leaves earlier ones untouched."""
         state = self._present()
         if self._saved == state:
             return None

@@ -118,7 +118,8 @@ class SFTRunner(SimulationRunner):
             self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
-        from rlinf_lite.data.lerobot.writer import begin  # needs the extra `data`, which only runs like this have
+        # they need the extra `data`, which runs on demonstrations that are there already do without
+        from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 
         data, started = self.cfg.data, time.time()

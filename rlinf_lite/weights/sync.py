@@ -202,7 +202,7 @@ class WeightReceiver:
     """The rollout worker's side, for one module."""
 
     version: int
-    """Of the weights that the module has; -1 before the first transfer."""
+    """Version of the weights that the module has; -1 before the first transfer."""
 
     def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
         self._worker, self._group, self._sender = worker, group, sender_rank
