@@ -27,7 +27,7 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
     """
 
     _playing: dict[int, tuple[Handle, Handle]]
-    """By step: the calls of env and rollout workers."""
+    """The calls of env and rollout workers, by the step that they play."""
 
     def init_workers(self) -> None:
         self._playing = {}

@@ -31,7 +31,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
     """
 
     _generating: dict[int, Generating]
-    """By step: what is under way."""
+    """What is under way, by step."""
     _mixed: set[int]
     """Steps whose responses were not generated one step after the other: prompts in place of others came between."""
 

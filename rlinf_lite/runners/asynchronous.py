@@ -40,7 +40,7 @@ class AsyncRunner(Runner):
         return found
 
     def update_rollout_weights(self) -> None:
-        """Offer them. Who generates takes them in between, who does not takes them at once."""
+        """Offer the weights: rollout workers that generate take them in between, others at once."""
         held = 2 * (self.cfg.runner.max_staleness + 1)
         self._transfers = (*self._transfers, *self._transfer_weights())[-held:]
 
@@ -61,9 +61,9 @@ class AsyncRunner(Runner):
         pair: tuple[str, str],
         in_order: bool = True,
     ) -> None:
-        """Log the step, with who waited for whom: `played` is what was done to play it, `spans`
-        all that was done for it. Its rollouts were made from when those before it were done, waiting for admission at
-        first; if they were not played `in_order`, so that others were made in between, nothing is said of that."""
+        """Log the step, with who waited for whom: `played` is what was done to play it, `spans` all that was done for
+        it. Its rollouts were made from when those before it were done, waiting for admission at first. That is not
+        logged if they were not played `in_order`, so that others were made in between."""
         phase = self.step_log.interval("generate_rollouts")
         idle = utilization(spans, phase, phase).get("perf/actor_idle_frac", 1.0)
         waited_s = idle * (phase[1] - phase[0])

@@ -20,7 +20,7 @@ class EmbodiedRunner(SimulationRunner):
     """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
 
     _env_states: dict[int, list[dict[str, Any]]]
-    """By completed steps, the newest two: where every environment was, for steps that are broken off."""
+    """Where every environment was after the newest two completed steps, to go back to if a step is broken off."""
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -64,7 +64,7 @@ class EmbodiedRunner(SimulationRunner):
         return played
 
     def _play(self, step: int) -> tuple[Handle, ...]:
-        """The calls of env and rollout workers that play `step`, first; what else the step has to wait for."""
+        """The two calls of env and rollout workers that play `step`, then other calls that the step has to wait for."""
         return self.env.interact(step), self.rollout.generate(step)
 
     def _forget_unfinished_step(self) -> None:

@@ -38,9 +38,9 @@ class SFTRunner(SimulationRunner):
 
     _shown = -math.inf
     _learned_from: dict[str, Any] | None = None
-    """Which demonstrations, so that a resumed run does not go on with others."""
+    """What identifies the demonstrations, so that a resumed run does not go on with others."""
     _statistics: dict[str, Statistics] | None = None
-    """Those that the policy took of them; none where it is empty."""
+    """Statistics of the demonstrations that the policy took; empty if it took none."""
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, decode them, and open them in the actors."""
@@ -99,8 +99,8 @@ class SFTRunner(SimulationRunner):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
-        self._learned_from = state.get("learned_from")  # none in checkpoints of versions before
-        self._statistics = state.get("statistics", {})
+        self._learned_from = state["learned_from"]
+        self._statistics = state["statistics"]
 
     def run_step(self, step: int) -> None:
         with self.step_log.phase("training"):
