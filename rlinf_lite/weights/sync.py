@@ -27,18 +27,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_lite.scheduler.errors import AbortedError, RecvTimeoutError, SchedulerError
+from rlinf_lite.weights import transports
 from rlinf_lite.weights.segment import Entry, Segment, in_host_memory
-from rlinf_lite.weights.transports import (
-    IPC_HINT,
-    CommonGPU,
-    Lent,
-    Link,
-    Messages,
-    SharedMemory,
-    Transport,
-    Written,
-    wanted,
-)
+from rlinf_lite.weights.transports import IPC_HINT, Lent, Link, SharedMemory, Transport, Written
 
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
@@ -131,8 +122,8 @@ class WeightSender:
         lent_to = [rank for rank in here if own_gpu and ready[rank].gpu == own_gpu]
         mapped = {rank: ready[rank].segment for rank in here if rank not in lent_to}
         is_new = self._shared_memory.begin(link, mapped)
-        elsewhere = Messages(link, [rank for rank in ready if rank not in here])
-        transports: list[Transport] = [CommonGPU(link, lent_to), self._shared_memory, elsewhere]
+        elsewhere = transports.Messages(link, [rank for rank in ready if rank not in here])
+        ways: list[Transport] = [transports.CommonGPU(link, lent_to), self._shared_memory, elsewhere]
 
         trained = synced_tensors(module, trainable_only=True)
         names = [name for name, _ in trained]  # what is not among them any more may have changed before it was frozen
@@ -148,16 +139,16 @@ class WeightSender:
             try:
                 if problem is None:
                     self._worker.report_progress()
-                    for transport in transports:
-                        transport.send(bucket)
-                    for transport in transports:
-                        transport.wait()
+                    for way in ways:
+                        way.send(bucket)
+                    for way in ways:
+                        way.wait()
             except SchedulerError as error:
                 problem = error
         if problem is not None:
             raise problem
-        for transport in transports:
-            transport.end(tuple(dict(tensors)))
+        for way in ways:
+            way.end(tuple(dict(tensors)))
 
     def _agree(self, everything: bool, problem: SchedulerError | None) -> bool:
         """Whether any sender has to send everything: all go through the same tensors, or give up together."""
@@ -186,7 +177,7 @@ class WeightSender:
                 bucket, num_bytes = {}, 0
             full = _whole(tensor.detach())
             if self._receivers:
-                bucket[name] = full.to(wanted(name, full, dtypes), copy=lends).contiguous()
+                bucket[name] = full.to(transports.wanted(name, full, dtypes), copy=lends).contiguous()
                 num_bytes += size
         if bucket:
             yield bucket
