@@ -15,6 +15,7 @@ from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, plan_of, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
+from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
 from rlinf_lite.preview.machine import byte_text
 from rlinf_lite.preview.placements import check_room
 from rlinf_lite.registry import IMPORT_PATH, env_card
@@ -22,7 +23,6 @@ from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 if TYPE_CHECKING:
-    from rlinf_lite.envs import EnvSpec
     from rlinf_lite.models.base import PolicyInputs
 
 
@@ -61,8 +61,7 @@ def shown(config: Config | ReasoningConfig) -> EnvSpec | None:
     elsewhere, or needs a simulator that is another package."""
     if not isinstance(config, Config):
         return None
-    from rlinf_lite.envs import get_env_spec, make_env
-    from rlinf_lite.preview.memory import spec_of
+    from rlinf_lite.preview.memory import spec_of  # loads torch
 
     seen = observed(config)
     if seen is not None or env_card(config.env.id).package is not None:
@@ -71,7 +70,7 @@ def shown(config: Config | ReasoningConfig) -> EnvSpec | None:
         env = make_env(config.env, "train", 1)
         spec = get_env_spec(env, env.reset(seeds=[0]))
         getattr(env, "close", lambda: None)()
-    except Exception:  # what is wrong with it, other checks say
+    except Exception:  # any, of a user's own: other checks say what is wrong
         return None
     return spec
 
@@ -83,12 +82,13 @@ def policy_problems(config: Config | ReasoningConfig, spec: EnvSpec | None) -> l
         return []
     if spec is None:
         return []
+    # they load torch
     from rlinf_lite.models import check_policy
     from rlinf_lite.models.registry import policy_class
     from rlinf_lite.preview.fake import fake_tensors
 
     kind = policy_class(config.model.id)
-    with fake_tensors(), suppress(Exception):  # which check_policy then says in its words
+    with fake_tensors(), suppress(Exception):  # any, of a user's own: check_policy then reports it
         if sum(one.numel() for one in kind.from_config(config.model, spec).parameters()) > _TRIED_PARAMETERS:
             return []
     found = check_policy(kind, spec, config.model)
@@ -100,10 +100,10 @@ def what_is_read(config: Config | ReasoningConfig, spec: EnvSpec | None) -> Poli
     does not say."""
     if not isinstance(config, Config) or spec is None:
         return None
-    from rlinf_lite.models import build_policy
+    from rlinf_lite.models import build_policy  # loads torch, as does the next
     from rlinf_lite.preview.fake import fake_tensors
 
-    with fake_tensors(), suppress(Exception):  # what is wrong with it, the estimate of memory says
+    with fake_tensors(), suppress(Exception):  # any, of a user's own: the estimate of memory reports it
         return build_policy(config, spec, read_weights=False).reads()
     return None
 
@@ -133,7 +133,8 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
         f"{actor.max_tokens_per_micro_batch} tokens or less per forward and backward pass"
     )
     sft = config.sft
-    yield from [f"before        {sft.num_steps} supervised updates of {sft.batch_size} solutions"] * bool(sft.num_steps)
+    if sft.num_steps:
+        yield f"before        {sft.num_steps} supervised updates of {sft.batch_size} solutions"
 
 
 def _sft_arithmetic(plan: Plan) -> Iterator[str]:
@@ -180,7 +181,7 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
-    from rlinf_lite.preview.memory import estimate  # imports torch, which saying sizes of memory does not need
+    from rlinf_lite.preview.memory import estimate  # loads torch
 
     found, accelerator = estimate(plan), slots(plan.config.cluster)[0]
     for name, counts in found.models.items():

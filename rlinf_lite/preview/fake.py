@@ -43,7 +43,7 @@ class Counts:
 
 
 def count(model: nn.Module, units: Sequence[nn.Module]) -> Counts:
-    """Of a whole model; `units` are what FSDP shards one by one (`fsdp_units`)."""
+    """Count a whole model; `units` are what FSDP shards one by one (`fsdp_units`)."""
     parameters = list(model.parameters())
     by_type: Counter[str] = Counter()
     for parameter in parameters:

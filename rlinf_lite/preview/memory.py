@@ -20,7 +20,7 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs.base import EnvSpec
-from rlinf_lite.lazy import imports_without_gc
+from rlinf_lite.models import build_policy
 from rlinf_lite.preview.fake import Counts, count, fake_tensors
 from rlinf_lite.preview.ranks import (
     FP32,
@@ -95,8 +95,9 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
             slot = process.slots[0]  # a process that owns several uses the first
             on_slots[slot] += device - in_turn
             lent.setdefault(names, Counter())[slot] += in_turn
-            begun = max(device, 0 if rank is None else rank.start)
-            on_nodes[slot // per_node] += host + begun * (accelerator == "cpu")
+            on_nodes[slot // per_node] += host
+            if accelerator == "cpu":
+                on_nodes[slot // per_node] += max(device, 0 if rank is None else rank.start)
     for slot in on_slots:
         on_slots[slot] = max(on_slots[slot] + max(of_role[slot] for of_role in lent.values()), starts[slot])
     found.slot_bytes = dict(sorted(on_slots.items()))
@@ -160,8 +161,6 @@ def _embodied(plan: Plan) -> Estimate:
         return found
     spec = spec_of(seen)
     name = config.model.id
-    with imports_without_gc():
-        from rlinf_lite.models import build_policy
     with fake_tensors() as meter:
         policy = found.attempt(
             f"parameters of {name} could not be counted without building it",
@@ -197,7 +196,9 @@ def _embodied(plan: Plan) -> Estimate:
     if kept:
         hosts["actor"]["fixed inputs"] = -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
-        host["interpreter"] = INTERPRETER_BYTES[name] + TRANSFORMERS_BYTES * (uses_transformers and name != "env")
+        host["interpreter"] = INTERPRETER_BYTES[name]
+        if uses_transformers and name != "env":
+            host["interpreter"] += TRANSFORMERS_BYTES
     fused = fused_roles(config)
     if fused:
         hosts["actor"].pop("weight sync")
@@ -235,7 +236,7 @@ def _add_shared(found: Estimate, traffic: int, weights: int, config: Config | Re
 
 
 def _reasoning(plan: ReasoningPlan) -> Estimate:
-    from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
+    from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel  # loads transformers
 
     config, roles, found = plan.config, roles_of(plan.config), Estimate()
     start = start_dir(config)

@@ -43,7 +43,7 @@ def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
     """
     if not is_auto(config.cluster):
         return []
-    from rlinf_lite.preview.memory import estimate  # imports torch
+    from rlinf_lite.preview.memory import estimate  # loads torch
 
     found, is_cpu = list[Candidate](), slots(config.cluster)[0] == "cpu"
     room = free_host_bytes() if is_cpu else gpu_bytes()

@@ -24,7 +24,9 @@ from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.generation.cache import StaticCache
 from rlinf_lite.generation.protocol import SamplingParams
 from rlinf_lite.generation.sampling import sample
+from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.graphs import Calls
+from rlinf_lite.models.lora import ADAPTER
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Counts, Meter, count
 from rlinf_lite.training.precision import autocast, cast_parameters
@@ -83,12 +85,10 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
         Bytes of one decision in a trajectory, bytes per decision of inputs that are computed once for all epochs, the
         peak of acting, and the peak of training.
     """
-    from rlinf_lite.models.check import random_obs
-
     config, ranks = plan.config, plan.size("actor") or 1
     precision, on_gpu = config.actor.precision, slots(config.cluster)[0] == "cuda"
     trains = config.runner.task_type != "eval"
-    most = max(config.env.train.num_envs * trains, evaluated_at_once(plan))
+    most = max(config.env.train.num_envs if trains else 0, evaluated_at_once(plan))
     rows = -(-most // config.rollout.pipeline_stage_num // (plan.size("rollout") or 1))
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     policy.eval().requires_grad_(False)
@@ -137,8 +137,7 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
 
 def language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
     """Build the model as the run does, from `config.json` alone."""
-    from rlinf_lite.models.lora import ADAPTER
-    from rlinf_lite.models.text.causal_lm import CausalLM, saved_adapters
+    from rlinf_lite.models.text.causal_lm import CausalLM, saved_adapters  # loads transformers
 
     settings = preset(config.model.size)
     if directory is not None:
@@ -157,7 +156,7 @@ def language_model(kind: type[LanguageModel], directory: str | Path | None, conf
 
 def reward_model(config: ReasoningConfig, models: dict[str, Counts], meter: Meter, peaks: Counter[str]) -> None:
     """Add the reward model's counts to `models`, and the peak of its largest pass to `peaks`."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification  # which policies may do without
 
     settings = json.loads((policy_directory(str(config.reward.model)) / "config.json").read_text())
     dtype = torch.bfloat16 if config.reward.precision == "bf16" else torch.float32
@@ -174,7 +173,7 @@ def reward_model(config: ReasoningConfig, models: dict[str, Counts], meter: Mete
 def language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, peaks: Counter[str]) -> None:
     """Add to `peaks` those of training on a micro-batch; for a policy also those of scoring one, and of generating a
     rollout worker's share."""
-    from rlinf_lite.models.text.causal_lm import CausalLM
+    from rlinf_lite.models.text.causal_lm import CausalLM  # loads transformers
 
     config, response = plan.config, plan.config.rollout.max_response_length
     precision, columns = config.actor.precision, config.data.max_prompt_length + response
@@ -236,7 +235,7 @@ def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int
     seen = torch.ones(rows, 1, 1, prompt + response, dtype=torch.bool)
     _, later = meter.peak_of(lambda: step(one, seen, one))
     recorded = config.rollout.cuda_graphs and slots(config.cluster)[0] == "cuda"
-    return held, max(peak - held, later) + recorded * later
+    return held, max(peak - held, later) + (later if recorded else 0)
 
 
 # what a process holds

@@ -4,9 +4,9 @@ from .checkpoints import CheckpointError as CheckpointError
 from .embodied import EmbodiedRunner as EmbodiedRunner
 from .placed import run_placed as run_placed
 from .reasoning import ReasoningRunner as ReasoningRunner
-from .reasoning import check_rewards as check_rewards
 from .run_paths import RunClaim as RunClaim
 from .run_paths import RunInUseError as RunInUseError
 from .run_paths import claim_run as claim_run
+from .scored import check_rewards as check_rewards
 from .sft import SFTRunner as SFTRunner
 from .stopping import RunResult as RunResult

@@ -1,6 +1,6 @@
 """The embodied loop with rollouts and training at the same time (docs/async.md). Step n, with S = runner.max_staleness:
 
-weights of version n to the rollout workers             # taken between two decisions of whatever they play
+weights of version n to the rollout workers             # taken between two decisions of what they play
 env.interact(k) || rollout.generate(k), k <= n + S      # those that do not play yet; workers queue them
 wait until step n is played                             # all that the trainer waits for
 actor.recv_rollout_batch(n), advantages, run_training   # meanwhile n + 1 .. n + S are played
@@ -27,7 +27,7 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
     """
 
     _playing: dict[int, tuple[Handle, Handle]]
-    """By step: the calls of env and rollout workers."""
+    """The calls of env and rollout workers, by the step that they play."""
 
     def init_workers(self) -> None:
         self._playing = {}
@@ -42,8 +42,8 @@ class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
     def _admitted(self) -> list[Handle]:
         return [handle for pair in self._playing.values() for handle in pair]
 
-    def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
-        self._log_async(started, metrics, played, played + trained, ("env", "rollout"))
+    def _log_played(self, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
+        self._log_async(metrics, played, played + trained, ("env", "rollout"))
 
     def _give_up(self) -> None:
         super()._give_up()

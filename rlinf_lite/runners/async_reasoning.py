@@ -8,7 +8,7 @@ wait until step n is generated                          # all that the trainer w
 log-probabilities, values, advantages, updates          # meanwhile n + 1 .. n + S are generated
 
 Step n was admitted at version n - S or later, so what it is trained on is at most S versions old, and no response is
-thrown away for its age. Prompts that take the place of filtered groups are answered behind what is admitted, by newer
+thrown away for its age. Prompts that take the place of filtered groups are answered after what is admitted, by newer
 weights. With S = 0 this is the synchronous loop, bit for bit.
 """
 
@@ -31,7 +31,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
     """
 
     _generating: dict[int, Generating]
-    """By step: what is under way."""
+    """What is under way, by step."""
     _mixed: set[int]
     """Steps whose responses were not generated one step after the other: prompts in place of others came between."""
 
@@ -51,9 +51,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
     def _admitted(self) -> list[Handle]:
         return [handle for generating in self._generating.values() for handle in generating.handles]
 
-    def _log_generated(
-        self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
-    ) -> None:
+    def _log_generated(self, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]) -> None:
         step = self.completed_steps - 1
         played, in_order = [span for span in spans if span.process.startswith("rollout ")], step not in self._mixed
         if in_order:
@@ -62,7 +60,7 @@ class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
         if batch is not None:
             age = step - batch.batch["acted_versions"][batch.batch["response_mask"]]
             metrics |= {"async/staleness_mean": float(age.double().mean()), "async/staleness_max": float(age.max())}
-        self._log_async(started, metrics, played, spans, ("actor", "rollout"), in_order)
+        self._log_async(metrics, played, spans, ("actor", "rollout"), in_order)
 
     def _give_up(self) -> None:
         super()._give_up()

@@ -182,8 +182,10 @@ class Snapshots(CheckpointStore):
         return step % self._interval == 0
 
     def take(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have the state written. One that finds no room is done without, as are all after it (`why_none`); an earlier
-        one stays."""
+        """Have the state written, unless there are none. One that finds no room is done without, as are all after it
+        (`why_none`); an earlier one stays."""
+        if self.why_none:
+            return
         self._began = time.monotonic()
         try:
             self.write(step, write)

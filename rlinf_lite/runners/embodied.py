@@ -8,7 +8,6 @@ actor.run_training()
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ class EmbodiedRunner(SimulationRunner):
     """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
 
     _env_states: dict[int, list[dict[str, Any]]]
-    """By completed steps, the newest two: where every environment was, for steps that are broken off."""
+    """Where every environment was after the newest two completed steps, to go back to if a step is broken off."""
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -30,14 +29,13 @@ class EmbodiedRunner(SimulationRunner):
             self._env_states = {self.completed_steps: [row for rows in found for row in rows]}
 
     def run_step(self, step: int) -> None:
-        started = time.time()
         self.update_rollout_weights()
         env_results, rollout_results = self.generate_rollouts(step)
-        with self._phase("advantages"):
+        with self.step_log.phase("advantages"):
             metrics = self._wait(self.actor.compute_advantages_and_returns(), what="advantages")[0][0]
-        with self._phase("training"):
+        with self.step_log.phase("training"):
             trained = self._train(self.actor.run_training(step))[0]
-        self._times["step"] = time.time() - started
+        step_s = self.step_log.end_step()
 
         num_env_steps = sum(result["num_env_steps"] for result in env_results)
         self.env_steps += num_env_steps
@@ -45,20 +43,20 @@ class EmbodiedRunner(SimulationRunner):
             **env_metrics([record for result in env_results for record in result["episodes"]]),
             **metrics,
             **trained[0]["metrics"],
-            "perf/env_steps_per_s": num_env_steps / self._times["step"],
+            "perf/env_steps_per_s": num_env_steps / step_s,
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
             "env/num_steps": self.env_steps,
         }
         played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
-        self._log_played(started, metrics, played, [span for result in trained for span in result["spans"]])
+        self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
 
-    def _log_played(self, started: float, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
+    def _log_played(self, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
         """Log a step, given what env and rollout workers did for it, and what the actor did."""
-        self._log_step(started, metrics, played + trained)
+        self._log_step(metrics, played + trained)
 
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
         """Environments, policy and the actor's intake run against each other until the batch is complete."""
-        with self._phase("generate_rollouts"):
+        with self.step_log.phase("generate_rollouts"):
             handles = self._play(step)
             played = self._wait(*handles, self.actor.recv_rollout_batch(step), what="rollouts")[:2]
         states = [row for result in played[0] for row in result["states"]]
@@ -66,7 +64,7 @@ class EmbodiedRunner(SimulationRunner):
         return played
 
     def _play(self, step: int) -> tuple[Handle, ...]:
-        """The calls of env and rollout workers that play `step`, first; what else the step has to wait for."""
+        """The two calls of env and rollout workers that play `step`, then other calls that the step has to wait for."""
         return self.env.interact(step), self.rollout.generate(step)
 
     def _forget_unfinished_step(self) -> None:

@@ -6,6 +6,7 @@ Columns are those of `data.sequences` besides `scores` [B], `group` [B] (the num
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,6 +19,7 @@ from rlinf_lite.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlinf_lite.config.reasoning import KLConfig, ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.sequences import balanced_order, sequence_lengths
+from rlinf_lite.envs import EpisodeRecord
 from rlinf_lite.training.metrics import advantage_metrics
 from rlinf_lite.training.minibatches import minibatches
 
@@ -66,6 +68,20 @@ def reward_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, number in row.items():
             given.setdefault(f"reward/{name}", []).append(number)
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in sorted(given.items())}
+
+
+def score_metrics(scored: DataProto) -> dict[str, float]:
+    """`rollout/*` and `reward/*` metrics of the scores of all responses, those of filtered groups too."""
+    columns = scored.batch
+    metrics = {
+        "rollout/all_rewards": float(columns["scores"].mean()),
+        **reward_metrics(scored.non_tensor_batch["reward_metrics"]),
+    }
+    if "model_scores" in columns:
+        metrics["rollout/model_rewards"] = float(columns["model_scores"].mean())
+        if not columns["rule_scores"].isnan().all():
+            metrics["rollout/rule_rewards"] = float(columns["rule_scores"].nanmean())
+    return metrics
 
 
 def num_groups(batch: DataProto) -> int:
@@ -117,7 +133,7 @@ def add_advantages(
 
 
 def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Tensor:
-    """Of each response, [B]."""
+    """What each response loses for its length, [B]."""
     overlong = algorithm.overlong
     return algorithms.overlong_penalty(batch.batch["response_mask"], overlong.buffer_length, overlong.factor)
 
@@ -125,8 +141,8 @@ def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Te
 def updates(
     batch: DataProto, algorithm: ReasoningAlgorithmConfig, global_batch_size: int, seed: int, step: int
 ) -> Iterator[DataProto]:
-    """Minibatches of all epochs, shuffled anew in each; meta_info: `step`, `denominator`, and whether it is the `first`
-    of the step."""
+    """Minibatches of all epochs, shuffled again in each. Their meta_info: `step`, `denominator`, and whether one is the
+    `first` of the step."""
     everything, first = np.ones(len(batch), dtype=bool), True
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):
@@ -141,3 +157,27 @@ def for_ranks(batch: DataProto, columns: list[str], num_ranks: int) -> DataProto
     """These columns of the batch, in an order that gives each of `num_ranks` about as many tokens."""
     chosen = batch.select(["input_ids", "attention_mask", "response_mask", *columns], ["row"])
     return chosen.reorder(balanced_order(sequence_lengths(chosen), num_ranks))
+
+
+def as_episodes(rows: list[int], answers: DataProto, rewards: DataProto) -> list[EpisodeRecord]:
+    """Answers to the problems `rows` as episodes of one decision per token. Success is None where no rule judges."""
+    scores, by_rule = rewards.batch["scores"].tolist(), rewards.batch["rule_scores"].tolist()
+    successes = [None if math.isnan(score) else score >= 1 for score in by_rule]
+    lengths = answers.batch["response_mask"].sum(1).tolist()
+    columns = (rows, answers.non_tensor_batch["data_source"].tolist(), lengths, scores, successes)
+    return [
+        EpisodeRecord(row, source or "problems", row, length, score, success, success)
+        for row, source, length, score, success in zip(*columns, strict=True)
+    ]
+
+
+def answer_lines(texts: list[str], prompts: DataProto, rewards: DataProto) -> str:
+    """Prompts (as `texts`), answers and scores as lines of JSON."""
+    given, lines = rewards.non_tensor_batch, []
+    columns = (texts, given["response"], prompts.non_tensor_batch["ground_truth"], rewards.batch["scores"].tolist())
+    for *row, metrics in zip(*columns, given["reward_metrics"], strict=True):
+        answer = dict(zip(("prompt", "response", "ground_truth", "score"), row, strict=True))
+        if metrics:
+            answer["metrics"] = metrics
+        lines.append(json.dumps(answer) + "\n")
+    return "".join(lines)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
 from rlinf_lite.config.plan import episode_steps, observed
+from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import env_card, policy_card
 from rlinf_lite.shipped import PACKAGE
@@ -36,9 +37,9 @@ def protocol_of(
     spec: EnvSpec | None = None,
     reads: PolicyInputs | None = None,
 ) -> dict[str, Any]:
-    """Of an evaluation in a simulator, which played an episode of each of `task_ids`; JSON. What the config may leave
-    open: `played`, the rules that the simulator followed, and `policy`, options that are the checkpoint's. `spec` and
-    `reads`: for its notes."""
+    """The protocol of an evaluation in a simulator, with an episode for each of `task_ids`; JSON. `played` and `policy`
+    are what the config may leave open: rules of the simulator, and options of the checkpoint. `spec` and `reads`: see
+    `notes_of`."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -64,6 +65,23 @@ def protocol_of(
     }
 
 
+def protocol_of_problems(cfg: ReasoningConfig, num_problems: int) -> dict[str, Any]:
+    """What an evaluation on problems has to share with another one; JSON."""
+    data, generation = cfg.data, cfg.rollout
+    return {
+        "problems": data.val_files,
+        "arithmetic": None if data.val_files else data.arithmetic.model_dump(),
+        "num_problems": num_problems,
+        "seed": cfg.runner.seed,
+        "max_prompt_length": data.max_prompt_length,
+        "max_response_length": generation.max_response_length,
+        "engine": generation.engine,
+        "tokenizer": cfg.actor.tokenizer.tokenizer_model,
+        "reward": cfg.reward.model_dump(),
+        **code(),
+    }
+
+
 def notes_of(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> list[str]:
     """Lines for the run's user: what the run changes of the policy that it starts from, what that one leaves open, and
     what the policy reads without being given it. None: not known."""
@@ -85,7 +103,7 @@ def code() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of installed packages that results depend on."""
+    """Versions of Python and of installed packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
@@ -94,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def gpu_names() -> list[str]:
-    """Of this machine, as nvidia-smi says; none without it."""
+    """The GPUs of this machine, as nvidia-smi names them; none without it."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split("\n")

@@ -6,11 +6,10 @@ critic.compute_values -> KL -> advantages -> critic.update_critic, actor.update_
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,19 +23,18 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
-from rlinf_lite.data.prompts import PromptDataset, ResumableSampler
-from rlinf_lite.envs import EpisodeRecord
+from rlinf_lite.data.prompts import ResumableSampler
 from rlinf_lite.file_modes import write_whole
 from rlinf_lite.metrics import EvalSummary, Span, summarize_episodes
-from rlinf_lite.rewards import RewardError, RewardScorer, UnknownSourceError
 from rlinf_lite.rewards.scorer import Scoring
 from rlinf_lite.runners import experience
-from rlinf_lite.runners.base import STOP_TIMEOUT_S, Runner
+from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.checkpoints import CheckpointError, read_state
-from rlinf_lite.runners.protocol import code
+from rlinf_lite.runners.protocol import protocol_of_problems
 from rlinf_lite.runners.run_config import Change, check_changes
 from rlinf_lite.runners.run_paths import RunClaim
-from rlinf_lite.runners.stopping import RunResult
+from rlinf_lite.runners.scored import ScoringLog, check_scored
+from rlinf_lite.runners.stopping import STOP_TIMEOUT_S, RunResult
 from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.weights import WeightRoutes
@@ -79,7 +77,8 @@ class ReasoningRunner(Runner):
     ) -> None:
         others = [group for group in (reward, reference, critic) if group is not None]
         super().__init__(cfg, actor, rollout, *others, supervisor=supervisor, claim=claim)
-        self._trained_groups += [] if critic is None else [critic]
+        if critic is not None:
+            self._trained_groups.append(critic)
         self.problems, self.reward, self.reference, self.critic = problems, reward, reference, critic
         self.sampler = ResumableSampler(len(problems.train), cfg.data.num_prompts, cfg.runner.seed)
         self.kl = experience.kl_controller(cfg.algorithm.kl)
@@ -89,8 +88,7 @@ class ReasoningRunner(Runner):
         self._drawn: dict[int, list[int]] = {}  # rows of the prompts of steps that have begun, or are admitted
         self._supervised_updates = 0  # of those before the first step, how many are done
         self._resumable = self._position()  # as it was after the last completed step, or supervised update
-        self._spans: list[Span] = []
-        self._failed_rewards, self._cut_rewards, self._warned_of_rewards = 0, 0, False
+        self.scoring = ScoringLog()
         self._others_exist = False  # reference and critic, which start from where supervised training ends
 
     def run(self, until: int | None = None) -> RunResult:
@@ -125,42 +123,38 @@ class ReasoningRunner(Runner):
         self._init_others()
 
     def run_step(self, step: int) -> None:
-        started = time.time()
-        self._spans = []
+        self.scoring.spans = []
         self.update_rollout_weights()
-        with self._phase("generate_rollouts"):
+        with self.step_log.phase("generate_rollouts"):
             batch, metrics = self.collect(step)
         if batch is None:
             log.warning("step %d: every group was filtered; nothing to train on", step + 1)
             trained = self._train(self.actor.complete_step(step + 1))
         else:
-            with self._phase("advantages"):
+            with self.step_log.phase("advantages"):
                 version = step if recomputed_logprobs(self.cfg)[0] else None
                 batch, found = experience.add_advantages(batch, self.cfg.algorithm, self.kl, recomputed_by=version)
                 metrics |= found
-            with self._phase("training"):
+            with self.step_log.phase("training"):
                 trained = self._train(*self.updates(batch, step), self.actor.complete_step(step + 1))
-        self._times["step"] = time.time() - started
+        step_s = self.step_log.end_step()
 
         results = [result for ranks in trained for result in ranks if result is not None]
         for ranks in trained:  # each has those of the updates before it, too
             metrics |= {} if ranks[0] is None else ranks[0]["metrics"]
-        metrics["rollout/failed_rewards"] = float(self._failed_rewards)
-        if self.cfg.reward.model is not None:
-            metrics["rollout/cut_rewards"] = float(self._cut_rewards)
-        metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["step"]
+        metrics |= self.scoring.metrics(has_model=self.cfg.reward.model is not None)
+        metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / step_s
         if results:
             metrics["perf/peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-        self._failed_rewards = self._cut_rewards = 0
-        spans = self._spans + [span for result in results for span in result["spans"]]
-        self._log_generated(started, batch, metrics, spans)
+        self.scoring.forget()
+        spans = self.scoring.spans + [span for result in results for span in result["spans"]]
+        self._log_generated(batch, metrics, spans)
 
-    def _log_generated(
-        self, started: float, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]
-    ) -> None:
+    def _log_generated(self, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]) -> None:
         """Log a step, given what was trained on."""
-        metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / self._times["generate_rollouts"]
-        self._log_step(started, metrics, spans, pair=("actor", "rollout"))
+        generation_s = self.step_log.times["generate_rollouts"]
+        metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / generation_s
+        self._log_step(metrics, spans, pair=("actor", "rollout"))
 
     def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
         """Scored responses to `data.num_prompts` prompts, in order, with everything that training needs; `rollout/*`
@@ -181,7 +175,7 @@ class ReasoningRunner(Runner):
             scorings: list[dict[str, Scoring]] = []
             for part, rewarding in generating.parts:
                 sequences, rewards, _ = self._wait(part, rewarding, generating.started, what="responses")
-                scorings += self._take_metrics(sequences, rewards)
+                scorings += self.scoring.take(sequences, rewards)
                 batch = sequences.union(rewards)
                 if refill:  # may bring more groups than are missing: those that end first, the short ones, get no lead
                     waiting.append(batch)
@@ -207,27 +201,17 @@ class ReasoningRunner(Runner):
                 if self.critic is not None:
                     scoring.append(self.critic.compute_values(rows))
                 pending.append((batch, scoring))
-            _check_scored(scorings, self.problems.train)
+            check_scored(scorings, self.problems.train)
             for batch, scoring in pending:
                 if scoring:
                     for found in self._wait(*scoring, what="log-probabilities and values"):
-                        self._take_metrics(found)
+                        self.scoring.take(found)
                         batch = batch.union(found)
                 trained.append(batch)
             if num_kept >= wanted:
                 break
 
-        whole = DataProto.concat(scores)
-        scored = whole.batch
-        metrics = {
-            "rollout/all_rewards": float(scored["scores"].mean()),
-            "rollout/generated_tokens": float(num_tokens),
-            **experience.reward_metrics(whole.non_tensor_batch["reward_metrics"]),
-        }
-        if "model_scores" in scored:
-            metrics["rollout/model_rewards"] = float(scored["model_scores"].mean())
-            if not scored["rule_scores"].isnan().all():
-                metrics["rollout/rule_rewards"] = float(scored["rule_scores"].nanmean())
+        metrics = {"rollout/generated_tokens": float(num_tokens), **experience.score_metrics(DataProto.concat(scores))}
         if algorithm.filter_groups:
             metrics["rollout/filtered_groups_frac"] = 1 - num_kept / num_groups
         return (experience.in_order(DataProto.concat(trained)) if trained else None), metrics
@@ -252,7 +236,8 @@ class ReasoningRunner(Runner):
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
         algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "acted_versions", "advantages"]
-        actor += ["ref_logprobs"] * (algorithm.kl.place == "loss")
+        if algorithm.kl.place == "loss":
+            actor.append("ref_logprobs")
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
             if self.critic is not None:
@@ -270,7 +255,7 @@ class ReasoningRunner(Runner):
         are written beside where `videos` would go, a JSON object per line."""
         val = self.problems.val
         assert val is not None, "a run that evaluates has data.val_files"
-        with self._phase("eval"):
+        with self.step_log.phase("eval"):
             self.update_rollout_weights()
             rows = np.arange(min(len(val), self.cfg.data.max_val_prompts or len(val)))
             prompts = val.batch(rows)
@@ -278,39 +263,13 @@ class ReasoningRunner(Runner):
             prompts.meta_info = {"seed": self.cfg.runner.seed, "greedy": True}
             sequences = self.rollout.generate_sequences(prompts)
             batch, rewards = self._wait(sequences, self.reward.compute_rewards(sequences), what="evaluation")
-        _check_scored(self._take_metrics(batch, rewards), val)
-        scores, by_rule = rewards.batch["scores"], rewards.batch["rule_scores"].tolist()
-        successes = [None if math.isnan(score) else score >= 1 for score in by_rule]  # None: no rule judges it
+        check_scored(self.scoring.take(batch, rewards), val)
         if videos is not None:
             texts = self.problems.tokenizer.batch_decode(prompts.batch["prompt_ids"], skip_special_tokens=True)
-            truths, given = prompts.non_tensor_batch["ground_truth"], rewards.non_tensor_batch
-            columns = (texts, given["response"], truths, scores.tolist(), given["reward_metrics"])
-            names, lines = ("prompt", "response", "ground_truth", "score"), list[str]()
-            for *row, metrics in zip(*columns, strict=True):
-                answer = dict(zip(names, row, strict=True)) | ({"metrics": metrics} if metrics else {})
-                lines.append(json.dumps(answer) + "\n")
-            answers_file, text = videos.with_suffix(".answers.jsonl"), "".join(lines)
-            self._disk.write(answers_file, lambda: write_whole(answers_file, text), len(text))
-        lengths = batch.batch["response_mask"].sum(1).tolist()
-        sources = batch.non_tensor_batch["data_source"].tolist()
-        of_answers = (rows.tolist(), sources, lengths, scores.tolist(), successes)
-        answers = [  # an answer is an episode of one decision per token
-            EpisodeRecord(row, source or "problems", row, length, score, success, success)
-            for row, source, length, score, success in zip(*of_answers, strict=True)
-        ]
-        data, generation = self.cfg.data, self.cfg.rollout
-        protocol = {
-            "problems": data.val_files,
-            "arithmetic": None if data.val_files else data.arithmetic.model_dump(),
-            "num_problems": len(rows),
-            "seed": self.cfg.runner.seed,
-            "max_prompt_length": data.max_prompt_length,
-            "max_response_length": generation.max_response_length,
-            "engine": generation.engine,
-            "tokenizer": self.cfg.actor.tokenizer.tokenizer_model,
-            "reward": self.cfg.reward.model_dump(),
-            **code(),
-        }
+            path, text = videos.with_suffix(".answers.jsonl"), experience.answer_lines(texts, prompts, rewards)
+            self.states.disk.write(path, lambda: write_whole(path, text), len(text))
+        answers = experience.as_episodes(rows.tolist(), batch, rewards)
+        protocol = protocol_of_problems(self.cfg, len(rows))
         return summarize_episodes(answers, "greedy", protocol=protocol, all_judged=True)
 
     def _supervise(self) -> None:
@@ -327,7 +286,7 @@ class ReasoningRunner(Runner):
         for step, rows in islice(enumerate(supervised_batches(train, self.cfg)), first, None):
             batch = solved_batch(train, rows, self.cfg)
             batch.meta_info = {"step": step, "denominator": float(batch.batch["response_mask"].sum())}
-            self._in_update = True
+            self.states.in_update = True
             under_way.append(
                 self.actor.update_supervised(experience.for_ranks(batch, [], self._num_models(self.actor)))
             )
@@ -340,12 +299,12 @@ class ReasoningRunner(Runner):
                 self._supervised_updates += 1
                 self._resumable = self._position()
             if pausing:
-                self._in_update = False
+                self.states.in_update = False
                 self._stop.check()
                 if snapshot_is_due and not is_last:
-                    self._take_snapshot(anyway=True)
+                    self.states.snapshots.take(self.completed_steps, self.states.write)
         self._wait(self.actor.finish_supervised(), what="the actor")
-        self._snapshots.remove()  # from here on a state in the middle of this stage is none to go back to
+        self.states.snapshots.remove()  # a state in the middle of this stage is none to go back to from here on
         loss = f"; loss {trained[0]['metrics']['train/actor/sft_loss']:.3f}" if trained else ""
         self.progress.message(f"supervised training took {time.time() - began:.0f} s{loss}")
 
@@ -396,7 +355,7 @@ class ReasoningRunner(Runner):
         self._go_back_to(state)
 
     def _forget_unfinished_step(self) -> None:
-        self._failed_rewards = self._cut_rewards = 0
+        self.scoring.forget()
         self._go_back_to(self._resumable)
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
@@ -429,53 +388,3 @@ class ReasoningRunner(Runner):
         if self.critic is not None:
             directory = str(checkpoint / "training_state")
             self._wait(self.critic.load_checkpoint(directory), what="the critic's checkpoint to load")
-
-    def _take_metrics(self, *results: DataProto) -> list[dict[str, Scoring]]:
-        """Take spans, failures and cuts that came with columns. Returns what rewards there were, by who scored."""
-        scorings = []
-        for result in results:
-            for metrics in result.meta_info.pop("metrics", []):
-                self._spans += metrics["spans"]
-                self._cut_rewards += metrics.get("num_cut", 0)
-                scorings.append(metrics.get("scorings", {}))
-                for scoring in scorings[-1].values():
-                    self._failed_rewards += scoring.num_failed
-                    if scoring.num_failed and not self._warned_of_rewards:
-                        log.warning("a reward could not be computed and is 0; the first of them:\n%s", scoring.why)
-                        self._warned_of_rewards = True
-        return scorings
-
-
-def _check_scored(scorings: Sequence[Mapping[str, Scoring]], problems: PromptDataset) -> None:
-    """Raise RewardError where rules, or the reward model, failed at everything that they had to score of a batch.
-    `scorings`: of all its parts, each by who scored."""
-    for key in dict.fromkeys(key for part in scorings for key in part):
-        parts = [part[key] for part in scorings if key in part]
-        num_scored = sum(part.num_scored for part in parts)
-        if num_scored and num_scored == sum(part.num_failed for part in parts):
-            first = next(part for part in parts if part.num_failed)
-            text = f"no response of a batch could be scored ({num_scored} of {num_scored} failed)"
-            raise RewardError(f"{text}. The first, to {problems.place(first.row)}:\n{first.why}", key)
-
-
-def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
-    """Raise RewardError or TokenizerError where responses could not be scored; for before anything is started."""
-    scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
-    try:
-        for name, dataset in (("data.train_files", problems.train), ("data.val_files", problems.val)):
-            if dataset is None:
-                continue
-            for source, row in dataset.data_sources.items() if cfg.reward.weights.rule else ():
-                try:
-                    scorer.check_sources([source])
-                except UnknownSourceError as error:
-                    raise UnknownSourceError(f"{row}: {error.text}", name) from None
-            if cfg.reward.model is None and dataset.num_without_truth:
-                what = f"{dataset.num_without_truth} rows have reward_model.style: model, and reward.model is null"
-                raise RewardError(f"{what}. Name a reward model, or give the rows a ground truth", name)
-    finally:
-        scorer.close()
-    if cfg.reward.model is not None:
-        from rlinf_lite.workers.reasoning.reward_model import check_reward_model
-
-        check_reward_model(cfg.reward)

@@ -26,18 +26,12 @@ _FIXED = (
 """Sections and keys that make a run the run it is: seed, environment or data, model, sizes."""
 _FREE = (
     *("env.eval", "env.num_threads", "model.temperature"),
-    *(
-        "data.demos_dir",
-        "data.fps",
-        "data.val_files",
-        "data.max_val_prompts",
-        "data.arithmetic.num_val",
-        "reward.timeout_s",
-    ),
+    *("data.demos_dir", "data.fps", "data.val_files", "data.max_val_prompts", "data.arithmetic.num_val"),
+    "reward.timeout_s",
 )
-"""Of those, what may change all the same, besides what the cards of environment and policy name (`free_options`)."""
+"""Keys of `_FIXED` that may change all the same, besides the `free_options` of environment and policy cards."""
 _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
-"""Of a language model's run, what cannot change: the order of prompts could not be continued."""
+"""Keys that a language run cannot change, since the order of its prompts would not continue."""
 _ADAPTERS = ("model.lora", "model.options.lora")
 """What cannot change either: which weights there are, and which of them train."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
@@ -116,7 +110,7 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
     kinds = [change for change in changes if change.key == "runner.task_type"]
     refused = [change for change in changes if change.is_fixed and (change.within(final) or not change.within(allowed))]
     if kinds:
-        from rlinf_lite.config.loading import as_override  # which other commands do without
+        from rlinf_lite.config.loading import as_override  # loads Hydra
 
         weights = shlex.quote(as_override("actor.checkpoint_load_path", str(checkpoint)))
         text = f"{checkpoint} is of another kind of run ({kinds[0]})"

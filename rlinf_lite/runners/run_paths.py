@@ -172,11 +172,12 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         changes = changes_since(checkpoint, cfg)
         verify(checkpoint)
         steps = read_state(checkpoint)["completed_steps"]
-    except BaseException:  # Ctrl-C too: nobody would release it
+    except BaseException:  # Ctrl-C too: no one else would release it
         claim.release()
         raise
     lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes or [])]
-    lines += ["  it has no config of its own, which this one could be compared with"] * (changes is None)
+    if changes is None:
+        lines.append("  it has no config of its own, which this one could be compared with")
     print("\n".join(lines), flush=True)
     return claim
 
@@ -199,7 +200,7 @@ def run_to_resume(cfg: BaseConfig, checkpoint: Path) -> RunClaim:
             logged = (json.loads(line)["step"] for line in lines if line.endswith("\n"))
             later += [step for step in logged if step > steps]
     if later:
-        from rlinf_lite.config.loading import as_override  # which other commands do without
+        from rlinf_lite.config.loading import as_override  # loads Hydra
 
         where = f"runner.logger.log_path where no {claim.log_dir.name} is"
         if run is not None:

@@ -38,9 +38,9 @@ class SFTRunner(SimulationRunner):
 
     _shown = -math.inf
     _learned_from: dict[str, Any] | None = None
-    """Which demonstrations, so that a resumed run does not go on with others."""
+    """What identifies the demonstrations, so that a resumed run does not go on with others."""
     _statistics: dict[str, Statistics] | None = None
-    """Those that the policy took of them; none where it is empty."""
+    """Statistics of the demonstrations that the policy took; empty if it took none."""
 
     def prepare(self) -> None:
         """Have the demonstrations on disk, decode them, and open them in the actors."""
@@ -99,18 +99,17 @@ class SFTRunner(SimulationRunner):
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
-        self._learned_from = state.get("learned_from")  # none in checkpoints of versions before
-        self._statistics = state.get("statistics", {})
+        self._learned_from = state["learned_from"]
+        self._statistics = state["statistics"]
 
     def run_step(self, step: int) -> None:
-        started = time.time()
-        with self._phase("training"):
+        with self.step_log.phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
-        self._times["step"] = time.time() - started
+        step_s = self.step_log.end_step()
         metrics = {
             **trained[0]["metrics"],
-            **{f"time/{name}": seconds for name, seconds in self._times.items()},
-            "perf/samples_per_s": self.cfg.actor.global_batch_size / self._times["step"],
+            **self.step_log.phase_metrics(),
+            "perf/samples_per_s": self.cfg.actor.global_batch_size / step_s,
             "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
         }
         self.logger.log(self.completed_steps, metrics)
@@ -119,13 +118,14 @@ class SFTRunner(SimulationRunner):
             self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
-        from rlinf_lite.data.lerobot.writer import begin  # needs the extra `data`, which only runs like this have
+        # they need the extra `data`, which runs on demonstrations that are there already do without
+        from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 
         data, started = self.cfg.data, time.time()
         self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
         begin(directory)
-        with self._phase("collect"):
+        with self.step_log.phase("collect"):
             found = self._wait(self.env.collect_demonstrations(str(directory)), what="demonstrations")[0]
         complete(self.cfg, directory, self.spec, found, time.time() - started)
 

@@ -88,13 +88,13 @@ class SimulationRunner(Runner):
 
         `videos` is where a GIF of the first episodes goes, if observations have images.
         """
-        with self._phase("eval"):
+        with self.step_log.phase("eval"):
             self.update_rollout_weights()
             results, policies = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")
         episodes = [record for result in results for record in result["episodes"]]
         recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
         if videos is not None and recorded:
-            self._disk.write(videos, lambda: write_gif(recorded, videos))
+            self.states.disk.write(videos, lambda: write_gif(recorded, videos))
         episodes.sort(key=lambda record: record.env_id)
         groups = env_card(self.cfg.env.id).task_groups
         tasks = (record.task_id for record in episodes)
@@ -128,7 +128,7 @@ def load_env_states(directory: Path, cfg: BaseConfig) -> list[dict[str, Any]]:
     """Read what `save_env_states` wrote; nothing, with a warning, where the config beside it is of other episodes."""
     changes = changes_episodes(read_config(directory / CONFIG) or {}, cfg)
     if changes:
-        log.warning("unfinished episodes start anew: %s", "; ".join(map(str, changes)))
+        log.warning("unfinished episodes start again: %s", "; ".join(map(str, changes)))
         return []
     rows = {row["env_id"]: row for row in json.loads((directory / "envs.json").read_text())}
     for name, array in load_file(directory / "envs.safetensors").items():

@@ -7,6 +7,7 @@ no file is left half written, and no update half submitted. The second one raise
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import signal
 import threading
@@ -16,12 +17,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rlinf_lite.metrics import EvalSummary
+from rlinf_lite.scheduler import Handle, wait_all
 from rlinf_lite.script import own_command, shown_path
+
+log = logging.getLogger(__name__)
 
 SAME_REQUEST_S = 1.0
 """A terminal, make and a batch system may each pass on one and the same request."""
+STOP_TIMEOUT_S = 5.0
+"""Longest wait, after Ctrl-C, for an update that is under way, and for workers to give up what they do. Batch systems
+give 30 s before they kill, and saving takes some of them too."""
+_SAY_AFTER_S = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -36,7 +45,9 @@ class StoppedAtOnce(KeyboardInterrupt):
 class StopRequest:
     """Notes requests inside `with stop:`, in a process's main thread. Outside of it nothing is ever requested."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s`: longest wait."""
+        self.limit_s = limit_s
         self._since: float | None = None
         self._raises = False
 
@@ -48,6 +59,24 @@ class StopRequest:
         """Raise Stopped where the run was asked to stop, `grace_s` ago or earlier."""
         if self._since is not None and time.monotonic() - self._since >= grace_s:
             raise Stopped("the run is being stopped")
+
+    def wait(
+        self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False, says_so: bool = False
+    ) -> list[Any]:
+        """Results of calls. If the run is asked to stop meanwhile, it waits `grace_s` longer, then raises Stopped.
+        `alone`: the failure of another call is for the next wait. `says_so`: log who is waited for after a while, and
+        again when that time has doubled; for waits outside of steps."""
+        started, say_at = time.monotonic(), _SAY_AFTER_S
+
+        def check() -> None:
+            nonlocal say_at
+            self.check(grace_s)
+            if says_so and (waited_s := time.monotonic() - started) >= say_at:
+                say_at = 2 * waited_s
+                if who := ", ".join(dict.fromkeys(handle.group.name for handle in handles if not handle.done())):
+                    log.warning("%s: %.0f s so far, not done: %s (limit: %g s)", what, waited_s, who, self.limit_s)
+
+        return wait_all(*handles, timeout_s=self.limit_s, what=what, check=check, alone=alone)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

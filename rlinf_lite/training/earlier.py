@@ -26,7 +26,7 @@ class EarlierWeights:
     def __init__(self, learner: Learner, max_staleness: int) -> None:
         self._learner, self._max_staleness = learner, max_staleness
         self.version: int | None = None
-        """Of what is kept; None: nothing is."""
+        """Version of the weights that are kept; None: nothing is."""
         self._tensors: list[Tensor] = []
 
     def published(self, version: int) -> None:

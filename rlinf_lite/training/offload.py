@@ -42,7 +42,7 @@ class HostMemory:
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
         local = parts["_local_tensor"]
-        # a parameter's shard that is smaller than others' lies in memory of their size, which FSDP2 makes anew here
+        # a parameter's shard that is smaller than others' lies in memory of their size, which FSDP2 makes again here
         is_padded = local.untyped_storage().nbytes() > local.nbytes
         parts["_local_tensor"] = local.to(HOST, copy=True) if is_padded else self._filled(key, local)
         kind: Any = type(tensor)

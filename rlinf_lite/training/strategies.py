@@ -109,18 +109,18 @@ class TensorParallel:
 
     def prepare(self, model: LanguageModel, world_size: int, device: str, precision: str) -> None:
         """Raises UnsupportedModelError."""
-        from rlinf_lite.training.tensor_parallel import split_layers
+        # loads transformers, which other strategies do without
+        from rlinf_lite.training.tensor_parallel import split_layers, summed_gradient
 
+        self._summed_gradient = summed_gradient
         shape = (world_size // self.size, self.size)
         self._mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=("dp", "tp"))
         split_layers(model, self._mesh["tp"])
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        from rlinf_lite.training.tensor_parallel import summed_gradient
-
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad = summed_gradient(parameter, parameter.grad)
+                parameter.grad = self._summed_gradient(parameter, parameter.grad)
         average_gradients(parameters, self._mesh["dp"].get_group())
 
 

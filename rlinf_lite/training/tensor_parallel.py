@@ -9,7 +9,7 @@ DTensor, so that norms of gradients, checkpoints and weight sync see the whole m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-if TYPE_CHECKING:
-    from rlinf_lite.models.text.causal_lm import LanguageModel
+from rlinf_lite.models.text.card import SPLIT
+from rlinf_lite.models.text.causal_lm import LanguageModel, TokenOutput, UnsupportedModelError
+from rlinf_lite.models.text.supported import check_equal, probe_tokens, refusing
 
 
 class _Whole(ParallelStyle):
@@ -56,10 +57,6 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     Raises UnsupportedModelError where transformers has no plan for the family, or one with other styles, where heads or
     width do not divide over the ranks, and where the split model or its gradients are something else.
     """
-    from rlinf_lite.models.text.card import SPLIT
-    from rlinf_lite.models.text.causal_lm import UnsupportedModelError
-    from rlinf_lite.models.text.supported import check_equal, refusing
-
     own, size = model.language_model, mesh.size()
     config = own.config.get_text_config()
     kind, plan = config.model_type, dict(config.base_model_tp_plan or {})
@@ -101,9 +98,6 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
     """What the model makes of some tokens, the same on all ranks; and the gradients of what has one dimension at most,
     as training would have them."""
-    from rlinf_lite.models.text.causal_lm import TokenOutput
-    from rlinf_lite.models.text.supported import probe_tokens
-
     own, was_training = model.language_model, model.training
     is_flash = "flash" in own.config._attn_implementation  # which knows no float32
     ids = probe_tokens(model, 8, seed=0)[None]

@@ -153,7 +153,7 @@ class EmbodiedFSDPActor(Worker):
                 metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
             outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages.float(), outputs.returns.float()
-            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else nobody trains them
+            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else no one trains them
             if keep.any():
                 metrics |= advantage_metrics(advantages, returns, inputs.mask.bool(), values)
             if self.cfg.runner.mode == "async":
@@ -305,7 +305,7 @@ class EmbodiedFSDPActor(Worker):
         self.earlier.forget()
 
     def _loss(self, denominator: Tensor, policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
-        """Of the samples `part` [b] of this rank; of none, 0, so that the rank takes part in what all ranks do."""
+        """Loss of the samples `part` [b] of this rank; 0 for none, so that the rank takes part in what all ranks do."""
         assert self.batch is not None
         algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
         empty = len(part) == 0

@@ -60,7 +60,7 @@ class Collector:
                 raise DemonstrationError(f"{problem}")
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
-        """Of every episode played so far; `env_id` is its number."""
+        """Records of the episodes played so far; `env_id` is an episode's number."""
         self.num_env_steps = 0
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:

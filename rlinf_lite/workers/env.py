@@ -1,4 +1,4 @@
-"""The env worker: steps its environments stage by stage, in whatever order the policy answers."""
+"""The env worker: steps its environments stage by stage, in the order in which the policy answers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class EnvWorker(Worker):
 
     def interact(self, step: int | None = None) -> dict[str, Any]:
         """Play `num_chunks` decisions in every environment; decision indices count on from `step`. None: the step
-        behind that of the last call, of which a worker that was started again knows nothing.
+        after that of the last call, of which a worker that was started again knows nothing.
 
         Returns the finished episodes, the number of env steps, this worker's spans, and `state_dict` at the end.
         """
@@ -250,15 +250,15 @@ class EnvWorker(Worker):
 
     def load_state_dict(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Bring this worker's environments to where `state_dict` found them, by replay. `rows` may hold others' too;
-        environments that are not among them start anew. Returns `state_dict`."""
+        environments that are not among them start again. Returns `state_dict`."""
         by_id = {row["env_id"]: row for row in rows}
         for stage in self.stages if self.cfg.env.train.auto_reset else ():
             if not isinstance(stage.env, _Resumable):
-                log.warning("%s has no state_dict: unfinished episodes start anew, the resume is not exact", stage.env)
+                log.warning("%s has no state_dict: unfinished episodes start again, the resume is not exact", stage.env)
                 continue
             missing = [env_id for env_id in stage.env_ids.tolist() if env_id not in by_id]
             if missing:
-                log.warning("%d environments have no saved state and start anew: %s", len(missing), missing)
+                log.warning("%d environments have no saved state and start again: %s", len(missing), missing)
                 with stage.simulating():
                     stage.obs = stage.env.reset(self._first_seeds(stage))
                 by_id |= dict(zip(stage.env_ids.tolist(), stage.env.state_dict(), strict=True)) | by_id

@@ -117,7 +117,7 @@ class MultiStepRolloutWorker(Worker):
 
     @contextmanager
     def _gives_back(self) -> Iterator[None]:
-        """Around a phase, behind which the actor has the memory of what acting keeps, where it shares or takes it."""
+        """Around a phase, after which the actor has the memory of what acting keeps, if it shares or takes it."""
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from rlinf_lite.models import Policy, policy_class
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import preset
-from rlinf_lite.runners.base import DRIFT_LIMITS
+from rlinf_lite.runners.step_log import DRIFT_LIMITS
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.training.strategies import FSDP, init_process_group
 from tests.models.test_flow_sharding import SPEC, whole

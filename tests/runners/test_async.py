@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_lite.runners import AsyncEmbodiedRunner, base
+from rlinf_lite.runners import AsyncEmbodiedRunner, stopping
 from rlinf_lite.workers import EnvWorker, MultiStepRolloutWorker
 from tests.runners.conftest import WORKERS, read_metrics
 
@@ -90,8 +90,8 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return original(*handles, what=what, **arguments)
 
-    original = base.wait_all
-    monkeypatch.setattr(base, "wait_all", wait_all)
+    original = stopping.wait_all
+    monkeypatch.setattr(stopping, "wait_all", wait_all)
     overrides = [*ASYNC, *SPREAD, "runner.max_staleness=2", "runner.resume=auto"]
     result = start(*overrides, runner_class=AsyncEmbodiedRunner).run()
     assert result.interrupted and result.completed_steps == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_lite.config import ConfigError, load_config
-from rlinf_lite.runners import base
+from rlinf_lite.runners import stopping
 from rlinf_lite.workers import reasoning
 from tests.runners.conftest import APART, FUSED, SMALL_MATH, placed, read_metrics
 from tests.runners.test_async import numbers
@@ -96,9 +96,9 @@ def test_generation_that_is_slower_than_training_takes_weights_as_they_come(star
     runner = start_reasoning(*ASYNC, *more, "runner.max_steps=6", "runner.phase_timeout_s=60")
     logged = runner._log_generated
 
-    def keep(started, batch, *rest):
+    def keep(batch, *rest):
         seen.append((batch.batch["acted_versions"], batch.batch["response_mask"]))
-        logged(started, batch, *rest)
+        logged(batch, *rest)
 
     runner._log_generated = keep
     lines = read_metrics(runner.run().run_dir)
@@ -119,8 +119,8 @@ def test_stopped_in_the_middle_it_answers_every_prompt_once(start_reasoning, mon
             os.kill(os.getpid(), signal.SIGINT)
         return original(*handles, what=what, **arguments)
 
-    original = base.wait_all
-    monkeypatch.setattr(base, "wait_all", wait_all)
+    original = stopping.wait_all
+    monkeypatch.setattr(stopping, "wait_all", wait_all)
     overrides = [*ASYNC, "runner.max_staleness=2", "runner.max_steps=7", "runner.resume=auto"]
     rows = []
 

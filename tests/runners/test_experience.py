@@ -14,6 +14,7 @@ from rlinf_lite.config.reasoning import ReasoningAlgorithmConfig
 from rlinf_lite.data import DataProto
 from rlinf_lite.runners import ReasoningRunner, experience
 from rlinf_lite.runners.reasoning import Generating
+from rlinf_lite.runners.scored import ScoringLog
 
 
 def batch(scores: list[float], groups: list[int], samples: list[int], lengths: list[int] | None = None) -> DataProto:
@@ -70,7 +71,7 @@ def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_l
                 "actor.global_batch_size=8",
                 *(f"algorithm.{setting}" for setting in settings),
             ]
-            self.cfg = load_config("math/math_arithmetic_grpo", overrides)
+            self.cfg, self.scoring = load_config("math/math_arithmetic_grpo", overrides), ScoringLog()
 
         def _generate(self, step, refill=0):
             parts = [([0, 1], 1), ([2, 3], 3)] if refill == 0 else [([6, 7], 1), ([4, 5], 3)]
@@ -84,9 +85,6 @@ def test_of_prompts_in_place_of_filtered_ones_those_with_short_answers_have_no_l
 
         def _wait(self, *handles, what, **limits):
             return handles
-
-        def _take_metrics(self, *parts):
-            return []
 
     found, _ = Runner().collect(0)
     assert torch.unique(found.batch["group"]).tolist() == [0, 2, 4, 5]

@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_lite.config import ConfigError
 from rlinf_lite.envs import SimulatorError
-from rlinf_lite.runners import base
+from rlinf_lite.runners import stopping
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.runners.processes import processes_below, wait_until_gone
@@ -65,7 +65,7 @@ def test_an_environment_that_breaks_the_protocol_gets_sentences_before_anything_
 
 
 def test_what_takes_long_to_build_is_said(start, monkeypatch, caplog):
-    monkeypatch.setattr(base, "_SAY_AFTER_S", 1.0)
+    monkeypatch.setattr(stopping, "_SAY_AFTER_S", 1.0)
     start(*broken("slow_to_build"))
     said = [message for message in caplog.messages if "so far" in message]
     assert said[0] == "environments to be built: 1 s so far, not done: env (limit: 60 s)"

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,8 +14,9 @@ from rlinf_lite.file_modes import AppendedFile
 from rlinf_lite.metrics import MetricLogger
 from rlinf_lite.runners import CheckpointError, full_disk
 from rlinf_lite.runners.checkpoints import CheckpointStore
-from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.full_disk import Disk, DiskFullError, has_no_room
+from rlinf_lite.runners.saved_states import SavedStates
+from rlinf_lite.runners.stopping import StopRequest
 from rlinf_lite.scheduler import SharedMemoryFullError, WorkerError
 from rlinf_lite.scheduler.segments import no_room
 from tests.runners.conftest import read_metrics
@@ -151,7 +153,7 @@ def test_workers_serve_calls_again_before_a_checkpoint_is_tried_again(tmp_path):
     group.clear_abort.side_effect = lambda timeout_s: setattr(group, "aborted", False)
     write = full(1)
 
-    def wait(*handles, **options):
+    def save(directory):
         assert not group.aborted
         try:
             write()
@@ -159,11 +161,9 @@ def test_workers_serve_calls_again_before_a_checkpoint_is_tried_again(tmp_path):
             group.abort("another rank has failed")
             raise WorkerError("actor", 0, "save_checkpoint", "OSError", "") from error
 
-    runner = EmbodiedRunner.__new__(EmbodiedRunner)
-    vars(runner).update(
-        actor=group, _trained_groups=[group], store=CheckpointStore(tmp_path, 3), completed_steps=1,
-        progress=MagicMock(),
-        _saved=None, _plain_state=lambda: {"completed_steps": 1}, _save_state=lambda directory: None,
-        _state_bytes=lambda: 0, _wait=wait, _disk=Disk(60.0, check=lambda: None, hint=str), _times={}, _driver_spans=[],
-    )  # fmt: skip
-    assert runner.save_checkpoint().name == "step_000001" and not group.aborted
+    state = {"completed_steps": 1}
+    states = SavedStates(
+        CheckpointStore(tmp_path, 3), tmp_path, StopRequest(60.0), lambda: state, save, [group], [group]
+    )
+    states.open(SimpleNamespace(newest=lambda: None, num_bytes=0), resumed_from=None, say=print)
+    assert states.save().name == "step_000001" and not group.aborted

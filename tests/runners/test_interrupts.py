@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
-from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base, full_disk
+from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base, full_disk, stopping
 from rlinf_lite.runners.full_disk import DiskFullError
 from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError, segments
 from rlinf_lite.workers.reasoning import launch_roles
@@ -96,8 +96,8 @@ class Points:
     """Sees what a run waits for, and does something at the n-th wait for one thing."""
 
     def __init__(self, monkeypatch):
-        self._wait_all = base.wait_all
-        monkeypatch.setattr(base, "wait_all", self._wait)
+        self._wait_all = stopping.wait_all
+        monkeypatch.setattr(stopping, "wait_all", self._wait)
         self.at(None, None)
 
     def at(self, point, act):
@@ -184,7 +184,7 @@ def test_stopped_in_the_middle_of_updates_too_long_to_wait_for(runs, points, und
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_there(runs, points, undisturbed, monkeypatch):
     """As for the files, this is also what a driver that is killed leaves."""
-    monkeypatch.setattr("rlinf_lite.runners.stopping.SAME_REQUEST_S", 0.0)
+    monkeypatch.setattr(stopping, "SAME_REQUEST_S", 0.0)
 
     def twice():
         ctrl_c()
@@ -325,7 +325,7 @@ def test_ctrl_c_on_a_full_disk_keeps_the_last_completed_step_until_there_is_room
 def test_a_disk_that_stays_full_ends_a_run_in_one_line(runs, points, monkeypatch):
     runner = runs.start("full-for-good")
     fills_up(runner, monkeypatch, 10**6)
-    runner._disk._limit_s = 0.05
+    runner.states.disk._limit_s = 0.05
     with pytest.raises(
         DiskFullError, match=r"the disk is full: .*bytes are free.*No checkpoint was saved: mend this"
     ) as ended:

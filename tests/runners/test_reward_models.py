@@ -16,6 +16,7 @@ from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.rewards import RewardError, UnknownSourceError
 from rlinf_lite.runners import ReasoningRunner, check_rewards
+from rlinf_lite.runners.scored import ScoringLog
 from tests.runners.conftest import APART, SMALL_MATH, read_metrics, write_reward_model
 
 
@@ -63,15 +64,14 @@ def test_only_what_a_rule_judges_succeeds_and_the_protocol_says_how(monkeypatch)
     sources[:2] = "judged by none"
     given = {"response_mask": torch.ones(6, 4)}
     answers = DataProto(given, {"data_source": sources})
-    for name in ("update_rollout_weights", "_take_metrics"):
-        monkeypatch.setattr(runner, name, lambda *_: [])
-    monkeypatch.setattr(runner, "_phase", lambda _: nullcontext())
+    monkeypatch.setattr(runner, "update_rollout_weights", lambda: None)
+    runner.scoring, runner.step_log = ScoringLog(), SimpleNamespace(phase=lambda _: nullcontext())
     runner.rollout = SimpleNamespace(generate_sequences=lambda _: answers)
 
     def evaluated(by_rule):
         scores = {"scores": torch.full((6,), 0.25), "rule_scores": torch.tensor(by_rule)}
         runner.reward = SimpleNamespace(compute_rewards=lambda _: None)
-        monkeypatch.setattr(runner, "_wait", lambda *_, what: (answers, DataProto(scores, {})))
+        runner._wait = lambda *_, what: (answers, DataProto(scores, {}))
         return runner.evaluate()
 
     nan = float("nan")

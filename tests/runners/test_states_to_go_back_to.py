@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 from rlinf_lite.runners import ReasoningRunner, checkpoints
 from rlinf_lite.runners.checkpoints import CheckpointStore
+from rlinf_lite.runners.saved_states import SavedStates
+from rlinf_lite.runners.stopping import StopRequest
 
 
 def save(store, step, **state):
@@ -14,11 +16,10 @@ def save(store, step, **state):
     return store.commit(step, partial)
 
 
-def runner_with(store, snapshots=None, num_steps=4):
-    runner = ReasoningRunner.__new__(ReasoningRunner)
-    runner.store, runner.cfg = store, SimpleNamespace(sft=SimpleNamespace(num_steps=num_steps))
-    runner._snapshots = None if snapshots is None else SimpleNamespace(newest=lambda: snapshots.steps()[-1])
-    return runner
+def newest_state(store, snapshots):
+    states = SavedStates(store, store.root, StopRequest(0.0), dict, print, [], [])
+    states.open(snapshots, resumed_from=None, say=print)
+    return states.newest()
 
 
 def test_a_snapshot_goes_before_a_checkpoint_of_the_same_step(tmp_path):
@@ -26,9 +27,9 @@ def test_a_snapshot_goes_before_a_checkpoint_of_the_same_step(tmp_path):
     store, snapshots = CheckpointStore(tmp_path / "run", 3), CheckpointStore(tmp_path / "memory", 1, durable=False)
     save(store, 0, supervised_updates=1)
     complete = save(snapshots, 0, supervised_updates=4)
-    assert runner_with(store, snapshots)._newest_state() == complete
+    assert newest_state(store, snapshots) == complete
     newer = save(store, 1, supervised_updates=4)
-    assert runner_with(store, snapshots)._newest_state() == newer
+    assert newest_state(store, snapshots) == newer
 
 
 def test_a_checkpoint_of_the_same_step_from_another_history_is_put_aside(tmp_path):
@@ -60,10 +61,10 @@ def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_pat
 
 
 def test_evaluations_of_steps_that_are_taken_back_are_no_results(tmp_path):
-    runner = runner_with(None)
+    runner = ReasoningRunner.__new__(ReasoningRunner)
     runner.completed_steps, runner._secured_step, runner._trained_groups = 10, 10, []
-    runner._evaluated_step, runner._evals = 10, {0: "of 0", 5: "of 5", 10: "of 10"}
+    runner._evals, runner.states = {0: "of 0", 5: "of 5", 10: "of 10"}, SimpleNamespace(newest=lambda: None)
     runner.logger = SimpleNamespace(rewind=lambda step: None)
-    runner._newest_state, runner._load = (lambda: None), (lambda path: setattr(runner, "completed_steps", 5))
+    runner._load = lambda path: setattr(runner, "completed_steps", 5)
     assert runner._restore({}, in_update=True) == 5
     assert list(runner._evals) == [0, 5]

@@ -9,8 +9,8 @@ import torch
 
 from rlinf_lite.scheduler import SchedulerError, Worker, WorkerError, wait_all
 from rlinf_lite.training.precision import cast_parameters
-from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender, sync
-from rlinf_lite.weights.sync import _Entry, _Segment
+from rlinf_lite.weights import WeightReceiver, WeightRoutes, WeightSender, segment, sync, transports
+from rlinf_lite.weights.segment import Entry, Segment
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def pretend_gpu(kind, rank):
         torch.set_num_threads(1)
         sync._gpu = lambda module: f"card {rank}"
     if "cannot be opened" in kind:
-        sync.reduce_tensor = lambda tensor: (refuse, ())
+        transports.reduce_tensor = lambda tensor: (refuse, ())
     if "cannot be lent" in kind:
-        sync.reduce_tensor = refuse
+        transports.reduce_tensor = refuse
 
 
 def refuse(*_):
@@ -87,7 +87,7 @@ class Receiving(Worker):
 
         self.receiver._copy_lent = count
         if "copied" in kind or "lent" in kind:  # as for a policy on another device
-            sync._in_host_memory = lambda tensor: False
+            sync.in_host_memory = lambda tensor: False
 
     def receive(self, version):
         self.receiver.receive(version)
@@ -235,7 +235,7 @@ class FakeRuntime:
         self.mapped_when_unlocked.append(f"{address:x}-" in Path("/proc/self/maps").read_text())
 
 
-ENTRIES = [_Entry("one", (3, 5), torch.float32, 0), _Entry("two", (2**18,), torch.bfloat16, 64)]
+ENTRIES = [Entry("one", (3, 5), torch.float32, 0), Entry("two", (2**18,), torch.bfloat16, 64)]
 
 
 @pytest.fixture
@@ -246,10 +246,10 @@ def runtime(request, monkeypatch):
 
 
 def test_pages_are_locked_until_nothing_views_them(runtime, tmp_path):
-    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
-    view = segment.tensors["two"][5:]
+    memory = Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
+    view = memory.tensors["two"][5:]
     assert list(runtime.locked.values()) == [64 + 2 * 2**18]
-    del segment
+    del memory
     gc.collect()
     assert runtime.locked and view.sum() == 0
     del view
@@ -263,24 +263,23 @@ def test_pages_that_cannot_be_locked_are_copied_all_the_same(runtime, monkeypatc
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(torch, "zeros", raises_what_failed_before)
-    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
+    memory = Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=True)
     assert "cannot be page-locked (CUDA error 2)" in caplog.text
-    assert set(segment.tensors) == {"one", "two"}
-    del segment
+    assert set(memory.tensors) == {"one", "two"}
+    del memory
     gc.collect()
     assert runtime.locked, "what was not locked is not unlocked"
 
 
 def test_gpus_write_into_the_segment_and_are_waited_for(monkeypatch, tmp_path):
     """Of two tensors, the second stands for one on a GPU."""
-    segment = _Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=False)
+    memory = Segment(str(tmp_path / "weights"), ENTRIES, create=True, lock=False)
     bucket = {"one": torch.rand(3, 5), "two": torch.rand(2**18).bfloat16()}
     waited = []
-    monkeypatch.setattr(sync, "_in_host_memory", lambda tensor: tensor is not bucket["two"])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(segment.tensors["two"].clone()))
-    sender = object.__new__(WeightSender)
-    sender._write(segment, bucket)
-    assert all(torch.equal(segment.tensors[name], tensor) for name, tensor in bucket.items())
+    monkeypatch.setattr(segment, "in_host_memory", lambda tensor: tensor is not bucket["two"])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(memory.tensors["two"].clone()))
+    memory.write(bucket)
+    assert all(torch.equal(memory.tensors[name], tensor) for name, tensor in bucket.items())
     assert len(waited) == 1 and torch.equal(waited[0], bucket["two"])
 
 
@@ -289,9 +288,9 @@ def test_shared_memory_that_is_full_is_named(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    entries = [_Entry("weight", (2**20,), torch.float32, 0)]
+    entries = [Entry("weight", (2**20,), torch.float32, 0)]
     with pytest.raises(
         SchedulerError, match=rf"{tmp_path}/weights-0 .*needs 4\.0 MiB, and .* MiB are free.*--shm-size"
     ):
-        _Segment(str(tmp_path / "weights-0"), entries, create=True, lock=False)
+        Segment(str(tmp_path / "weights-0"), entries, create=True, lock=False)
     assert not list(tmp_path.iterdir())

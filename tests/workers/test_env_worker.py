@@ -53,7 +53,7 @@ def test_environments_without_a_saved_state_start_anew(caplog):
     new = more.state_dict()[8:]
     assert_same(more.load_state_dict(played), [*played, *new])
     assert_same(more.state_dict(), [*played, *new])
-    assert "4 environments have no saved state and start anew: [8, 9, 10, 11]" in caplog.text
+    assert "4 environments have no saved state and start again: [8, 9, 10, 11]" in caplog.text
     assert_same(worker_of(4).load_state_dict(played), played[:4])
     assert_same(worker.load_state_dict([]), fresh)
 
@@ -71,7 +71,7 @@ def test_the_states_of_other_episodes_are_not_taken(tmp_path, caplog, now, is_sa
     rows = [{"env_id": i, "actions": np.zeros((2, 1), np.float32)} for i in range(2)]
     save_env_states(rows, tmp_path)
     assert_same(load_env_states(tmp_path, now), rows if is_same else [])
-    assert ("unfinished episodes start anew" in caplog.text) != is_same
+    assert ("unfinished episodes start again" in caplog.text) != is_same
 
 
 def test_half_an_answer_is_forgotten_with_the_phase_that_was_given_up():

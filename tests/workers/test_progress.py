@@ -20,7 +20,7 @@ from rlinf_lite.scheduler.ray_network import RayNetwork
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
-from rlinf_lite.weights.sync import _Ready
+from rlinf_lite.weights.sync import Ready
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker
 from rlinf_lite.workers.actor import _Batch
 from rlinf_lite.workers.layout import Layout
@@ -146,7 +146,7 @@ def test_rewards_with_every_row(monkeypatch):
 
 class Sending(Worker):
     def recv(self, group, rank, timeout_s=None, tag=None):
-        return _Ready(complete=False, segment=None, dtypes={}, gpu=None)
+        return Ready(complete=False, segment=None, dtypes={}, gpu=None)
 
     def send(self, obj, group, rank, tag=None):
         pass

@@ -29,7 +29,7 @@ from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import be_deterministic
 
 MESH = "dp x tp"
-"""Of the ranks of a role: those that have the same rows form a model together."""
+"""Mesh of a role's ranks; those that have the same rows form a model together."""
 MicroBatch = tuple[DataProto, Rows, float]
 """A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
 Measured = tuple[dict[str, Tensor], float]
@@ -44,7 +44,7 @@ class LanguageModelWorker(Worker):
     cfg: ReasoningConfig
     learner: Learner
     of_step: MetricSums
-    """Of the updates of the present step."""
+    """Metrics of the updates of the present step."""
 
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
@@ -70,7 +70,7 @@ class LanguageModelWorker(Worker):
         return output.logprobs, output.entropy
 
     def _column(self, batch: DataProto, forward: Callable[[LanguageModel, Rows], Tensor]) -> Tensor:
-        """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 behind responses."""
+        """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 after responses."""
         mask = batch.batch["response_mask"]
         column = torch.zeros(mask.shape)
 

@@ -6,7 +6,7 @@ reward model. Rows of `reward_model.style: model` have no rule, and 0 for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from rlinf_lite.rewards.scorer import Scoring
 from rlinf_lite.scheduler import Dispatch, Worker, register
 from rlinf_lite.threads import torch_threads, training_threads
 from rlinf_lite.training.precision import be_deterministic
-
-if TYPE_CHECKING:
-    from rlinf_lite.workers.reasoning.reward_model import RewardModel
+from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
 
 class RewardWorker(Worker):
@@ -42,8 +40,6 @@ class RewardWorker(Worker):
         self.scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
         if cfg.reward.model is not None:
             be_deterministic(self.device, cfg.runner.deterministic)
-            from rlinf_lite.workers.reasoning.reward_model import RewardModel
-
             with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
                 self.model = RewardModel(cfg.reward, cfg.actor.max_tokens_per_micro_batch, self.device)
 

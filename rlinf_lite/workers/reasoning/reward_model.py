@@ -1,7 +1,7 @@
 """A reward model: a sequence classifier of transformers that reads a prompt with a response and gives a number.
 
 What it reads, as text: a chat's messages with the response as the assistant's, put together by the reward model's own
-chat template where it has one, else their contents, a line each; a prompt of plain text with the response right behind.
+chat template where it has one, else their contents, a line each; a plain text with the response right after it.
 Special tokens are those of its template, else those that its tokenizer puts around text. The score is the logit.
 """
 
@@ -38,7 +38,7 @@ Prompt = str | Sequence[Mapping[str, str]]
 """Text, or the messages of a chat."""
 _PROBES = ("1 2 3 4 5 6 7 8 9 a b c", "c 3")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Of rounding, beside 1 or the score."""
+"""Relative difference of scores that rounding explains."""
 
 
 def check_reward_model(cfg: RewardConfig) -> None:
@@ -73,7 +73,7 @@ class RewardModel:
         self.label = 0 if cfg.label is None else labels_of(policy_config(directory)).index(cfg.label)
         self.config = self.model.config.get_text_config()
         positions = getattr(self.config, "max_position_embeddings", None)
-        for module in self.model.modules():  # families such as RoBERTa count positions from behind that of padding
+        for module in self.model.modules():  # families such as RoBERTa count positions from after that of padding
             if isinstance(module, nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
                 positions -= module.padding_idx + 1
         rooms = (cfg.max_length, positions, self.tokenizer.model_max_length)
@@ -139,7 +139,7 @@ class RewardModel:
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Logits float32 [b] of rows of tokens, together in one pass."""
         if len(rows) > 1 and self.config.pad_token_id is None:
-            # such a model reads the score behind the last token that is not padding: any that is in no row will do
+            # such a model reads the score after the last token that is not padding: any that is in no row will do
             seen = {token for row in rows for token in row}
             padding = next(token for token in count() if token not in seen)
             if padding >= self.config.vocab_size:
@@ -164,7 +164,7 @@ class RewardModel:
             alone = torch.cat([self._forward([row]) for row in rows])
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
+        except Exception as error:  # any, of a family's own forward pass
             kind = self.config.model_type
             raise UnsupportedModelError(
                 f"the reward model, of type {kind!r}, fails here with {type(error).__name__}: {error}. Use another one"

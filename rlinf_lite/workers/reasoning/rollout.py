@@ -97,11 +97,11 @@ class LanguageRollout(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Responses to all prompts, in order, a prompt's one behind the other: the columns of `data.sequences` besides
+        """Responses to all prompts, in order, a prompt's one after the other: the columns of `data.sequences` besides
         `rollout_logprobs` float32 and `acted_versions` int32 [B, R], `sample` int64 [B] and what the prompts have.
 
         `greedy` in meta_info: one response each, the likeliest. Else `algorithm.group_size`, and for remax a greedy one
-        behind them.
+        after them.
         """
         with self.timer("generate"):
             return self._gather(prompts, list(self._stream(prompts)))
