@@ -267,7 +267,11 @@ def test_the_first_picture_has_the_goal_where_the_second_has_it(egl: None) -> No
 
 
 @pytest.mark.parametrize(
-    "lacking", [{"MUJOCO_EGL_DEVICE_ID": "77"}, {"__EGL_VENDOR_LIBRARY_FILENAMES": "/nowhere.json"}]
+    "lacking",
+    [
+        {"MUJOCO_EGL_DEVICE_ID": "77"},
+        pytest.param({"__EGL_VENDOR_LIBRARY_FILENAMES": "/nowhere.json"}, marks=pytest.mark.slow),
+    ],
 )
 def test_without_a_driver_pictures_are_refused_and_states_work(repo: Any, lacking: dict[str, str]) -> None:
     import os
