@@ -1,4 +1,5 @@
-# make train, make test and make lint each do the set-up they need: a .venv with the versions of constraints.txt.
+# make train, make test, make test-slow and make lint each do the set-up they need: a .venv with the versions of
+# constraints.txt.
 
 ARGS ?=
 TESTS ?= tests
@@ -25,7 +26,7 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train train-math test lint docs setup libero readers clean system-libraries
+.PHONY: help train train-math test test-slow lint docs setup libero readers clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
@@ -37,8 +38,12 @@ train: $(STAMP)  ## Train: CONFIG=tabletop_ppo_vla ARGS="runner.max_steps=10 ...
 train-math: $(STAMP)  ## Train a language model: CONFIG=math_arithmetic_grpo ARGS="..."
 	@$(BIN)/python examples/math/train_math.py --config-name $(or $(CONFIG),math_arithmetic_grpo) $(ARGS)
 
-test: $(STAMP)  ## Run the tests (TESTS=tests/config for some)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP)  ## Run the tests that every change needs (TESTS=tests/config for some)
+	@$(PYTEST) -m 'not slow' $(TESTS)
+
+test-slow: $(STAMP)  ## Run the other tests: learning curves, full tables, kills at every point
+	@$(PYTEST) -m slow $(TESTS)
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import rlinf_lite
+from examples.embodiment import train_embodied_agent, train_sft
+from examples.math import train_math
 from rlinf_lite import __version__
 from rlinf_lite.cli.collect import requested
 from rlinf_lite.config import ConfigError, ReasoningConfig
@@ -24,12 +27,6 @@ from rlinf_lite.runners.run_config import write_config
 from tests.runners.conftest import SMALL_MATH
 
 CommandLine = Callable[[list[str]], int]
-SCRIPTS = {
-    "embodied": "embodiment/train_embodied_agent.py",
-    "sft": "embodiment/train_sft.py",
-    "reasoning": "math/train_math.py",
-}
-HEAVY = ("torch", "ray", "gymnasium", "mani_skill", "transformers")
 
 
 def run(*words: str, cwd: Path, timeout_s: float = 60, path: str = "") -> subprocess.CompletedProcess[str]:
@@ -47,14 +44,9 @@ def test_exit_codes(words: list[str], code: int, capsys: pytest.CaptureFixture[s
     assert max(map(len, (written.out + written.err).splitlines())) <= 80
 
 
-def test_info_is_light_and_complete(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom rlinf_lite.cli import main\nassert main(['info', '--json']) == 0\n"
-        f"assert not set({HEAVY}) & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_info_is_complete(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
+    assert command_line(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["versions"]["rlinf_lite"].startswith(__version__)
     assert found["versions"]["torch"][0].isdigit()
     assert set(found["extras"]) >= {"maniskill", "wandb", "gpu"}
@@ -62,42 +54,61 @@ def test_info_is_light_and_complete(tmp_path: Path) -> None:
     assert {"gymnasium", "maniskill"} <= set(found["env.id"]) and "mlp_gaussian" in found["model.id"]
 
 
-def test_info_reads_well(tmp_path: Path) -> None:
-    done = run("info", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"versions\n  rlinf_lite     {__version__} (" in done.stdout
-    assert "\nconfigs\n  embodiment/gym_pendulum_ppo_mlp\n" in done.stdout
+def test_info_reads_well(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
+    assert command_line(["info"]) == 0
+    written = capsys.readouterr().out
+    assert f"versions\n  rlinf_lite     {__version__} (" in written
+    assert "\nconfigs\n  embodiment/gym_pendulum_ppo_mlp\n" in written
 
 
 @pytest.mark.parametrize(
-    ("kind", "config"),
-    [("embodied", "gym_pendulum_ppo_mlp"), ("sft", "tabletop_sft_mlp"), ("reasoning", "math_arithmetic_grpo")],
+    ("script", "config"),
+    [
+        (train_embodied_agent, "gym_pendulum_ppo_mlp"),
+        (train_sft, "tabletop_sft_mlp"),
+        (train_math, "math_arithmetic_grpo"),
+    ],
 )
-def test_train_does_what_the_example_of_that_kind_does(kind: str, config: str, repo: Path, tmp_path: Path) -> None:
+def test_train_does_what_the_example_of_that_kind_does(
+    script: ModuleType,
+    config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command_line: CommandLine,
+) -> None:
     words = ["--config-name", config, "--dry-run", "runner.seed=3"]
-    script = repo / "examples" / SCRIPTS[kind]
-    example = subprocess.run(
-        [sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    ours = run("train", *words, cwd=tmp_path)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (example.returncode, example.stdout, example.stderr)
-    assert ours.returncode == 0
+    assert command_line(["train", *words]) == 0
+    ours = capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), *words])
+    assert exit_code(script.main) == 0
+    assert capsys.readouterr() == ours
 
 
-def test_an_example_is_for_one_kind(repo: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(repo / "examples" / SCRIPTS["sft"]), "--config-name", "gym_pendulum_ppo_mlp"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "this script trains sft. Use `rlinf-lite train`" in done.stderr
+def exit_code(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(str(ended.code))
 
 
-def test_a_config_by_its_name_alone(tmp_path: Path) -> None:
+def test_an_example_is_for_one_kind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_sft.py", "--config-name", "gym_pendulum_ppo_mlp"])
+    assert exit_code(train_sft.main) == 2
+    assert "this script trains sft. Use `rlinf-lite train`" in capsys.readouterr().err
+
+
+def test_a_config_by_its_name_alone(capsys: pytest.CaptureFixture[str], command_line: CommandLine) -> None:
     words = ["--dry-run", "runner.seed=3"]
-    short = run("train", "gym_pendulum_ppo_mlp", *words, cwd=tmp_path)
-    assert short.returncode == 0 and "task: Pendulum-v1" in short.stdout, short.stderr
-    assert short.stdout == run("train", "--config-name", "gym_pendulum_ppo_mlp", *words, cwd=tmp_path).stdout
-    two = run("train", "gym_pendulum_ppo_mlp", "tabletop_ppo_vla", cwd=tmp_path)
-    assert two.stderr == "gym_pendulum_ppo_mlp tabletop_ppo_vla: 2 configs. Name one; a change of it is key=value\n"
-    assert "Did you mean tabletop_ppo_vla" in run("train", "tabletop_ppo_vlaa", cwd=tmp_path).stderr
+    assert command_line(["train", "gym_pendulum_ppo_mlp", *words]) == 0
+    short = capsys.readouterr().out
+    assert "task: Pendulum-v1" in short
+    assert command_line(["train", "--config-name", "gym_pendulum_ppo_mlp", *words]) == 0
+    assert capsys.readouterr().out == short
+    assert command_line(["train", "gym_pendulum_ppo_mlp", "tabletop_ppo_vla"]) == 2
+    said = "gym_pendulum_ppo_mlp tabletop_ppo_vla: 2 configs. Name one; a change of it is key=value\n"
+    assert capsys.readouterr().err == said
+    assert command_line(["train", "tabletop_ppo_vlaa"]) == 2
+    assert "Did you mean tabletop_ppo_vla" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["info"]])
@@ -225,6 +236,7 @@ def pasted(said: str, what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, shell=True, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_language_model_is_trained_and_measured_by_the_same_commands(tmp_path: Path) -> None:
     trained = run("train", "math_arithmetic_grpo", *SMALL_MATH, "runner.save_interval=2", cwd=tmp_path, timeout_s=300)
     assert trained.returncode == 0, trained.stderr
@@ -270,6 +282,7 @@ def test_every_command_takes_a_config_by_its_name_alone(
         assert "Did you mean tabletop_ppo_vla" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path: Path) -> None:
     """Without the clone: what the wheel holds is enough."""
     target = tmp_path / "site"
@@ -291,6 +304,7 @@ def test_an_ordinary_installation_has_configs_and_examples(repo: Path, tmp_path:
     assert templates == {"compare.html", "page.html", "drawings.html", "style.css"}
 
 
+@pytest.mark.slow
 def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_path: Path) -> None:
     shutil.copy(repo / "examples/embodiment/custom_policy.py", tmp_path / "mine.py")
     small = ["env.train.num_envs=8", "rollout.num_chunks=8", "rollout.pipeline_stage_num=1", "env.eval.num_envs=4"]
@@ -448,7 +462,7 @@ def test_a_run_of_any_letters_is_trained_resumed_and_measured_by_the_commands_th
     sizes = {"train.num_envs": 4, "train.max_episode_steps": 4, "eval.num_envs": 2, "eval.num_episodes": 2}
     words = [f"env.{key}={value}" for key, value in (sizes | {"eval.max_episode_steps": 4}).items()]
     words += ["rollout.num_chunks=4", "rollout.pipeline_stage_num=1", "algorithm.update_epochs=1"]
-    words += ["actor.global_batch_size=16", "actor.micro_batch_size=16", "runner.max_steps=1"]
+    words += ["actor.global_batch_size=16", "actor.micro_batch_size=16", "runner.max_steps=1", "cluster.runtime=local"]
     words += ["runner.run_name=läufer", "runner.logger.log_path='jö rg/läufe (2), neu'"]
     assert command_line(["train", "gym_pendulum_ppo_mlp", *words]) == 0
     shown = capsys.readouterr().out

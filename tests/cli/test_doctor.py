@@ -121,6 +121,7 @@ def test_a_configs_needs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].host_bytes > seen[0].shared_bytes > 1_000_000
 
 
+@pytest.mark.slow
 def test_this_machine_passes(repo: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rlinf_lite.cli", "doctor", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)

@@ -24,7 +24,7 @@ def test_what_is_written_trains(
     assert f"  {train_command('env', 'my_task')}\n" in written and "python squash.py" in written
     small = ["env.train.num_envs=8", "rollout.num_chunks=8", "rollout.pipeline_stage_num=1", "runner.max_steps=2"]
     small += ["actor.global_batch_size=64", "runner.val_check_interval=-1", "runner.save_interval=-1"]
-    small += ["cluster.component_placement={actor: 0, rollout: 0, env: 0}"]
+    small += ["cluster.component_placement={actor: 0, rollout: 0, env: 0}", "cluster.runtime=local"]
     command = [*train_command("env", "my_task").split()[1:], *train_command("policy", "squash").split()[3:], *small]
     script = tmp_path / "bin" / "rlinf-lite"  # as pip installs it: Python's own path has its directory, not ours
     script.parent.mkdir()

@@ -41,29 +41,10 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return python(code)
 
 
-@pytest.mark.parametrize(
-    "module", ["rlinf_lite", "rlinf_lite.config", "rlinf_lite.preview.dry_run", "rlinf_lite.runners.checkpoints"]
-)
-def test_imports_are_light(module: str) -> None:
-    found = python(f"import sys, {module}; print(sorted(set({HEAVY}) & set(sys.modules)))")
-    assert found.stdout.strip() == "[]", found.stderr
-
-
-def test_hydra_is_not_imported_by_workers() -> None:
-    found = python("import sys, rlinf_lite.config; print('hydra' in sys.modules)")
-    assert found.stdout.strip() == "False", found.stderr
-
-
 def test_overrides_and_options_mix() -> None:
     done = cli("runner.seed=3", "--config-name", "tabletop_grpo_vla", "algorithm.gamma=0.5", "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "seed 3 auto tabletop_grpo_vla\n"
-
-
-def test_gymnasium_alone_is_imported_to_look_at_its_tasks() -> None:
-    code = "from rlinf_lite.cli import parse_cli; parse_cli(['--config-name', 'gym_pendulum_ppo_mlp'], None)"
-    found = python(f"import sys; {code}; print(sorted(set({HEAVY}) & set(sys.modules)))")
-    assert found.stdout.strip() == "['gymnasium']", found.stderr
 
 
 def test_hydras_config_path(tmp_path: Path) -> None:

@@ -40,10 +40,11 @@ def start_reasoning(cluster, start, tmp_path):
 @pytest.mark.parametrize(
     "overrides, victims, restarted",
     [
-        (
+        pytest.param(
             [placed(rollout="'0-1'", num_slots=2)],
             [("rollout", 1), ("reward", 0), ("actor", 0), ("critic", 0)],
             {"rollout[1]", "reward[0]", "actor[0]", "critic[0]"},
+            marks=pytest.mark.slow,
         ),
         (
             [placed(fuse=FUSED)],
@@ -69,6 +70,7 @@ def test_killed(start, start_reasoning, tmp_path_factory, overrides, victims, re
     assert equal(final, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_killed_reward_model_is_loaded_again(start, start_reasoning, tmp_path_factory, repo):
     directory = write_reward_model(tmp_path_factory.mktemp("model") / "sevens", repo)
     scored = [f"reward.model={directory}", "reward.weights.rule=0.5", placed(rollout="'0'"), "runner.max_steps=5"]
@@ -86,6 +88,7 @@ def test_a_killed_reward_model_is_loaded_again(start, start_reasoning, tmp_path_
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=tis", placed(rollout="'0-1'", num_slots=2)]
 
 
+@pytest.mark.slow
 def test_killed_while_answering_and_training_overlap(start, start_reasoning):
     """Whatever was answered ahead is answered again, by the weights of the step to which everything goes back."""
     runner = start_reasoning(*ASYNC, "runner.max_staleness=2", "rollout.partial_rollouts=true")
@@ -100,6 +103,7 @@ def test_killed_while_answering_and_training_overlap(start, start_reasoning):
     assert max(staleness) <= 2 and min(staleness[2:]) == 0  # nothing was ahead after a recovery
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2])
 def test_killed_before_anyone_has_told_whom_it_sends_to(start, start_reasoning, call):
     """The actor offers weights and waits for who is dead; heartbeats, which say that, come every other second."""
@@ -112,6 +116,7 @@ def test_killed_before_anyone_has_told_whom_it_sends_to(start, start_reasoning, 
     check_whole(runner)
 
 
+@pytest.mark.slow
 def test_without_staleness_a_run_recovers_exactly(start, start_reasoning, tmp_path_factory):
     exact = [*ASYNC, "runner.max_staleness=0"]
     undisturbed = run_to_end(start_reasoning(*exact, root=tmp_path_factory.mktemp("undisturbed")))

@@ -64,6 +64,7 @@ def check_nothing_lost(runner, *failed):
     check_whole(runner)
 
 
+@pytest.mark.slow
 def test_killed_one_after_the_other_and_together(start, undisturbed):
     """Each role once, two of a role and of two roles at once, and one that was killed before again."""
     runner = start("runner.val_check_interval=3")
@@ -123,6 +124,7 @@ ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled"]
 ONE_OF_EACH = {3: ("rollout", 1), 5: ("env", 0), 8: ("actor", 0)}
 
 
+@pytest.mark.slow
 def test_killed_while_playing_and_training_overlap(start):
     """Whatever was played ahead is played again, by the weights of the step to which everything goes back."""
     runner = start(*ASYNC, "runner.max_staleness=2", "runner.val_check_interval=4", runner_class=AsyncEmbodiedRunner)
@@ -134,6 +136,7 @@ def test_killed_while_playing_and_training_overlap(start):
     assert max(staleness) == 2 and min(staleness[3:]) <= 1  # nothing was ahead after a recovery
 
 
+@pytest.mark.slow
 def test_job_stop_ends_a_run_whose_rollouts_are_ahead(start):
     """With a checkpoint of the last completed step, from which it goes on."""
     more = [*ASYNC, "runner.max_staleness=2", "runner.max_steps=200", "runner.resume=auto"]
@@ -155,6 +158,7 @@ def test_job_stop_ends_a_run_whose_rollouts_are_ahead(start):
     assert again.completed_steps == result.completed_steps
 
 
+@pytest.mark.slow
 def test_an_update_counts_although_somebody_who_plays_ahead_dies(start):
     """The only snapshot is of the beginning: an update that were broken off would cost every step."""
     runner = start(*ASYNC, "control.snapshot_interval=100", runner_class=AsyncEmbodiedRunner)
@@ -163,6 +167,7 @@ def test_an_update_counts_although_somebody_who_plays_ahead_dies(start):
     check_nothing_lost(runner, ["env[0]"], ["rollout[1]"])
 
 
+@pytest.mark.slow
 def test_a_run_without_staleness_recovers_exactly(start, undisturbed):
     runner = start("runner.mode=async", "runner.max_staleness=0", runner_class=AsyncEmbodiedRunner)
     hurt_within(runner, "_train", ONE_OF_EACH)
@@ -170,6 +175,7 @@ def test_a_run_without_staleness_recovers_exactly(start, undisturbed):
     check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
 
 
+@pytest.mark.slow
 def test_killed_while_idle_beside_an_update(start, undisturbed):
     """The step that the actor is training on completes; the only snapshot is of the beginning."""
     runner = start("control.snapshot_interval=100")
@@ -178,6 +184,7 @@ def test_killed_while_idle_beside_an_update(start, undisturbed):
     check_nothing_lost(runner, ["env[0]"], ["rollout[1]"])
 
 
+@pytest.mark.slow
 def test_killed_during_a_checkpoint(start, undisturbed):
     runner = start("runner.save_interval=4")
     hurt_within(runner, "save_checkpoint", {1: ("actor", 0), 3: ("env", 1)})
@@ -189,6 +196,7 @@ def test_killed_during_a_checkpoint(start, undisturbed):
         verify(checkpoint)
 
 
+@pytest.mark.slow
 def test_without_snapshots_an_actors_death_costs_the_steps_since_the_checkpoint(start, undisturbed):
     runner = start("control.snapshot_interval=0", "runner.save_interval=4")
     hurt = Hurt(runner, 7, ("actor", 0))
@@ -199,6 +207,7 @@ def test_without_snapshots_an_actors_death_costs_the_steps_since_the_checkpoint(
     assert equal(final, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_stopped_rollout_worker_and_the_masters_death(start, undisturbed):
     runner = start("control.hang_timeout_s=4")
     before = pids(runner)

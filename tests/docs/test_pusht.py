@@ -16,6 +16,7 @@ from tests.data.lerobot_folders import smooth
 pytest.importorskip("gym_pusht", reason="docs/sft.md says how to install gym-pusht; .ci/run does so")
 IMAGE = "observation.image"
 SMALL = [
+    "cluster.runtime=local",
     "runner.max_steps=2",
     "runner.val_check_interval=2",
     "actor.global_batch_size=4",

@@ -131,7 +131,9 @@ def seed_of(task: str, state: int, of: str) -> int:
     return tasks.index(task) + state * len(tasks)
 
 
-@pytest.mark.parametrize(("task", "state", "num_steps"), [(STOVE, 3, 26), (OPEN_DRAWER, 49, 10)])
+@pytest.mark.parametrize(
+    ("task", "state", "num_steps"), [(STOVE, 3, 26), pytest.param(OPEN_DRAWER, 49, 10, marks=pytest.mark.slow)]
+)
 def test_steps_and_pictures_are_the_librarys_own(
     task: str,
     state: int,
@@ -248,6 +250,7 @@ def test_the_gripper_opens_and_closes_as_the_convention_says(
     np.testing.assert_array_equal(fingers["raw", -1], fingers["openvla", 0.6])
 
 
+@pytest.mark.slow
 def test_fast_pictures_show_the_same(painting: LiberoSimulator, assets: Path) -> None:
     config = settings(assets, STOVE, cameras=["robot0_eye_in_hand", "agentview"], camera_size=[64, 64])
     fast = LiberoSimulator(1, config)
@@ -477,6 +480,7 @@ def test_a_process_that_dies_is_named_and_started_again(simulator: LiberoSimulat
     np.testing.assert_array_equal(env.reset(seeds=[5, 15])["state"], first)
 
 
+@pytest.mark.slow
 def test_without_a_driver_pictures_are_refused_and_states_work(repo: Path, assets: Path) -> None:
     code = f"""
 from rlinf_lite.config import EnvConfig

@@ -97,6 +97,7 @@ def test_chunks_equal_maniskills_own_steps_and_a_fresh_process(tmp_path: Path, r
     assert result.obs["instruction"] == ["push the blue cube to the red and white target"] * 2
 
 
+@pytest.mark.slow
 def test_grasping_is_a_function_of_seed_and_actions(tmp_path: Path, repo: Path) -> None:
     cfg = config(ignore_terminations=True)
     env = make(4, cfg)
@@ -171,6 +172,7 @@ def test_an_unknown_task_gets_the_nearest_name() -> None:
         make(1, config("PushCub-v1"))
 
 
+@pytest.mark.slow
 def test_images_without_a_device_are_refused_and_states_work(repo: Path) -> None:
     code = """
 from rlinf_lite.config import EnvConfig
@@ -372,7 +374,7 @@ def test_images() -> None:
     assert (moved["base_camera"][0] != image[1]).any()
 
 
-@pytest.mark.parametrize("control_mode", ["pd_ee_delta_pos", "pd_ee_delta_pose"])
+@pytest.mark.parametrize("control_mode", ["pd_ee_delta_pose", pytest.param("pd_ee_delta_pos", marks=pytest.mark.slow)])
 def test_the_scripted_expert_picks_the_cube(control_mode: str) -> None:
     env = make(4, config(control_mode=control_mode))
     env.reset(seeds=[0, 1, 2, 3])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlinf_lite.envs import (
     check_env,
     get_env_spec,
     make_env,
+    painter,
 )
 from rlinf_lite.envs.metaworld.tasks import DIFFICULTIES, MT10, SENTENCES, tasks_of
 
@@ -94,7 +96,10 @@ def test_chunks_equal_the_librarys_own_steps(task: str) -> None:
     assert (first[0, -3:] != first[1, -3:]).any(), "goals are in sight, and drawn"
 
 
-@pytest.mark.parametrize("task", sorted(SENTENCES))
+@pytest.mark.parametrize(
+    "task",
+    [task if task in THREE.split(",") else pytest.param(task, marks=pytest.mark.slow) for task in sorted(SENTENCES)],
+)
 def test_a_trajectory_is_a_function_of_seed_and_actions(task: str) -> None:
     env = make(1, config(task))
     actions = actions_of(1, 20)
@@ -262,7 +267,11 @@ def test_the_first_picture_has_the_goal_where_the_second_has_it(egl: None) -> No
 
 
 @pytest.mark.parametrize(
-    "lacking", [{"MUJOCO_EGL_DEVICE_ID": "77"}, {"__EGL_VENDOR_LIBRARY_FILENAMES": "/nowhere.json"}]
+    "lacking",
+    [
+        {"MUJOCO_EGL_DEVICE_ID": "77"},
+        pytest.param({"__EGL_VENDOR_LIBRARY_FILENAMES": "/nowhere.json"}, marks=pytest.mark.slow),
+    ],
 )
 def test_without_a_driver_pictures_are_refused_and_states_work(repo: Any, lacking: dict[str, str]) -> None:
     import os
@@ -300,40 +309,67 @@ SILENT, REVERSED, OF_ALL = {}, {1: 1, 2: 0}, {1: 0, 2: 1}
 """What a driver says of the places of its devices in CUDA_VISIBLE_DEVICES."""
 
 
-@pytest.mark.parametrize(
-    ("own", "set_by_user", "places", "order"),
-    [
-        # the driver does not say: numbers, UUIDs and MIG names as nvidia-smi lists them
-        ("1", "", SILENT, [2, 0, 1]),
-        ("1,0", "", SILENT, [2, 0, 1]),
-        ("0", "", SILENT, [1, 0, 2]),
-        ("2", "", SILENT, [0, 1, 2]),
-        ("", "", SILENT, [0, 1, 2]),
-        ("-1", "", SILENT, [0, 1, 2]),
-        ("GPU-4f9b0000-0000-1111-2222-333344446666", "", SILENT, [2, 0, 1]),
-        ("GPU-4f3a1c9e-0000-1111-2222-333344445555", "", SILENT, [1, 0, 2]),
-        ("GPU-4f9b,GPU-4f3a", "", SILENT, [2, 0, 1]),
-        ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "", SILENT, [1, 0, 2]),
-        ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", "", SILENT, [2, 0, 1]),
-        ("MIG-GPU-4f9b0000-0000-1111-2222-333344446666/7/0", "", SILENT, [2, 0, 1]),
-        # the driver says, whatever the order that nvidia-smi has, and without it
-        ("GPU-unknown", "", {1: 0}, [1, 0, 2]),
-        ("MIG-unknown", "", {2: 0}, [2, 0, 1]),
-        ("0", "", {2: 0}, [2, 0, 1]),
-        ("GPU-a,GPU-b", "", REVERSED, [2, 0, 1]),
-        # an older driver numbers all devices, or gives several of them the same place
-        ("1", "", OF_ALL, [2, 0, 1]),
-        ("GPU-4f9b", "", OF_ALL, [2, 0, 1]),
-        ("1", "", {1: 0, 2: 0}, [2, 0, 1]),
-        # what the user has set comes first
-        ("1", "2", SILENT, [2]),
-        ("GPU-4f9b", "2", SILENT, [2]),
-    ],
-)
-def test_a_worker_draws_on_its_own_gpu(
-    repo: Any, egl: None, tmp_path: Path, own: str, set_by_user: str, places: dict[int, int], order: list[int]
+# each: CUDA_VISIBLE_DEVICES, what the driver says, and the devices in the order in which they are tried
+ORDERS = [
+    # the driver does not say: numbers, UUIDs and MIG names as nvidia-smi lists them
+    ("1", SILENT, [2, 0, 1]),
+    ("1,0", SILENT, [2, 0, 1]),
+    ("0", SILENT, [1, 0, 2]),
+    ("2", SILENT, [0, 1, 2]),
+    ("", SILENT, [0, 1, 2]),
+    ("-1", SILENT, [0, 1, 2]),
+    ("GPU-4f9b0000-0000-1111-2222-333344446666", SILENT, [2, 0, 1]),
+    ("GPU-4f3a1c9e-0000-1111-2222-333344445555", SILENT, [1, 0, 2]),
+    ("GPU-4f9b,GPU-4f3a", SILENT, [2, 0, 1]),
+    ("MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", SILENT, [1, 0, 2]),
+    ("MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb", SILENT, [2, 0, 1]),
+    ("MIG-GPU-4f9b0000-0000-1111-2222-333344446666/7/0", SILENT, [2, 0, 1]),
+    # the driver says, whatever the order that nvidia-smi has, and without it
+    ("GPU-unknown", {1: 0}, [1, 0, 2]),
+    ("MIG-unknown", {2: 0}, [2, 0, 1]),
+    ("0", {2: 0}, [2, 0, 1]),
+    ("GPU-a,GPU-b", REVERSED, [2, 0, 1]),
+    # an older driver numbers all devices, or gives several of them the same place
+    ("1", OF_ALL, [2, 0, 1]),
+    ("GPU-4f9b", OF_ALL, [2, 0, 1]),
+    ("1", {1: 0, 2: 0}, [2, 0, 1]),
+]
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[int, int]], list[int]]:
+    """`two_gpus(own, places)`: the order in which a software device and two GPUs, which nvidia-smi lists, are tried."""
+
+    def order(own: str, places: dict[int, int]) -> list[int]:
+        write_nvidia_smi(tmp_path)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+        monkeypatch.setattr(painter, "_is_nvidia", lambda device: device in (1, 2))
+        monkeypatch.setattr(painter, "_cuda_place", places.get)
+        return [int(number) for number in painter._own_gpu_first([0, 1, 2])]
+
+    return order
+
+
+@pytest.mark.parametrize(("own", "places", "order"), ORDERS)
+def test_a_worker_tries_its_own_gpu_first(two_gpus: Any, own: str, places: dict[int, int], order: list[int]) -> None:
+    assert two_gpus(own, places) == order
+
+
+@pytest.mark.parametrize("own", ["GPU-4f", "GPU-unknown", "MIG-unknown"])
+def test_a_gpu_that_no_one_knows_is_said_and_not_the_first_taken(two_gpus: Any, own: str) -> None:
+    said = f"CUDA_VISIBLE_DEVICES names '{own}', and neither EGL nor `nvidia-smi -L` says which of 2 GPUs that is. "
+    with pytest.raises(RenderUnavailableError) as refused:
+        two_gpus(own, SILENT)
+    assert f"{said}Name GPUs by their numbers, or set MUJOCO_EGL_DEVICE_ID" in str(refused.value)
+
+
+@pytest.mark.parametrize(("set_by_user", "order"), [("", [2, 0, 1]), ("2", [2])])
+def test_a_worker_draws_on_the_first_device_that_can(
+    repo: Any, egl: None, tmp_path: Path, set_by_user: str, order: list[int]
 ) -> None:
-    """There are a software device and two GPUs, of which only the last to be tried can draw."""
+    """There are a software device and two GPUs, of which only the last to be tried can draw; what the user has set
+    comes first."""
     code = f"""
 import os
 from rlinf_lite.envs import painter
@@ -345,44 +381,24 @@ def display(platform, device, attributes):
     return display_of(platform, real, attributes) if len(tried) >= {len(order)} else egl_ext.EGL_NO_DISPLAY
 egl_ext.eglQueryDevicesEXT, egl_ext.eglGetPlatformDisplayEXT = lambda: [0, 1, 2], display
 painter._is_nvidia = lambda device: device in (1, 2)
-painter._cuda_place = {places}.get
+painter._cuda_place = {SILENT}.get
 painted("metaworld")
 assert tried == {[*order, order[-1]]}, tried  # what can draw is then used
 assert os.environ.get("MUJOCO_EGL_DEVICE_ID", "") == "{set_by_user}"
 """
-    done = draw(repo, tmp_path, own, set_by_user, code)
+    write_nvidia_smi(tmp_path)
+    environment = os.environ | {"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "1"}
+    environment |= {"MUJOCO_EGL_DEVICE_ID": set_by_user} if set_by_user else {}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("own", ["GPU-4f", "GPU-unknown", "MIG-unknown"])
-def test_a_gpu_that_no_one_knows_is_said_and_not_the_first_taken(
-    repo: Any, egl: None, tmp_path: Path, own: str
-) -> None:
-    code = """
-from mujoco.egl import egl_ext
-from rlinf_lite.envs import painter
-from rlinf_lite.envs.metaworld.painter import painted
-egl_ext.eglQueryDevicesEXT = lambda: [0, 1, 2]
-painter._is_nvidia, painter._cuda_place = lambda device: device in (1, 2), lambda device: None
-painted("metaworld")
-"""
-    done = draw(repo, tmp_path, own, "", code)
-    last = done.stderr.splitlines()[-1]
-    said = f": CUDA_VISIBLE_DEVICES names '{own}', and neither EGL nor `nvidia-smi -L` says which of 2 GPUs that is. "
-    assert (
-        "RenderUnavailableError: " in last and f"{said}Name GPUs by their numbers, or set MUJOCO_EGL_DEVICE_ID" in last
-    )
-
-
-def draw(repo: Any, tmp_path: Path, own: str, set_by_user: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` where CUDA_VISIBLE_DEVICES is `own`, and nvidia-smi lists two GPUs."""
-    program = tmp_path / "nvidia-smi"
+def write_nvidia_smi(directory: Path) -> None:
+    """A program of that name that lists two GPUs."""
+    program = directory / "nvidia-smi"
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
-    environment = os.environ | {"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": own}
-    environment |= {"MUJOCO_EGL_DEVICE_ID": set_by_user} if set_by_user else {}
-    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    return subprocess.run([sys.executable, "-c", code], cwd=repo, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="here is a GPU of NVIDIA's")

@@ -57,6 +57,7 @@ def test_it_waits_for_its_jobs_and_fails_where_one_has(tmp_path):
     assert out == "registered after\n"  # what was registered before is what such an exit code costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", "raise ValueError('of the script')"], ids=["Ctrl-C", "its error"])
 def test_a_script_that_is_stopped_or_fails_stops_its_job(tmp_path, more):
     home = tmp_path / "goes_on.of"

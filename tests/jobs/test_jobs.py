@@ -113,6 +113,7 @@ def finish(handle, steps, failures):
     return context
 
 
+@pytest.mark.slow
 def test_workers_are_killed_alone_two_at_once_and_while_they_start(submit, tmp_path):
     trap = {"role": "reward", "armed": str(tmp_path / "armed"), "sprung": str(tmp_path / "sprung")}
     handle = submit("once", steps=6 * STEPS, trap_init=trap)
@@ -142,6 +143,7 @@ def test_workers_are_killed_alone_two_at_once_and_while_they_start(submit, tmp_p
     assert {name for name in before if context.workers[name].pid != before[name]} == {"rollout[0]", "rollout[1]"}
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_of_which_one_fails_too_often(submit):
     other = submit("other", steps=100_000)
     handle = submit("often", steps=100_000, control={"max_restarts": 2})
@@ -176,6 +178,7 @@ def test_two_jobs_at_once_of_which_one_fails_too_often(submit):
     assert other.stop().stage == "stopped"
 
 
+@pytest.mark.slow
 def test_workers_that_hang_or_are_stopped_are_replaced(submit, tmp_path):
     hang = {"role": "rollout", "rank": 1, "step": 9, "marker": str(tmp_path / "hung")}
     handle = submit("hangs", hang=hang, control={"hang_timeout_s": 3.0}, steps=3 * STEPS)
@@ -209,6 +212,7 @@ def master_pid(handle):
     return ask_master(handle.name, "process_id")
 
 
+@pytest.mark.slow
 def test_the_master_is_killed_in_a_failover_and_where_what_it_kept_is_damaged_or_gone(submit):
     handle, backend = submit("master", steps=6 * STEPS), KVBackend()
     reach(handle, 5)
@@ -239,6 +243,7 @@ def test_the_master_is_killed_in_a_failover_and_where_what_it_kept_is_damaged_or
     assert problems[0] == "" and "damaged" in problems[1] and "no persisted context" in problems[2]
 
 
+@pytest.mark.slow
 def test_a_node_is_removed(submit, machines):
     for _ in range(3):
         machines.add_node(num_cpus=2)
@@ -264,6 +269,7 @@ builder.build().submit("left", directory=sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_job_outlives_the_script_that_submitted_it(machines, tmp_path):
     environment = {**os.environ, "RAY_ADDRESS": machines.address, "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-c", SUBMITS_AND_LEAVES, str(tmp_path)]

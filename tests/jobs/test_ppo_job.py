@@ -41,6 +41,7 @@ def numbers(root: Path) -> list[dict[str, float]]:
     return [line for line in found if line]
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_run_that_is_no_job_does(tmp_path, repo):
     said = run(tmp_path, repo, "control/ppo_job.py")
     (job,) = (tmp_path / "results" / "jobs").iterdir()

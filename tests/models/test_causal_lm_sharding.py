@@ -1,10 +1,7 @@
 """A sharded language model scores and learns as a whole one: FSDP2 on two gloo ranks."""
 
-import socket
-
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -13,6 +10,7 @@ from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.training.sharding import full_policy_state, load_policy_state
 from rlinf_lite.training.strategies import init_process_group
+from tests.ranks import spawn
 
 CONFIG = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -62,10 +60,7 @@ def rank_main(rank, port, expected, directory):
 
 def test_sharded_models_equal_whole_ones(tmp_path):
     expected = {k: v.detach() for k, v in use(make(CausalLM, False), make(CausalValueModel, False)).items()}
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, expected, tmp_path), nprocs=2)
+    spawn(rank_main, 2, expected, tmp_path)
     again = CausalLM.from_pretrained(tmp_path)
     ids = torch.arange(4, 40).view(3, 12)
     want = make(CausalLM, False)(ids, torch.ones_like(ids), 5).logprobs

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +16,7 @@ from rlinf_lite.models.flow.policy import FlowPolicy, Pi0Policy, Pi05Policy, Smo
 from rlinf_lite.training.precision import autocast
 from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.training.strategies import FSDP, init_process_group
+from tests.ranks import spawn
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
 CASES: list[tuple[type[FlowPolicy], dict[str, Any], str]] = [
@@ -84,7 +83,4 @@ def test_sharded_equals_whole() -> None:
         {name: x.detach() for name, x in use(make_policy(cls, options), precision).items()}
         for cls, options, precision in CASES
     ]
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    mp.spawn(rank_main, (port, expected), nprocs=2)
+    spawn(rank_main, 2, expected)

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import copy
-import socket
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from rlinf_lite.config.schema import ModelConfig
@@ -25,6 +23,7 @@ from rlinf_lite.runners.step_log import DRIFT_LIMITS
 from rlinf_lite.training.precision import autocast, cast_parameters
 from rlinf_lite.training.strategies import FSDP, init_process_group
 from tests.models.test_flow_sharding import SPEC, whole
+from tests.ranks import spawn
 
 ACTING: dict[str, dict[str, Any]] = {
     "mlp_gaussian": {},
@@ -166,7 +165,4 @@ def rank_main(rank: int, port: int, expected: dict[str, dict[str, Tensor]]) -> N
 
 def test_frozen_parameters_in_bf16_are_sharded_beside_fp32() -> None:
     expected = {name: gradients(make_low(name)) for name in ("openvla", "pi0")}
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    mp.spawn(rank_main, (port, expected), nprocs=2)
+    spawn(rank_main, 2, expected)

@@ -1,11 +1,8 @@
 """A sharded OpenVLA policy acts, scores and learns as a whole one: FSDP2 on two gloo ranks."""
 
-import socket
-
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
 from rlinf_lite.envs import EnvSpec
@@ -14,6 +11,7 @@ from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.training.strategies import FSDP, init_process_group
 from tests.models.settings import openvla
+from tests.ranks import spawn
 
 SPEC = EnvSpec(3, 4, {"front": (64, 64)}, [-1.0] * 3, [1.0] * 3, 24, True)
 
@@ -77,7 +75,4 @@ def rank_main(rank, port, expected):
 
 def test_sharded_equals_whole():
     expected = [{name: x.detach() for name, x in use(make_policy(settings)).items()} for settings in SETTINGS]
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    mp.spawn(rank_main, (port, expected), nprocs=2)
+    spawn(rank_main, 2, expected)

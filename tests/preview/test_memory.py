@@ -71,9 +71,14 @@ TASKS = {(env_id, name): task for env_id, card in CARDS.items() for name, task i
 SEEN = [(*task, "state") for task in TASKS]
 SEEN += [(*task, "rgb") for task in TASKS if task[1] in ("pick", "all", "PickCube-v1", "StackCube-v1")]
 SEEN += [("tabletop", "pick", "rgb+state")]
+FIRST = {(env_id, obs_mode): task for env_id, task, obs_mode in reversed(SEEN)}
+"""A task of each environment, by what is observed; the others are for `make test-slow`."""
 
 
-@pytest.mark.parametrize(("env_id", "task", "obs_mode"), SEEN)
+@pytest.mark.parametrize(
+    ("env_id", "task", "obs_mode"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (FIRST[row[0], row[2]] != row[1])) for row in SEEN],
+)
 def test_what_a_policy_will_see_is_known(env_id: str, task: str, obs_mode: str) -> None:
     if env_id == "maniskill" and obs_mode != "state":
         from rlinf_lite.envs.maniskill.setup import import_maniskill, material_works

@@ -15,10 +15,8 @@ from rlinf_lite.workers import EnvWorker, MultiStepRolloutWorker
 from tests.runners.conftest import WORKERS, read_metrics
 
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled", "runner.max_steps=5", "runner.save_interval=5"]
-SPREAD = [
-    "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}",
-    "rollout.pipeline_stage_num=2",
-]
+SPREAD = ["cluster.component_placement={actor: '0', rollout: 0-1, env: 0-1}", "rollout.pipeline_stage_num=2"]
+TWO_ACTORS = ["cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}", "rollout.pipeline_stage_num=2"]
 
 
 def weights(result):
@@ -30,7 +28,9 @@ def numbers(line):
 
 
 @pytest.mark.parametrize(
-    "spread", [[], pytest.param(SPREAD, marks=pytest.mark.processes)], ids=["one of each", "spread"]
+    "spread",
+    [[], SPREAD, pytest.param(TWO_ACTORS, marks=(pytest.mark.processes, pytest.mark.slow))],
+    ids=["one of each", "spread", "two actors"],
 )
 def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start, tmp_path, spread):
     steps = ["runner.max_steps=4", "runner.save_interval=4", "runner.val_check_interval=2", *spread]
@@ -45,7 +45,6 @@ def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start, tmp_path
     assert sync.evals[-1].total.return_mean == found.evals[-1].total.return_mean
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("bound", [1, 2])
 def test_staleness_stays_within_its_bound(start, bound):
     result = start(*ASYNC, f"runner.max_staleness={bound}", *SPREAD, runner_class=AsyncEmbodiedRunner).run()
@@ -69,7 +68,7 @@ class SlowEnvWorker(EnvWorker):
         return super().interact(step)
 
 
-@pytest.mark.parametrize("bound", [1, 2, 3])
+@pytest.mark.parametrize("bound", [1, 3])
 def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start, bound):
     """With one transfer taken in the middle of what is played, and calls of several waiting behind it."""
     workers = {**WORKERS, "env": SlowEnvWorker}
@@ -80,7 +79,6 @@ def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start,
     assert any(line["async/staleness_mean"] % 1 for line in lines)  # of two versions within a step
 
 
-@pytest.mark.processes
 def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
     waits = []
 
@@ -103,7 +101,6 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
     assert lines[-1]["env/num_steps"] == 5 * 64
 
 
-@pytest.mark.processes
 def test_an_evaluation_is_of_the_present_weights(start):
     runner = start(*ASYNC, *SPREAD, "runner.val_check_interval=2", runner_class=AsyncEmbodiedRunner)
     result = runner.run()
@@ -113,7 +110,6 @@ def test_an_evaluation_is_of_the_present_weights(start):
     assert again.total.return_mean == pytest.approx(result.evals[-1].total.return_mean, abs=1e-4)
 
 
-@pytest.mark.processes
 def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start):
     rates = ["actor.optim.lr=0", "actor.optim.value_lr=0"]
     lines = read_metrics(start(*ASYNC, *rates, *SPREAD, runner_class=AsyncEmbodiedRunner).run().run_dir)

@@ -23,7 +23,7 @@ SPREAD = [placed("'0-1'", rollout="'1-2'", num_slots=3), "rollout.pipeline_stage
 
 @pytest.mark.parametrize(
     "more",
-    [[], pytest.param(SPREAD, marks=pytest.mark.processes)],
+    [[], pytest.param(SPREAD, marks=(pytest.mark.processes, pytest.mark.slow))],
     ids=["one of each", "spread, with prompts in place of others"],
 )
 def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start_reasoning, tmp_path, more):
@@ -36,8 +36,7 @@ def test_without_staleness_it_is_the_synchronous_run_bit_for_bit(start_reasoning
         assert numbers(one) == numbers(other)
 
 
-@pytest.mark.parametrize("partial", ["false", "true"])
-@pytest.mark.parametrize("bound", [1, 2])
+@pytest.mark.parametrize(("bound", "partial"), [(1, "false"), (2, "true")])
 def test_staleness_stays_within_its_bound(start_reasoning, bound, partial):
     more = [f"runner.max_staleness={bound}", f"rollout.partial_rollouts={partial}", "runner.max_steps=6", *REFILLED]
     lines = read_metrics(start_reasoning(*ASYNC, *more).run().run_dir)

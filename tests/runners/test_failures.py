@@ -93,7 +93,7 @@ def run_example(*overrides, root):
     )
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM to the process group"])
+@pytest.mark.parametrize("how", ["Ctrl-C", pytest.param("SIGTERM to the process group", marks=pytest.mark.slow)])
 def test_a_stop_leaves_a_checkpoint_and_no_process(tmp_path, how):
     process = run_example(*broken("slow", after=15), root=tmp_path)
     assert process.stdout is not None
@@ -112,7 +112,7 @@ def test_a_stop_leaves_a_checkpoint_and_no_process(tmp_path, how):
     assert (last / "policy" / "model.safetensors").is_file() and last.resolve().name >= "step_000002"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stop_during_start_up_says_so_in_a_line(tmp_path, number):
     process = run_example("runner.max_steps=50", root=tmp_path)
     assert process.stdout is not None
@@ -137,6 +137,7 @@ def test_a_stop_is_not_lost_where_python_drops_what_is_raised(number):
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_worker_error_ends_the_program_with_its_traceback_and_no_process(tmp_path):
     process = run_example(*broken("raise"), "control.backoff_s=0.1", root=tmp_path)
     assert process.stdout is not None

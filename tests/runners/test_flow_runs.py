@@ -1,4 +1,4 @@
-"""Runs with flow policies: resume is exact, and neither placement nor stages change what a run does."""
+"""Runs with flow policies: levels of log-probabilities, prefixes that are kept, statistics of datasets."""
 
 from __future__ import annotations
 
@@ -32,69 +32,6 @@ SMALL = [
 PPO = [*SMALL, "rollout.num_chunks=2", "algorithm.update_epochs=1", "algorithm.critic_warmup_steps=0"]
 SFT = [*SMALL, "data.num_episodes=20", "runner.max_steps=2", "runner.save_interval=2"]
 TOGETHER = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "rollout.pipeline_stage_num=1"]
-APART = [
-    "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}",
-    "rollout.pipeline_stage_num=2",
-    "actor.micro_batch_size=2",
-]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        TOGETHER,
-        pytest.param(
-            [*APART[:1], "rollout.pipeline_stage_num=1", "model.options.method=flow_noise"],
-            marks=pytest.mark.processes,
-        ),
-    ],
-    ids=["whole", "sharded_flow_noise"],
-)
-def test_two_steps_equal_one_and_resume_and_one(start: Any, tmp_path: Path, settings: list[str]) -> None:
-    def run(root: str, steps: int, *more: str) -> dict[str, torch.Tensor]:
-        overrides = [f"runner.max_steps={steps}", f"runner.save_interval={steps}", *settings, *more]
-        runner = start(*overrides, config="tabletop_ppo_flow", small=PPO, root=tmp_path / root)
-        result = runner.run()
-        start.stop()
-        return load_policy(result.checkpoint / "policy").state_dict()
-
-    expected = run("whole", 2)
-    run("half", 1)
-    got = run("half", 2, "runner.resume=auto")
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_placement_and_stages_change_nothing(start: Any, tmp_path: Path) -> None:
-    """Which step explores, and how far, is a matter of seed, environment and decision."""
-    lines = []
-    for root, settings in (("one", TOGETHER), ("other", APART)):
-        more = ["runner.max_steps=2", "runner.save_interval=-1", *settings]
-        result = start(*more, config="tabletop_ppo_flow", small=PPO, root=tmp_path / root).run()
-        lines.append(read_metrics(result.run_dir))
-        start.stop()
-    names = ("train/actor/policy_loss", "train/critic/value_loss", "train/actor/approx_kl_k3", "rollout/returns_mean")
-    for one, other in zip(*lines, strict=True):
-        assert [one[name] for name in names] == pytest.approx([other[name] for name in names], abs=1e-4)
-        assert max(one["rollout/logprob_drift"], other["rollout/logprob_drift"]) < 1e-5
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_imitation_does_not_depend_on_the_number_of_actors(start: Any, tmp_path: Path) -> None:
-    losses = []
-    for root, settings in (("one", TOGETHER), ("other", APART)):
-        more = [*settings, "data.demos_dir=" + str(tmp_path / "demos")]
-        runner = start(*more, config="tabletop_sft_flow", small=SFT, root=tmp_path / root, runner_class=SFTRunner)
-        result = runner.run()
-        lines = read_metrics(result.run_dir)
-        losses.append([line["train/actor/sft_loss"] for line in lines if "train/actor/sft_loss" in line])
-        start.stop()
-    assert len(losses[0]) == 2
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.timeout(600)
@@ -131,7 +68,9 @@ def test_levels_and_estimators(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("actors", ["0", pytest.param("0-1", marks=pytest.mark.processes)], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "actors", ["0", pytest.param("0-1", marks=(pytest.mark.processes, pytest.mark.slow))], ids=["whole", "sharded"]
+)
 def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, actors: str) -> None:
     found = []
     for keep in ("false", "true"):
@@ -149,6 +88,7 @@ def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, act
         assert line == pytest.approx({name: other[name] for name in line}, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
     start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]

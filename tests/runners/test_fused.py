@@ -59,7 +59,7 @@ def saved(result):
     return {str(file.relative_to(result.checkpoint)): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("spread", ["one of each", *(pytest.param(x, marks=pytest.mark.slow) for x in [*SPREADS][1:])])
 def test_every_number_is_that_of_processes_apart(train, spread):
     sharded = "shards" in spread
     ours = [f"cluster.component_placement={SPREADS[spread]}", "runner.val_check_interval=2"]
@@ -76,6 +76,7 @@ def test_every_number_is_that_of_processes_apart(train, spread):
     assert [e.total for e in apart.evals] == [e.total for e in fused.evals]
 
 
+@pytest.mark.slow
 def test_a_kill_takes_both_and_costs_nothing(train):
     more = ["runner.max_steps=8", "control.snapshot_interval=1", "control.backoff_s=0.1", "actor.strategy=replicated"]
     more.append(f"cluster.component_placement={SPREADS['two that have the whole']}")

@@ -1,6 +1,6 @@
 """A run that is stopped at any point, and resumed, ends with the weights of one that was left alone, bit for bit.
 
-The points are those at which the driver waits for workers. Runs follow each other in the same worker processes.
+The points are those at which the driver waits for workers. Runs of one kind follow each other with the same workers.
 """
 
 import errno
@@ -19,11 +19,9 @@ from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner,
 from rlinf_lite.runners.full_disk import DiskFullError
 from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError, segments
 from rlinf_lite.workers.reasoning import launch_roles
+from tests.conftest import SharedCluster
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS
 from tests.runners.test_sft import SMALL as SMALL_SFT
-
-pytestmark = pytest.mark.processes
-
 
 PENDULUM = [
     *SMALL_PENDULUM,
@@ -85,11 +83,17 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def runs(request, cluster, tmp_path_factory):
-    runs = Runs(cluster, *KINDS[request.param], tmp_path_factory.mktemp(request.param))
+ON_RAY = [pytest.param(f"{kind}, on Ray", marks=(pytest.mark.processes, pytest.mark.slow)) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=["embodied", *ON_RAY])
+def runs(request, short_ray_tmp, tmp_path_factory):
+    kind, _, on_ray = request.param.partition(", ")
+    cluster = SharedCluster.of("ray" if on_ray else "local")
+    runs = Runs(cluster, *KINDS[kind], tmp_path_factory.mktemp(kind))
     yield runs
     runs.end()
+    SharedCluster.end_groups()
 
 
 class Points:
@@ -149,6 +153,7 @@ def ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.parametrize("runs", [*KINDS, *ON_RAY], indirect=True)
 def test_stopped_at_every_kind_of_wait_and_resumed(runs, points, undisturbed):
     expected, waits = undisturbed
     for point in one_of_each(waits):

@@ -17,6 +17,7 @@ SHORT_REACH = [
 ]
 
 
+@pytest.mark.slow
 def test_ppo_swings_the_pendulum_up(start):
     """A random policy returns about -1,280; the best possible is about -150."""
     result = start("runner.max_steps=26", "runner.val_check_interval=26", "runner.save_interval=-1", small=[]).run()
@@ -26,7 +27,9 @@ def test_ppo_swings_the_pendulum_up(start):
     assert sum(curve[-3:]) / 3 > sum(curve[:3]) / 3 + 300
 
 
-@pytest.mark.parametrize("config", ["maniskill_pushcube_ppo_mlp", "maniskill_pickcube_ppo_mlp"])
+@pytest.mark.parametrize(
+    "config", ["maniskill_pushcube_ppo_mlp", pytest.param("maniskill_pickcube_ppo_mlp", marks=pytest.mark.slow)]
+)
 def test_real_steps_in_maniskill(start, config):
     result = start("rollout.num_chunks=8", "actor.global_batch_size=16", config=config, small=SHORT_REACH).run()
     lines = read_metrics(result.run_dir)

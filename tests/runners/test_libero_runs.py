@@ -14,6 +14,7 @@ from tests.envs.libero_assets import write_assets
 pytest.importorskip("libero", reason="LIBERO is NOT tested: it is not installed (make libero)")
 
 SMALL = [
+    "cluster.runtime=local",
     "cluster.num_gpus_per_node=1",
     "env.task=turn_on_the_stove",
     "env.options.camera_size=[32,32]",

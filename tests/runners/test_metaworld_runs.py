@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("metaworld")
 
 SMALL = [
+    "cluster.runtime=local",
     "env.task=MT10",
     "env.train.num_envs=4",
     "env.train.max_episode_steps=10",

@@ -40,6 +40,7 @@ class CopiedRollout(MultiStepRolloutWorker):
         self.policy.predict_action_batch = acts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_the_same_numbers(start, tmp_path, place):
     """With evaluations, checkpoints, and a run that goes on from one."""

@@ -34,6 +34,7 @@ def vulkan():
         pytest.skip("NO VULKAN DEVICE: training from pixels is NOT tested on this machine (docs/environments.md)")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_imitation_of_the_expert_and_a_full_step_from_there(start, tmp_path):
     demos = [

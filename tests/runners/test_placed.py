@@ -88,6 +88,7 @@ def weights(result):
     return load_file(result.checkpoint / "policy" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
     """From one runner to the next, on the same slots."""
     fixed = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "runner.val_check_interval=4"]
@@ -112,6 +113,7 @@ def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
     assert logged[0] == logged[1] and len(logged[0]) == 12
 
 
+@pytest.mark.slow
 def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
     """Every number is that of a run that never moved, up to how sums over fewer rows round."""
     one_slot = [
@@ -165,6 +167,7 @@ def test_ctrl_c_while_a_placement_pauses_stops_the_run(train, monkeypatch, capsy
     assert capsys.readouterr().out.count("placement: trying") == 1 and last_event(result) == "stopped"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_wherever_it_is(train, monkeypatch):
     run_step = EmbodiedRunner.run_step
 
@@ -180,6 +183,7 @@ def test_a_second_ctrl_c_ends_the_run_wherever_it_is(train, monkeypatch):
         train("cluster.num_gpus_per_node=1")
 
 
+@pytest.mark.slow
 def test_a_placement_that_fails_is_out(train):
     """It costs nothing but itself: what failed there does not count towards the limits of what comes after."""
     limits = ["control.max_restarts=1", "control.backoff_s=0", "runner.max_steps=9"]
@@ -190,6 +194,7 @@ def test_a_placement_that_fails_is_out(train):
     assert [line["step"] for line in read_metrics(result.run_dir) if "time/step" in line] == list(range(1, 10))
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(train, capsys):
     """The fastest is where it would go on. Acting goes on beside training, so that they share no process."""
     stale = ["runner.mode=async", "runner.max_staleness=1", "algorithm.correction.kind=decoupled"]
@@ -210,6 +215,7 @@ def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(
     assert "<h2>Placement</h2>" in result.report.read_text()
 
 
+@pytest.mark.slow
 def test_language_models_try_too(cluster, tmp_path, capsys):
     """With a supervised stage before, a reference, and a critic that goes first: every number is that of a run that
     never moved, up to how sums over fewer rows round. A config's own `cluster.fuse` is one of those tried."""

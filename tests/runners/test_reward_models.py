@@ -33,7 +33,7 @@ def means(run_dir, name):
     return [line[name] for line in read_metrics(run_dir) if name in line]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_policy_learns_what_a_reward_model_likes(start_reasoning, likes_sevens, mode):
     is_async = ["runner.mode=async", "algorithm.correction.kind=tis", APART] if mode == "async" else []
     steps = ["runner.max_steps=14", "actor.optim.lr=1e-2", "actor.max_tokens_per_micro_batch=2048"]

@@ -3,12 +3,9 @@ that did it, in one process, and in shards over two."""
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rlinf_lite.config import load_config
 from rlinf_lite.runners import experience
@@ -18,6 +15,7 @@ from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.reasoning import LanguageActor
+from tests.ranks import spawn
 from tests.workers.test_language_ranks import make_rows
 from tests.workers.test_strategies import CONFIGS, NUM_ENVS, trajectories
 
@@ -120,7 +118,4 @@ def test_older_weights_are_scored_by_themselves_and_training_is_what_it_was(trai
 @pytest.mark.parametrize("train", [robot, language_model])
 def test_over_two_ranks(train):
     _, expected = train("replicated", True, 0.0)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, train, expected), nprocs=2)
+    spawn(rank_main, 2, train, expected)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rlinf_lite.config import load_config
 from rlinf_lite.data import DataProto
@@ -16,6 +13,7 @@ from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
+from tests.ranks import spawn
 
 OVERRIDES = [
     "data.max_prompt_length=6",
@@ -115,7 +113,4 @@ def test_few_rows_over_two_ranks_are_those_of_one(tmp_path):
     start.save_policy(str(tmp_path))
     expected = train("fsdp", tmp_path)
     assert all(np.isfinite(list(metrics.values())).all() for _, _, metrics in expected[0])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, tmp_path, expected), nprocs=2)
+    spawn(rank_main, 2, tmp_path, expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import observed
@@ -27,6 +25,7 @@ from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
 from rlinf_lite.workers.trajectory import Trajectories
+from tests.ranks import spawn
 from tests.workers.test_language_ranks import make_rows
 
 NUM_ENVS, T, STEPS = 8, 3, 1
@@ -66,7 +65,6 @@ LANGUAGE = {
 SPLITS = {
     "one pass": (1, 100),
     "uneven": (1, 3),
-    "two ranks": (2, 100),
     "two ranks, uneven": (2, 2),
 }
 """Ranks, and samples of a micro-batch (rows of a language model: of ten tokens)."""
@@ -210,10 +208,10 @@ def language_steps(
     return found
 
 
-def all_steps(directory: Path, rank: int = 0, world_size: int = 1, port: int = 0) -> None:
-    """Write the metrics of every kind and split for this many ranks into a file."""
+def all_steps(directory: Path, kinds: list[str], rank: int = 0, world_size: int = 1, port: int = 0) -> None:
+    """Write the metrics of these kinds, by split, for this many ranks into a file."""
     torch.set_num_threads(1)
-    found: Logged = {kind: {} for kind in (*ROBOTS, *LANGUAGE)}
+    found: Logged = {kind: {} for kind in kinds}
     for split, (ranks, size) in SPLITS.items():
         for kind in found if ranks == world_size else ():
             if kind in ROBOTS:
@@ -225,21 +223,16 @@ def all_steps(directory: Path, rank: int = 0, world_size: int = 1, port: int = 0
         dist.destroy_process_group()
 
 
-def rank_main(rank: int, port: int, directory: Path) -> None:
-    all_steps(directory, rank, 2, port)
+def rank_main(rank: int, port: int, directory: Path, kinds: list[str]) -> None:
+    all_steps(directory, kinds, rank, 2, port)
 
 
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    directory = tmp_path_factory.mktemp("start")
+def logged_of(directory: Path, kinds: list[str]) -> Logged:
     start = placed(LanguageActor(load_config("math/math_arithmetic_ppo", [])), 0, 1, 0)
     start.init(None, WeightRoutes([0], [0]), 10)
     start.save_policy(str(directory))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    all_steps(directory)
-    mp.spawn(rank_main, (port, directory), nprocs=2)
+    all_steps(directory, kinds)
+    spawn(rank_main, 2, directory, kinds)
     one, *two = (json.loads((directory / f"metrics_{name}.json").read_text()) for name in ("1_0", "2_0", "2_1"))
     for rank, found in enumerate(two):
         for kind, splits in found.items():
@@ -247,16 +240,41 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
     return one
 
 
-@pytest.mark.parametrize("kind", [*ROBOTS, *LANGUAGE])
-def test_metrics_of_a_step_are_those_of_its_whole_batch(logged: Logged, kind: str) -> None:
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    return logged_of(tmp_path_factory.mktemp("start"), FAST)
+
+
+@pytest.fixture(scope="module")
+def logged_slowly(tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    return logged_of(tmp_path_factory.mktemp("start"), SLOW)
+
+
+def check(logged: Logged, kind: str) -> None:
     """But for float32's rounding, which differs by the size of a product of matrices: 1e-6 of what a mean is over, and
     more of it after updates. A fraction by this bound has the same positions in it."""
     wanted = logged[kind]["one pass"]
+    assert len(logged[kind]) == 4
     for split, steps in logged[kind].items():
         for got, want in zip(steps, wanted, strict=True):
             assert got.keys() == want.keys(), split
             for name in want:
                 assert got[name] == pytest.approx(want[name], rel=3e-5, abs=1e-6), f"{name}, {split}"
+
+
+FAST = ["PPO, MLP", "PPO, MLP, of older weights", "GRPO, MLP", "language, PPO"]
+SLOW = [kind for kind in (*ROBOTS, *LANGUAGE) if kind not in FAST]
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_metrics_of_a_step_are_those_of_its_whole_batch(logged: Logged, kind: str) -> None:
+    check(logged, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SLOW)
+def test_metrics_of_a_step_of_larger_policies_are_too(logged_slowly: Logged, kind: str) -> None:
+    check(logged_slowly, kind)
 
 
 def test_what_is_clipped_or_rejected_is_some_of_all(logged: Logged) -> None:

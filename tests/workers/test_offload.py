@@ -7,7 +7,6 @@ where the other side is the meta device, which has no memory.
 from __future__ import annotations
 
 import mmap
-import socket
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.data.problems import open_problems
@@ -24,6 +22,7 @@ from rlinf_lite.training.offload import ActingWeights
 from rlinf_lite.training.sharding import full_policy_state
 from rlinf_lite.workers import EmbodiedFSDPActor, MultiStepRolloutWorker
 from rlinf_lite.workers.layout import Layout
+from tests.ranks import spawn
 from tests.workers.test_language_rows import make_cfg, make_rollouts
 from tests.workers.test_optimizer_state import full_moments
 from tests.workers.test_strategies import CONFIGS, NUM_ENVS, OPTIM, trajectories
@@ -196,10 +195,7 @@ def rank_main(rank, port, directory):
 
 
 def test_so_it_is_in_shards(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, tmp_path), nprocs=2)
+    spawn(rank_main, 2, tmp_path)
 
 
 @pytest.mark.parametrize("shares", [False, True])

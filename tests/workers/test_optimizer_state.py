@@ -1,12 +1,10 @@
 """Optimizer and random states as files: every rank writes and reads its own parts, and any number of ranks goes on."""
 
 import errno
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -15,6 +13,7 @@ from rlinf_lite.models import MLPGaussianPolicy
 from rlinf_lite.runners.full_disk import has_no_room
 from rlinf_lite.training import sharding
 from rlinf_lite.training.strategies import FSDP, init_process_group
+from tests.ranks import spawn
 
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1)
 
@@ -149,10 +148,7 @@ def test_any_number_of_ranks_goes_on_from_what_others_wrote(tmp_path):
         imitate(policy, optimizer, step)
     expected = full_moments(policy, optimizer)
     sharding.save_training(policy, optimizer, {"random/0": torch.full((2,), 7.0)}, tmp_path / "whole", 1)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, tmp_path, expected), nprocs=3)
+    spawn(rank_main, 3, tmp_path, expected)
     for name in ("in shards", "replicated"):
         assert {file.suffix for file in (tmp_path / name).iterdir()} == {".safetensors"}, "nothing is pickled"
         other, other_optimizer = make()

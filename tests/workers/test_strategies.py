@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rlinf_lite.algorithms import LossOutputs, ppo
 from rlinf_lite.config import ConfigError, load_config
@@ -20,6 +17,7 @@ from rlinf_lite.training.strategies import Replicated
 from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories
+from tests.ranks import spawn
 
 NUM_ENVS, T, C = 4, 3, 2
 OPTIM = "actor.optim={lr: 1e-3, value_lr: 2e-3, eps: 1e-3, weight_decay: 0.1}"  # a step is smooth in the gradient
@@ -189,10 +187,7 @@ def test_two_ranks_train_as_one_does(kind):
     again = train(kind, "replicated")  # one rank has nobody to share with
     assert expected[0] == again[0] and all(torch.equal(x, again[1][name]) for name, x in expected[1].items())
     assert all(line["train/actor/skipped_updates"] == 0 for line in expected[0])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    mp.spawn(rank_main, (port, kind, expected), nprocs=2)
+    spawn(rank_main, 2, kind, expected)
 
 
 def test_a_strategy_that_is_not_there_is_named():

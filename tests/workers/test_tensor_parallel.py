@@ -163,6 +163,7 @@ def train_whole(directory, layout):
     return actor, expected
 
 
+@pytest.mark.slow
 def test_ranks_that_share_layers_train_as_one_does(tmp_path):
     layouts = ["llama with biases", "qwen2", "qwen3"]  # which have all that llama has, besides
     whole = {layout: train_whole(tmp_path / layout, layout) for layout in layouts}
