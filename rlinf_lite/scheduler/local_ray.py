@@ -5,6 +5,7 @@ Its address and token lie in a file that only this user can read, so that `rlinf
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -197,7 +198,7 @@ class _Head:
         return f"127.0.0.1:{self._ports[0]}"
 
     def lives(self) -> bool:
-        return self._process.poll() is None and all(map(_is_listening, self._ports))
+        return self._process.poll() is None and not any(map(_is_refused, self._ports))
 
     def wait(self, deadline: float) -> str:
         """Wait until it is up, with a line now and then; returns why it is not, where it has ended or is late."""
@@ -244,10 +245,11 @@ def _start(temp_dir: str, num_slots: int, num_gpus: int | None) -> _Head:
     raise ClusterError(f"{what}, tried {attempt} times. Start the run again once the machine is less busy.")
 
 
-def _is_listening(port: int) -> bool:
+def _is_refused(port: int) -> bool:
+    """Whether nobody listens there any more."""
     with socket.socket() as connection:
         connection.settimeout(_ANSWER_S)
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+        return connection.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 @contextmanager
