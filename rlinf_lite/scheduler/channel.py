@@ -22,7 +22,8 @@ class Channel:
 
     Any number of processes put and get. Every blocking method has an `async` twin: `await channel.get_async()`. Items
     are copies: changing one after `put` has no effect, and what comes out is writable and belongs to the consumer
-    alone. The channel lives as long as the process that created it; whoever waits then gets a SchedulerError.
+    alone. The channel lives as long as the process that created it; whoever waits then gets a SchedulerError. A process
+    that is killed while it waits in `get` may still take the next item with it, as with any queue in a Ray actor.
     """
 
     def __init__(self, name: str) -> None:
