@@ -20,6 +20,7 @@ from rlinf_lite.scheduler.ray_network import RayNetwork
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.weights import WeightRoutes, WeightSender
+from rlinf_lite.weights.segment import Segment
 from rlinf_lite.weights.sync import Ready
 from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker
 from rlinf_lite.workers.actor import _Batch
@@ -157,8 +158,8 @@ def test_weights_with_every_bucket(tmp_path, monkeypatch):
     watched = Watched(worker)
     set_context(ProcessContext("uid", "node", str(tmp_path), str(tmp_path), RayNetwork("uid")))
     sender = WeightSender(worker, "rollout", WeightRoutes((0,), (0,)), 1000, 5.0)
-    write = sender._write
-    monkeypatch.setattr(sender, "_write", lambda *args: (watched.unit(), write(*args)))
+    write = Segment.write
+    monkeypatch.setattr(Segment, "write", lambda *args: (watched.unit(), write(*args)))
     sender.send(0, torch.nn.Sequential(*(torch.nn.Linear(30, 30, bias=False) for _ in range(5))))
     set_context(None)
     watched.check(5)
