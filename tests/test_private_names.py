@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tools.private_names import END, Row, find_uses, rows_of, table_of
 
-MOST = 66
+MOST = 60
 """Uses. A new one takes the place of another."""
 
 
