@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import NO_STATE, Problem
 from rlinf_lite.config.plan import PLACEMENT, Plan, env_card_of, observed, policy_card_of, slots
-from rlinf_lite.config.resources import start_dir, start_key
+from rlinf_lite.config.resources import policy_config, start_dir, start_key
 from rlinf_lite.config.rules import SIMULATED, rule
 from rlinf_lite.config.rules.cards import imitates_no_state
 from rlinf_lite.config.schema import Config
@@ -91,6 +92,14 @@ def _policy_card(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem(lacking.key, f"{lacking.text}, which is what {config.model.id} reads. Use state")
     if card.reads_state and imitates_no_state(config):
         yield Problem("data.keys.state", NO_STATE)
+    start, said = start_dir(config), dict[str, Any]()
+    if start is not None:
+        with suppress(OSError, ValueError):  # which the card says better
+            said = policy_config(start)
+    if (other := said.get("policy_id", config.model.id)) != config.model.id:
+        text = f"{start} holds a policy {other}, and model.id is {config.model.id}"
+        yield Problem(start_key(config), f"{text}. Set that to {other}, or name another directory")
+        return
     yield from card.problems(config, seen := observed(config))
     if seen is not None:
         yield from policy_misfits(start_key(config), start_dir(config), seen)
