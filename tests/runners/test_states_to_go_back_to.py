@@ -3,6 +3,7 @@
 import errno
 import json
 from types import SimpleNamespace
+from typing import Any
 
 from rlinf_lite.runners import ReasoningRunner, checkpoints
 from rlinf_lite.runners.checkpoints import CheckpointStore
@@ -63,7 +64,8 @@ def test_a_snapshot_without_room_says_where_how_much_and_how_to_get_more(tmp_pat
 def test_evaluations_of_steps_that_are_taken_back_are_no_results(tmp_path):
     runner = ReasoningRunner.__new__(ReasoningRunner)
     runner.completed_steps, runner._secured_step, runner._trained_groups = 10, 10, []
-    runner._evals, runner.states = {0: "of 0", 5: "of 5", 10: "of 10"}, SimpleNamespace(newest=lambda: None)
+    evals: Any = {0: "of 0", 5: "of 5", 10: "of 10"}
+    runner._evals, runner.states = evals, SimpleNamespace(newest=lambda: None)
     runner.logger = SimpleNamespace(rewind=lambda step: None)
     runner._load = lambda path: setattr(runner, "completed_steps", 5)
     assert runner._restore({}, in_update=True) == 5
