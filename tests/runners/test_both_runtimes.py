@@ -48,7 +48,8 @@ def run(runtime, what, steps, root, *more):
 
 
 def tensors(result, step):
-    """Digests of everything that a checkpoint has in tensors, by file and name."""
+    """Digests of everything that a checkpoint has in tensors, by file and name. Files themselves differ: the order of
+    what their headers say follows Python's hashes, which are other ones in each process."""
     directory, found = result.run_dir / "checkpoints" / f"step_{step:06d}", {}
     for file in sorted(directory.rglob("*.safetensors")):
         with safe_open(file, "np") as content:

@@ -15,6 +15,7 @@ from rlinf_lite.scheduler import HybridComponentPlacement
 from tests.control.conftest import events
 from tests.control.test_runs import hurt_within
 from tests.runners.conftest import SMALL_PENDULUM, WORKERS, read_metrics
+from tests.runners.test_both_runtimes import tensors
 
 pytestmark = pytest.mark.processes
 
@@ -53,12 +54,6 @@ def weights(result):
     return load_file(result.checkpoint / "policy" / "model.safetensors")
 
 
-def saved(result):
-    """Weights, optimizer and random states, by file."""
-    files = result.checkpoint.rglob("*.safetensors")
-    return {str(file.relative_to(result.checkpoint)): file.read_bytes() for file in files}
-
-
 @pytest.mark.parametrize("spread", ["one of each", *(pytest.param(x, marks=pytest.mark.slow) for x in [*SPREADS][1:])])
 def test_every_number_is_that_of_processes_apart(train, spread):
     sharded = "shards" in spread
@@ -68,8 +63,8 @@ def test_every_number_is_that_of_processes_apart(train, spread):
     assert not {*pids["actor"]} & {*pids["rollout"]}
     fused, pids = train(*ours, FUSED, name="fused")
     assert pids["actor"] == pids["rollout"] and not {*pids["env"]} & {*pids["actor"]}
-    one, other = saved(apart), saved(fused)
-    assert one == other and {Path(name).parent.name for name in one} >= {"policy", "shards"}
+    one, other = tensors(apart, 3), tensors(fused, 3)
+    assert one == other and {Path(file).parent.name for file, _ in one} >= {"policy", "shards"}
     lines, others = read_metrics(apart.run_dir), read_metrics(fused.run_dir)
     for name in ("rollout/returns_mean", "train/actor/policy_loss", "eval/return", "train/actor/ratio_max"):
         assert [line.get(name) for line in lines] == [line.get(name) for line in others]
