@@ -93,7 +93,7 @@ def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
     """From one runner to the next, on the same slots."""
     fixed = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", "runner.val_check_interval=4"]
 
-    def in_parts(cfg, claim, supervisor, run):
+    def in_parts(cfg, claim, supervisor, run, trials):
         paused = []
         for until in (4, 9):
             paused.append(run(cfg, until))
