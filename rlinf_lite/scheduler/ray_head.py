@@ -20,8 +20,7 @@ def _end_with_stdin() -> None:
 
 
 def main() -> None:
-    ends = threading.Thread(target=_end_with_stdin)
-    ends.start()
+    threading.Thread(target=_end_with_stdin).start()
     try:
         settings = json.loads(sys.argv[1])
         ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING, **settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray import _raylet
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.experimental import internal_kv
 
 
@@ -34,6 +34,13 @@ def class_in_actor(cls: Any) -> Any:
     """The class that `@ray.remote` was put over; any other comes back as it is."""
     modified = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", None)
     return getattr(modified, "__ray_actor_class__", cls)
+
+
+def find_address(address: str) -> str:
+    """Host and port of the Ray that an address means; `auto` is the one that runs on this machine, by what it has left
+    in a file. Ray itself would take minutes where that is dead. Raises ConnectionError or ValueError."""
+    found: str = services.canonicalize_bootstrap_address_or_die(address)
+    return found
 
 
 def read_environment_again(cluster_mode: bool | None = None) -> bool:

@@ -27,6 +27,7 @@ from rlinf_lite.scheduler.placement import ClusterShape, NodeGroup, detect_slots
 from rlinf_lite.scheduler.processes import end_process, tail_logs
 from rlinf_lite.scheduler.ray_host import RayHost, call_id
 from rlinf_lite.scheduler.ray_network import NodeAgent, RayNetwork, agent_name, leave
+from rlinf_lite.scheduler.ray_private import find_address
 from rlinf_lite.scheduler.runtime import CallFailed, Definition, Node, Remote
 from rlinf_lite.scheduler.scratch import ScratchDirs
 
@@ -289,6 +290,7 @@ class RayRuntime:
         if "://" in address:
             raise ClusterError(f"{what}: the driver has to run on a node of that Ray. There, set RAY_ADDRESS=auto.")
         try:
+            address = find_address(address)
             knock(address)
             with keeping_sigterm():
                 ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)

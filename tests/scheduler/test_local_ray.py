@@ -199,7 +199,7 @@ def listening(answer: bytes | None) -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_an_address_where_no_ray_is_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def problem(address: str) -> str:
         monkeypatch.setenv("RAY_ADDRESS", address)
         started = time.monotonic()
@@ -211,8 +211,15 @@ def test_an_address_where_no_ray_is_says_so_at_once(monkeypatch: pytest.MonkeyPa
 
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        refused = problem(f"127.0.0.1:{nobody.getsockname()[1]}")
+        port = nobody.getsockname()[1]
+        refused = problem(f"127.0.0.1:{port}")
+        # and what a Ray that was killed has left
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        left = problem("auto")
     assert "refused" in refused and "Unset RAY_ADDRESS" in refused
+    assert "refused" in left and f":{port}" in left
     with listening(None) as port:
         assert "has said nothing for 3 s" in problem(f"127.0.0.1:{port}")
     with listening(b"HTTP/1.1 400 Bad Request") as port:
