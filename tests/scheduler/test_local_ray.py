@@ -213,10 +213,11 @@ def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         refused = problem(f"127.0.0.1:{port}")
-        # and what a Ray that was killed has left
+        # and what a Ray that was killed has left, where no other runs on this machine
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.setattr(psutil, "process_iter", lambda *_: [])
         left = problem("auto")
     assert "refused" in refused and "Unset RAY_ADDRESS" in refused
     assert "refused" in left and f":{port}" in left
