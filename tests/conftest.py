@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -71,6 +73,25 @@ def short_ray_tmp() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Workers of a Ray that is started inside the block are forks of a process that has imported torch and transformers
+    (tests/forked_workers): 4 of them start in 2 s on two cores, not in 16."""
+    directory = REPO / "tests" / "forked_workers"
+    if not _server:
+        socket = os.path.join(os.environ["RAY_TMPDIR"], "forks")
+        words = [sys.executable, str(directory / "server.py"), socket]
+        _server.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert _server[0].stdout is not None and _server[0].stdout.readline() == b"ready\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLINF_LITE_FORK_SOCKET", os.path.join(os.environ["RAY_TMPDIR"], "forks"))
+        patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+        yield
+
+
+_server: list[subprocess.Popen[bytes]] = []  # ends with this process
+
+
 class SharedCluster:
     """Four virtual slots, which the tests of this process use one after the other: on threads of it, or on a Ray of
     our own, which takes seconds to start."""
@@ -85,7 +106,8 @@ class SharedCluster:
         if cls.running is not None and (cls.runtime != runtime or cls.running.runtime.has_ended()):
             cls.close()
         if cls.running is None:
-            cls.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False, runtime=runtime)
+            with nullcontext() if runtime == "local" else forked_workers():
+                cls.running = Cluster(num_gpus_per_node=4, accelerator="cpu", log_to_driver=False, runtime=runtime)
             cls.runtime = runtime
         return cls.running
 
