@@ -149,6 +149,13 @@ def own_ray() -> None:
     SharedCluster.close()
 
 
+@pytest.fixture(scope="module")
+def forks(short_ray_tmp: Path) -> Iterator[None]:
+    """For modules whose commands and programs start Ray."""
+    with forked_workers():
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_ray_is_left(short_ray_tmp: Path) -> Iterator[None]:
     yield

@@ -26,6 +26,8 @@ from rlinf_lite.runners.checkpoints import CheckpointStore
 from rlinf_lite.runners.run_config import write_config
 from tests.runners.conftest import SMALL_MATH
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CommandLine = Callable[[list[str]], int]
 
 

@@ -27,7 +27,7 @@ from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.local_ray import find_local_rays
 from rlinf_lite.scheduler.scratch import ScratchDirs, living_temp_dirs
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 START = time.time() - 90
 RUN = "import json, sys; from rlinf_lite.cli import main\n"

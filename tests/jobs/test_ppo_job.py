@@ -10,7 +10,7 @@ import pytest
 
 from tests.runners.test_train_math import TINY_PROBLEMS
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 SMALL = [
     *TINY_PROBLEMS,

@@ -17,6 +17,8 @@ from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.runners.processes import processes_below, wait_until_gone
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 BROKEN = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "runner.max_steps=50"]
 
 

@@ -21,6 +21,8 @@ from rlinf_lite.scheduler import SharedMemoryFullError, WorkerError
 from rlinf_lite.scheduler.segments import no_room
 from tests.runners.conftest import read_metrics
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -15,6 +15,8 @@ from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, read_metrics
 from tests.runners.test_sft import CONFIG as SFT
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 PENDULUM, MATH = "gym_pendulum_ppo_mlp", "math/math_arithmetic_grpo"
 SAVED = ["cluster.runtime=local", "runner.max_steps=1", "runner.save_interval=1", "runner.report=false"]
 MEASURED = ("step", "train/", "rollout/", "env/", "demos/num", "async/staleness")
