@@ -20,11 +20,13 @@ from rlinf_lite.runners import (
     AsyncEmbodiedRunner,
     EmbodiedRunner,
     ReasoningRunner,
+    RunResult,
     claim_run,
     placed,
     run_placed,
     stopping,
 )
+from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
 from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
@@ -148,6 +150,40 @@ def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
     assert "<h2>Placement</h2>" in page and all(one["overrides"] in unescape(page) for one in tried)
     events = [json.loads(line)["event"] for line in (moved.run_dir / "events.jsonl").read_text().splitlines()]
     assert "detected" not in events  # that workers ended is no failure
+
+
+@pytest.mark.parametrize("fastest", [0, 1, 2, 3])
+def test_the_placement_whose_steps_are_fastest_is_kept(tmp_path, fastest):
+    """Without workers. The first step of each trial, and steps of the trials before, do not count."""
+    one_slot = ["cluster.num_gpus_per_node=1", "runner.max_steps=14", f"runner.logger.log_path={tmp_path}"]
+    cfg = load_config(NAME, [*SMALL_PENDULUM, *AUTO, *one_slot])
+    trials = check_room(cfg)
+    rates = [10.0, 20.0, 30.0, 20.0]
+    rates[fastest] = 40.0
+    assert len(trials) == len(rates)
+    launched = []
+
+    def run(where, until):
+        launched.append(where)
+        first = 0 if claim.resume_from is None else read_state(claim.resume_from)["completed_steps"]
+        last, rate = until or cfg.runner.max_steps, rates[len(launched) - 1] if until else 0.0
+        with (claim.log_dir / "metrics.jsonl").open("a") as file:
+            for step in range(first + 1, last + 1):
+                per_s = 90.0 - 10 * len(launched) if step == first + 1 else rate - (step == first + 2)
+                file.write(json.dumps({"step": step, "time/step": 1.0, "perf/env_steps_per_s": per_s}) + "\n")
+        state = json.dumps({"completed_steps": last})
+        store = CheckpointStore(claim.checkpoint_dir, 10)
+        saved = store.write(last, lambda partial: (partial / "training_state" / "runner.json").write_text(state))
+        claim.resume_from = saved.resolve()
+        return RunResult(last, False, claim.log_dir, saved, cfg.runner.max_steps, [], None)
+
+    with claim_run(cfg) as claim:
+        result = run_placed(cfg, claim, None, run, trials)
+    assert result.completed_steps == 14 and launched[:4] == [one.placed for one in trials]
+    assert launched[4:] == [trials[fastest].placed]
+    found = choice(result)
+    assert [one["per_s"] for one in found] == rates
+    assert [one["outcome"] for one in found] == ["kept" if i == fastest else "tried" for i in range(4)]
 
 
 def ctrl_c():
