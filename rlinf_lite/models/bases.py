@@ -107,7 +107,7 @@ class BuiltPolicy(Policy):
         return PolicyInputs(dict(self.spec.cameras), self.spec.state_dim or 0)
 
     def _sized(self, found: Any, what: str, rows: int, count: str) -> Tensor:
-        """`found` as float32. Raises ValueError unless it has `rows` rows, and columns as the attribute `count` says."""
+        """`found` as float32. Raises ValueError unless it has `rows` rows and as many columns as attribute `count`."""
         columns = getattr(self, count)
         if isinstance(found, Tensor) and found.shape[:1] == (rows,) and found.numel() == rows * columns:
             return found.float()

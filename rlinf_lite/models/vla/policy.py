@@ -160,7 +160,7 @@ class OpenVLAPolicy(Policy):
     def _prompts(self) -> PromptEncoder:
         if self.prompts is None:
             raise TokenizerError(
-                "the policy came without a tokenizer: copy the files of its base model beside its weights, or set "
+                "the policy has no tokenizer: copy the files of its base model to its directory, or set "
                 "actor.tokenizer.tokenizer_model"
             )
         return self.prompts
