@@ -1,8 +1,7 @@
-"""Images to language-model tokens: DINOv2 and SigLIP side by side, and the projector.
+"""From images to language-model tokens: DINOv2 and SigLIP side by side, and the projector.
 
-Published policies read the second-to-last block of each tower, without the final norm; so the last block and the norms
-are not built. SigLIP runs the exact GELU here, as it did where the weights were trained (transformers' default is an
-approximation).
+Published policies use the second-to-last block of each tower, without the final norm, so the last block and the norms
+are not built. SigLIP uses the exact GELU, as in the training of its weights; transformers' default is an approximation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
 
 
 class VisionBackbone(nn.Module):
-    """The towers of a policy, at least one of the two."""
+    """The vision towers of a policy: DINOv2, SigLIP or both."""
 
     def __init__(self, cfg: VLAConfig, attn_implementation: str) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class VisionBackbone(nn.Module):
                 self.siglip.embeddings.position_embedding.weight.data[:] = positions
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S]: per camera 3 channels a tower."""
+        """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S] from `normalize_images`."""
         batch, channels, size, _ = pixel_values.shape
         images = pixel_values.reshape(batch * channels // (3 * self.num_towers), -1, size, size)
         patches = []
