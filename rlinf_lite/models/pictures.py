@@ -61,5 +61,15 @@ def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
     return (weights + 0.5 * weights.sign()).trunc().to(device)
 
 
+def sincos_positions(side: int, width: int) -> Tensor:
+    """Embeddings [side * side, 4 * (width // 4)] of a square of patches: sines and cosines of the row, then of the
+    column, at width // 4 frequencies each."""
+    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
+    return torch.cat([rows, columns], dim=2).reshape(side * side, -1)
+
+
 def _rounded(x: Tensor) -> Tensor:
     return ((x + _UNIT // 2) / _UNIT).floor().clamp(0, 255)

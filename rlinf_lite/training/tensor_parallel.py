@@ -98,16 +98,14 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
     """The model's results for some tokens, the same on all ranks, and the gradients of its parameters with at most one
     dimension, as training computes them."""
-    own, was_training = model.language_model, model.training
+    own = model.language_model
     is_flash = "flash" in own.config._attn_implementation  # flash attention has no float32
     ids = probe_tokens(model, 8, seed=0)[None]
     small = {name: x for name, x in own.named_parameters() if x.requires_grad and x.dim() <= 1}
-    model.eval()  # no recomputation, which cannot compute gradients of some parameters only
     with torch.set_grad_enabled(bool(small)), torch.autocast(own.device.type, torch.bfloat16, enabled=is_flash):
         found = model(ids, torch.ones_like(ids), 4)
         output: Tensor = found.logprobs if isinstance(found, TokenOutput) else found
         parts = torch.autograd.grad(output.float().sum(), [*small.values()], allow_unused=True) if small else ()
-    model.train(was_training)
     gradients = {
         name: whole_gradient(parameter, gradient)
         for (name, parameter), gradient in zip(small.items(), parts, strict=True)

@@ -23,6 +23,7 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector
 
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, joined, llama
+from rlinf_lite.models.pictures import sincos_positions
 
 
 @dataclass
@@ -233,11 +234,7 @@ def init_weights(network: FlowNetwork) -> None:
             module.init_weights()
     positions = cast(Any, network.vision).embeddings.position_embedding.weight
     side, width = network.cfg.vision.image_size // network.cfg.vision.patch_size, network.cfg.vision.width
-    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
-    angles = torch.arange(side)[:, None] * frequencies
-    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
-    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
-    positions.data[:, : 4 * (width // 4)] = torch.cat([rows, columns], dim=2).reshape(side * side, -1)
+    positions.data[:, : 4 * (width // 4)] = sincos_positions(side, width)
 
 
 def _all(length: int, like: Tensor) -> Tensor:
