@@ -186,8 +186,13 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
             return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
         text, statistics = published.text | content.get("text_config", {}), published_statistics(directory, content)
         return with_run_settings(replace(published, text=text, action_dim=published_action_dim(statistics)), model)
-    tiny = preset("tiny")  # whose tokenizer is that of all random weights
-    fresh = replace(
+    return with_run_settings(fresh_config(model, seen), model)
+
+
+def fresh_config(model: ModelConfig, seen: Observed) -> VLAConfig:
+    """Settings of random weights of `model.options.size`, for an environment that shows `seen`; without statistics."""
+    tiny = preset("tiny")  # random weights of all sizes have its tokenizer
+    return replace(
         preset(model.options.size),
         prompt=tiny.prompt,
         empty_token_id=tiny.empty_token_id,
@@ -195,8 +200,8 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
         num_action_chunks=model.num_action_chunks,
         cameras=tuple(seen.cameras),
         proprio_dim=seen.state_dim if model.options.use_proprio else 0,
+        norm_type="bounds",
     )
-    return with_run_settings(fresh, model)
 
 
 def published_statistics(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlinf_lite.cards import Observed
 from rlinf_lite.envs.observations import ObservationError as ObservationError
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import (
@@ -35,7 +36,7 @@ from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import RANGES, ActionCodec, Normalizer, dataset_statistics
 from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
-from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
+from rlinf_lite.models.vla.config import VLAConfig, fresh_config, with_run_settings
 from rlinf_lite.models.vla.inputs import PromptEncoder, TokenizerError, normalize_images, resize_images
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
@@ -333,19 +334,8 @@ class OpenVLAPolicy(Policy):
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
         low, high = spec.action_low, spec.action_high
         statistics = {"min": low, "max": high, "q01": low, "q99": high}
-        tiny = preset("tiny")  # its tokenizer is the shipped one
-        fresh = replace(
-            preset(cfg.options.size),
-            prompt=tiny.prompt,
-            empty_token_id=tiny.empty_token_id,
-            action_dim=spec.action_dim,
-            num_action_chunks=cfg.num_action_chunks,
-            cameras=tuple(spec.cameras),
-            proprio_dim=spec.state_dim or 0 if cfg.options.use_proprio else 0,
-            norm_stats={"env": {"action": statistics}},
-            norm_type="bounds",
-        )
-        config = with_run_settings(fresh, cfg)
+        fresh = fresh_config(cfg, Observed(spec.action_dim, spec.state_dim or 0, spec.cameras))
+        config = with_run_settings(replace(fresh, norm_stats={"env": {"action": statistics}}), cfg)
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.options.attn_implementation)
         policy.origin = Origin.of(directory, {})
