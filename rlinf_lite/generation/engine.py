@@ -236,17 +236,12 @@ class _Batch:
         rows = slice(first_row, first_row + len(requests))
         source_of = {index: source for source, index in enumerate(dict.fromkeys(r.index for r in requests))}
         prompts = {request.index: request.prompt for request in requests}
-        width = max(map(len, prompts.values()))
-        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts.values()], device=device)
         sources = torch.tensor([source_of[request.index] for request in requests], device=device)
         lengths = torch.tensor([len(request.prompt) for request in requests], device=device)
         keys = np.array([request.key or 0 for request in requests], np.uint64)
         uniform = uniform_noise(keys, self.params.max_tokens)
 
-        report_progress()
-        self._cache.start_prefill(first_row, sources)
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        states = self._states(ids, causal[None, None], self._columns[None, :width])  # padding comes last: unseen
+        states = self._prefill([*prompts.values()], first_row, sources)
         self._uniform[rows] = torch.from_numpy(uniform).float().to(device)
         self._greedy[rows] = torch.tensor([request.key is None for request in requests], device=device)
         self._position[rows], self._count[rows] = lengths - 1, 0
@@ -275,12 +270,16 @@ class _Batch:
             rows = max(1, max_tokens // max(self.requests[row].num_tokens for row, _ in waiting))
             taken, waiting = waiting[:rows], waiting[rows:]
             known = [[*request.prompt, *request.token_ids[:-1]] for _, request in taken]  # the last is the next input
-            width = max(map(len, known))
-            ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in known], device=device)
-            report_progress()
-            self._cache.start_prefill(taken[0][0], torch.arange(len(taken), device=device))
-            causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-            self._states(ids, causal[None, None], self._columns[None, :width])
+            self._prefill(known, taken[0][0], torch.arange(len(taken), device=device))
+
+    def _prefill(self, sequences: Sequence[Sequence[int]], first_row: int, sources: Tensor) -> Tensor:
+        """States of whole sequences, padded on the right. Cache row `first_row + i` gets sequence `sources[i]`."""
+        device, width = self._columns.device, max(map(len, sequences))
+        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in sequences], device=device)
+        report_progress()
+        self._cache.start_prefill(first_row, sources)
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        return self._states(ids, causal[None, None], self._columns[None, :width])  # padding comes last: unseen
 
     def _next(self, num_rows: int, num_columns: int) -> Tensor:
         """As `_draw`, for the first `num_rows` rows, which attend to the first `num_columns` columns. It writes only

@@ -56,7 +56,7 @@ class SamplingParams:
         if self.n < 1:
             raise SamplingError(f"n is {self.n}; at least 1 response per prompt is needed")
         if self.greedy and (self.n > 1 or self.add_greedy):
-            text = f"greedy responses are all equal: n is {self.n}, add_greedy is {self.add_greedy}"
+            text = f"greedy responses are all equal: n is {self.n}, add_greedy {self.add_greedy}"
             raise SamplingError(f"{text}. Set greedy to False, or n to 1 and add_greedy to False")
 
     @property

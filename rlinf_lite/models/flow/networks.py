@@ -64,9 +64,10 @@ class Prefix:
 
 
 class FlowNetwork(nn.Module):
-    """Base of the families' networks. A subclass has `vision`, `language` and `expert`, and combines them."""
+    """Base of the families' networks. A subclass makes the modules below, and combines them."""
 
     vision: nn.Module
+    connector: nn.Module
     language: Stack
     expert: Stack
 
@@ -97,13 +98,9 @@ class FlowNetwork(nn.Module):
         [B, H, width]; both float32."""
         raise NotImplementedError
 
-    def _pictures(self, images: Tensor) -> Tensor:
-        """Tokens [N, P, width of the language model] of `images` [N, 3, H, W], each by itself."""
-        raise NotImplementedError
-
     def _seen(self, images: Tensor, image_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens of all cameras' pictures in order, and their mask."""
-        found = self._pictures(images.flatten(0, 1))
+        found: Tensor = self.connector(self.vision(images.flatten(0, 1)).last_hidden_state)
         found = found.unflatten(0, images.shape[:2])  # [B, N, P, width]
         return found.flatten(1, 2), image_mask.repeat_interleave(found.shape[2], dim=1)
 
@@ -178,10 +175,6 @@ class PiNetwork(FlowNetwork):
         blocks[0, 1:] = False  # the state sees no action
         return self._act(prefix, suffix, blocks)
 
-    def _pictures(self, images: Tensor) -> Tensor:
-        found: Tensor = self.connector(self.vision(images).last_hidden_state)
-        return found
-
 
 class SmolVLANetwork(FlowNetwork):
     """SmolVLA: the state is the last token of the prefix; actions see only earlier ones, and see none in some layers
@@ -217,10 +210,6 @@ class SmolVLANetwork(FlowNetwork):
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         causal = _all(x.shape[1], x).tril()
         return self._act(prefix, self._mixed(x, t), causal)
-
-    def _pictures(self, images: Tensor) -> Tensor:
-        found: Tensor = self.connector(self.vision(images).last_hidden_state)
-        return found
 
 
 def build_network(cfg: FlowConfig) -> FlowNetwork:
