@@ -98,7 +98,7 @@ def test_targets_that_are_not_there():
         make(NO_CHANGE | {"targets": ["query"]})
     with pytest.raises(ValueError, match="no linear layer is called fc1"):  # which policies may lack
         make(NO_CHANGE | {"targets": ["q_proj", "fc1"]})
-    with pytest.raises(ValueError, match="output layer has the embedding's weights"):
+    with pytest.raises(ValueError, match="output layer shares the embedding's weights"):
         make(NO_CHANGE | {"targets": ["lm_head"]}, tie_word_embeddings=True)
 
 

@@ -62,7 +62,7 @@ def test_levels_and_estimators(
     [line] = [line for line in read_metrics(result.run_dir) if "train/actor/policy_loss" in line]
     assert line["rollout/logprob_drift"] < 1e-5
     assert np.isfinite(line["train/actor/policy_loss"]) and line["train/actor/grad_norm"] > 0
-    notes = [line for line in capfd.readouterr().out.splitlines() if "other settings than those of the policy" in line]
+    notes = [line for line in capfd.readouterr().out.splitlines() if "settings differ from those of the policy" in line]
     assert [line.rpartition(": ")[2].split("; ") for line in notes] == [said]
     assert len(result.last_eval.protocol["notes"]) == 1
 

@@ -17,7 +17,7 @@ PLACES = {
 
 
 def copy_when_moved():
-    offload.is_there = lambda tensor, device: False
+    offload.is_on = lambda tensor, device: False
 
 
 class CopiedActor(EmbodiedFSDPActor):

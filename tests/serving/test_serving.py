@@ -306,7 +306,7 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
     none = f"{tmp_path} is no policy, nor a checkpoint or run that has one: {tmp_path} has no config.json. A run "
     assert refused(policy=tmp_path).startswith(none)
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
-    assert "the policy came without a tokenizer" in capsys.readouterr().err
+    assert "the policy has no tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):
         pass
     with bind("127.0.0.1", 0) as bound, pytest.raises(UnknownModeError, match="there is no mode 'Greedy'"):
