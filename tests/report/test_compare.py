@@ -74,9 +74,9 @@ def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = str(tmp_path / "c.html")
     for words, said in (
         ([run, tmp_path], "no metrics.jsonl here"),
-        ([run, other], "sft is imitation. Compare those of one runner.task_type"),
+        ([run, other], "sft is imitation. Name runs of one runner.task_type"),
         ([run, tmp_path / "." / "run"], "is named twice"),
-        ([run], "compares 2 to 24 runs, and the number of those named is 1"),
+        ([run], "compares 2 to 24 runs; 1 were named"),
     ):
         assert compare([*map(str, words), "--out", out]) == 2
         assert said in capsys.readouterr().err
