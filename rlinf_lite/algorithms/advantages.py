@@ -32,8 +32,8 @@ def register_advantage(
     """Decorator that makes an estimator available as `algorithm.adv_type: <name>`, and records what it needs.
 
     `needs_values`: values of a critic, which is then trained. `needs_groups`: groups of episodes from the same initial
-    state, to compare with each other. `whole_episodes`: episodes that are not cut. `needs_greedy`: the score of a greedy
-    answer to the same prompt.
+    state, to compare with each other. `whole_episodes`: episodes that are not cut. `needs_greedy`: the score of a
+    greedy answer to the same prompt.
     """
     return ESTIMATORS.register(name, EstimatorNeeds(needs_values, needs_groups, whole_episodes, needs_greedy))
 

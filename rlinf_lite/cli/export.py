@@ -66,7 +66,7 @@ class Source:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write the directory. Returns the exit code: 0, or 2 where there is no such policy or it cannot be written there."""
+    """Write the directory. Returns the exit code: 0, or 2 where there is no such policy or it cannot be written."""
     given = parse(arguments)
     directory: Path = given.directory.resolve()
     from rlinf_lite.runners.checkpoints import CheckpointError
@@ -198,9 +198,7 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     (directory / RUN_CONFIG).unlink(missing_ok=True)  # these two belong to an export that training started from
     shutil.rmtree(directory / EVALUATIONS, ignore_errors=True)
     if (directory / "README.md").exists():
-        (directory / "README.md").rename(
-            directory / "BASE_README.md"
-        )  # describes the weights that training started from
+        (directory / "README.md").rename(directory / "BASE_README.md")  # of the weights at the start
     if source.checkpoint is not None:
         shutil.copyfile(source.checkpoint / "training_state" / "config.yaml", directory / RUN_CONFIG)
     for file in source.evaluations:
@@ -271,9 +269,8 @@ def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
     lines = ["A language model."]
     if policy is not None:
         card = policy_card(policy.policy_id)
-        about = (
-            "" if type(card) is PolicyCard else (card.__doc__ or "").strip()
-        )  # the docstring of PolicyCard itself is about cards
+        # the docstring of PolicyCard itself is about cards
+        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()
         lines = [(about or f"`{policy.policy_id}`.").splitlines()[0]]
     if source.checkpoint is not None:
         task = " ".join(str(source.value(key)) for key in ("env.id", "env.task") if source.value(key))

@@ -54,9 +54,7 @@ def content_of(kind: str, name: str) -> str:
     text = text.replace("python examples/embodiment/train_embodied_agent.py --config-name ", "rlinf-lite train ")
     text = text.replace(f"examples/embodiment/{module}.py", f"{name}.py").replace(f"examples.embodiment.{module}", name)
     text = text.replace('"puck_push"', f'"{name}"').replace("puck_push keeps", f"{name} keeps")
-    return re.sub(
-        rf'(?<!=){part}\b(?!")', class_name(name), text
-    )  # not the task, which is in quotes or after env.task=
+    return re.sub(rf'(?<!=){part}\b(?!")', class_name(name), text)  # not task names: in quotes or after =
 
 
 def class_name(name: str) -> str:

@@ -47,7 +47,7 @@ class Found:
 
 
 def job(arguments: Sequence[str]) -> int:
-    """Run one of the commands. Returns the exit code: 1 where that is not possible. Exits with 2 for wrong arguments."""
+    """Run one of the commands. Returns the exit code: 1 after an error. Exits with 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="rlinf-lite job", description="Supervised jobs (control.enabled=true).")
     commands = parser.add_subparsers(required=True, metavar="list | status | logs | stop")
     place = argparse.ArgumentParser(add_help=False)

@@ -104,7 +104,7 @@ def _status(files: RunFiles) -> str:
 
 
 def _is_written(lock: Path) -> bool:
-    """Whether the process that a lock file names has it open. (Locking it, even for a moment, could make a run fail.)"""
+    """Whether the process that a lock file names has it open. (Locking it, even briefly, could make a run fail.)"""
     with suppress(OSError, ValueError, IndexError):
         _, process, _, host = lock.read_text().split()[:4]
         if host.rstrip(",") == socket.gethostname():

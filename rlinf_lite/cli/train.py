@@ -18,7 +18,7 @@ ABOUT = "Train a policy in a simulator, by reinforcement learning or imitation, 
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train. Returns the exit code: 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 where the config is wrong."""
+    """Train. Returns the exit code: 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 if the config is wrong."""
     cfg = parse_cli(arguments, None, ABOUT, None)
     from rlinf_lite.launch import train  # takes seconds to import; mistakes in the config are reported first
 

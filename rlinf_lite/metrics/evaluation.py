@@ -89,8 +89,8 @@ class EvalSummary:
 
     @property
     def mean_of_groups(self) -> float | None:
-        """Mean success of the groups, each with the same weight whatever its number of episodes, as some papers average;
-        None without groups or success."""
+        """Mean success of the groups, with equal weights whatever their numbers of episodes, as in some papers; None
+        without groups or success."""
         rates = [group.success_once for group in self.groups if group.success_once is not None]
         return fmean(rates) if rates else None
 
@@ -139,7 +139,8 @@ def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:
 
 
 def wilson_interval(num_successes: int, num_trials: int) -> Interval:
-    """95% interval of a success rate (Wilson 1927). It lies inside [0, 1], and holds near 0, near 1 and for few trials."""
+    """95% interval of a success rate (Wilson 1927). It lies inside [0, 1], and holds near its ends and for few
+    trials."""
     rate, z2 = num_successes / num_trials, Z_975**2
     centre = (rate + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
     spread = Z_975 * math.sqrt(rate * (1 - rate) / num_trials + z2 / (4 * num_trials**2)) / (1 + z2 / num_trials)

@@ -132,7 +132,8 @@ class Progress:
             self._live.stop()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show that `step` steps are done, with the flat `metrics` of the last one; unknown and missing ones are fine."""
+        """Show that `step` steps are done, with the flat `metrics` of the last; unknown and missing ones are
+        ignored."""
         with self._lock:
             now = self._clock()
             if step > self.step:

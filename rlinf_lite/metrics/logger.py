@@ -262,8 +262,8 @@ class WandbBackend:
 
 
 def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested metrics as flat floats: {"env": {"return": 1}} gives {"env/return": 1.0}. Raises TypeError for a value that
-    is not a number."""
+    """Nested metrics as flat floats: {"env": {"return": 1}} gives {"env/return": 1.0}. Raises TypeError for other
+    values than numbers."""
     flat: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):

@@ -80,7 +80,7 @@ class Timeline:
 
 
 def read_tasks(trace: Line) -> list[Task]:
-    """The tasks of a trace, ordered by lane and start: lanes by component (the driver first, then env), then by rank."""
+    """The tasks of a trace, ordered by lane and start. Lanes are ordered by component (see ORDER), then by rank."""
     events = trace["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tasks = [
@@ -109,7 +109,7 @@ def zoomed_in(tasks: list[Task]) -> Timeline | None:
 
 
 def _merged(tasks: Iterable[Task], shortest: float) -> list[Task]:
-    """The tasks of a lane, with short ones joined to the one before if both look alike and no visible gap is between."""
+    """The tasks of a lane. Short ones are joined to the one before if both look alike and no visible gap is between."""
     merged: list[Task] = []
     for task in tasks:
         last = merged[-1] if merged else None

@@ -1,4 +1,4 @@
-"""Evaluation episodes side by side in one GIF: the colour of the frame shows success, the caption is the instruction."""
+"""Evaluation episodes side by side in one GIF: the frame's colour shows success, the caption is the instruction."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` or `\fbox{...}`, up to its own closing brace; None if there is no box, or if it
-    is not closed."""
+    r"""Content of the last `\boxed{...}` or `\fbox{...}`, up to its own closing brace; None without a box, or if it is
+    not closed."""
     boxes = [box.end() for box in _BOX.finditer(text)]
     if not boxes:
         return None

@@ -260,7 +260,10 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     )
     assert "full holds no complete checkpoint" in (nothing := refused(full, tmp_path / "out"))
     assert nothing.endswith(". It is no policy's directory either, which has a config.json\n")
-    for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):
+    for words, problem in (
+        (["--license", "My own!"], "a name of the Hub, such as apache-2.0"),
+        ([], "are required: --license"),
+    ):
         with pytest.raises(SystemExit):
             export([str(run), "--to", "hf", str(tmp_path / "out"), *words])
         assert problem in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_stop_waits_until_the_job_has_ended(master: Any, temp: Path) -> None:
         assert time.monotonic() < deadline, "nobody asked it to stop"
         time.sleep(0.1)
     ray.get(master.finish.remote(Stage.STOPPED))
-    assert outputs(process) == [("pick-1 was running, and is stopped after 5 of 50 steps\n", "0")]
+    assert outputs(process) == [("pick-1 was running and is now stopped, after 5 of 50 steps\n", "0")]
 
 
 def test_a_dead_owners_ray_is_not_looked_at(temp: Path) -> None:

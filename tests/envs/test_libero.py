@@ -368,7 +368,7 @@ def test_tasks_suites_and_protocols() -> None:
     for wrong, said in (
         ("libero_gaol", "Did you mean libero_goal"),
         ("turn_on_the_oven", "Did you mean turn_on_the_stove"),
-        (f"{STOVE},libero_goal", "is a suite, which stands alone"),
+        (f"{STOVE},libero_goal", "is a suite; name it alone"),
         (f"{STOVE},{STOVE}", "turn_on_the_stove is named twice"),
     ):
         with pytest.raises(UnknownEnvError, match=said):

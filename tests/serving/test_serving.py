@@ -115,7 +115,7 @@ def test_messages_are_openpis_to_the_byte() -> None:
 def test_broken_messages(message: bytes) -> None:
     with pytest.raises(WireError, match="not msgpack as openpi-client packs it"):
         unpack(message)
-    with pytest.raises(ValueError, match="arrays of object are not sent"):
+    with pytest.raises(ValueError, match="arrays of object cannot be sent"):
         pack({"x": np.array([None])})
 
 
@@ -220,11 +220,11 @@ def test_a_client_may_choose_its_noise(mlp: MLPGaussianPolicy, serve: Serve) -> 
     ("message", "problem"),
     [
         (pack({"prompt": "pick"}), "RequestError: the policy reads a state: give state or observation/state; the "),
-        (pack({"state": np.zeros(4)}), r"RequestError: state is [4]; the policy reads 3 numbers"),
+        (pack({"state": np.zeros(4)}), r"RequestError: state has shape [4]; the policy reads 3 numbers"),
         (pack({"state": np.zeros((4097, 3), np.float32)}), "RequestError: the observation has 4097 rows. Send at most"),
         (pack({"state": np.array([0.0, 0.0, np.nan])}), "ObservationError: state has numbers that are not finite"),
         (b"\xc1", "WireError: this is not msgpack"),
-        (msgpack.packb([1]), "RequestError: a request is a map of texts"),
+        (msgpack.packb([1]), "RequestError: a request is a map with texts as keys"),
         ("state", "RequestError: a request is a binary frame of msgpack, and this is a text"),
     ],
 )
@@ -392,7 +392,7 @@ def test_published_policies_read_them(name: str) -> None:
             "observation/image",
             "the policy needs camera 'agentview': give images/agentview or observation/agentview or ",
         ),
-        ("observation/wrist_image", r"through 'robot0_eye_in_hand': .* or observation/wrist_image; the request has "),
+        ("observation/wrist_image", r"camera 'robot0_eye_in_hand': .* or observation/wrist_image; the request has "),
         ("observation/state", "the policy reads a state: give state or observation/state; the request has "),
         ("prompt", "the policy reads a text: give instruction or prompt; the request has observation/image, "),
     ],

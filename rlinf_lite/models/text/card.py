@@ -1,4 +1,4 @@
-"""The card of language models: what the `model` section of a reasoning run holds, and what does not fit."""
+"""The card of language models: the `model` section of a reasoning run, and checks of a config."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ if TYPE_CHECKING:
     from rlinf_lite.config import ReasoningConfig
 
 SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""What of a model is split over the ranks that share its layers."""
+"""Sizes of a model that are split over the ranks that share its layers."""
 AttnImplementation = Literal["sdpa", "flash_attention_2", "eager"]
 
 
 class LanguageModelOptions(Section):
     size: Literal["tiny", "small"] = "tiny"
-    """A Llama from random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` brings its own."""
+    """Size of a Llama with random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` has its
+    own size."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels in training; generation uses sdpa."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     lora: LanguageLoraOptions = LanguageLoraOptions()
-    """Adapters that train in place of the policy's weights. A critic trains all of its own."""
+    """Adapters that are trained instead of the policy's weights. A critic always trains all of its weights."""
 
 
 class LanguageModel(Card):
-    """A causal language model in transformers' layout, or a small one from random weights."""
+    """A causal language model in transformers' layout, or a small one with random weights."""
 
     Options = LanguageModelOptions
     free_options = ("attn_implementation", "gradient_checkpointing")
 
     def positions(self, config: ReasoningConfig) -> int | None:
-        """Tokens that the model's sequences may have; None where its directory does not say."""
+        """Largest number of tokens in a sequence of the model; None if its directory does not say."""
         from rlinf_lite.config.resources import start_dir
 
         directory = start_dir(config)
@@ -48,12 +49,12 @@ class LanguageModel(Card):
         try:
             content = json.loads((directory / "config.json").read_text())
         except (OSError, ValueError):
-            return None  # loading it will say more
+            return None  # reported when the model is loaded
         found = content.get("max_position_embeddings")
         return found if isinstance(found, int) else None
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
-        """All that is wrong with a run's config for its model; `shares_process`: actor and rollout are one process."""
+        """Problems of a run's config with its model; `shares_process`: actor and rollout are one process."""
         from rlinf_lite.config.resources import start_dir
 
         prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
@@ -71,42 +72,42 @@ class LanguageModel(Card):
                 "fuse others",
             )
         directory = start_dir(config)
-        brings = directory is not None and (Path(directory) / ADAPTER).is_dir()
-        if (config.model.lora.rank or brings) and config.actor.tensor_model_parallel_size > 1:
-            way_out = "merge those of the model by `rlinf-lite export`" if brings else "rank 0"
+        has_adapters = directory is not None and (Path(directory) / ADAPTER).is_dir()
+        if (config.model.lora.rank or has_adapters) and config.actor.tensor_model_parallel_size > 1:
+            alternative = "merge those of the model by `rlinf-lite export`" if has_adapters else "rank 0"
             yield Problem(
                 "model.lora.rank",
                 "adapters are not split over the ranks that share a layer (actor.tensor_model_parallel_size). Use "
-                f"actor.strategy: fsdp, or {way_out}",
+                f"actor.strategy: fsdp, or {alternative}",
             )
         yield from self._other_adapters(config)
         yield from attention_problems("model.attn_implementation", config.model.attn_implementation)
         yield from self._divides(config)
 
     def _other_adapters(self, config: ReasoningConfig) -> Iterator[Problem]:
-        """Where the model brings adapters, and the config wants others."""
+        """Problems if the model has adapters, and the config wants others."""
         from rlinf_lite.config.resources import start_dir
 
         lora, directory = config.model.lora, start_dir(config)
-        if directory is None or not lora.rank:  # 0: those that it brings
+        if directory is None or not lora.rank:  # 0: the model's own adapters, if it has any
             return
         try:
-            said = json.loads((directory / ADAPTER / ADAPTER_CONFIG).read_text())
-            theirs = {"rank": said["r"], "alpha": said["lora_alpha"], "targets": sorted(said["target_modules"])}
+            saved = json.loads((directory / ADAPTER / ADAPTER_CONFIG).read_text())
+            own = {"rank": saved["r"], "alpha": saved["lora_alpha"], "targets": sorted(saved["target_modules"])}
         except (OSError, ValueError, KeyError, TypeError):
-            return  # it brings none, or loading them will say more
-        targets = theirs["targets"] if lora.targets == "all-linear" else sorted(set(lora.targets))
+            return  # it has none, or their problem is reported when they are loaded
+        targets = own["targets"] if lora.targets == "all-linear" else sorted(set(lora.targets))
         wanted = {"rank": lora.rank, "alpha": lora.alpha or lora.rank, "targets": targets}
         for name, value in wanted.items():
-            if value != theirs[name] and (name != "alpha" or lora.alpha or lora.rank == theirs["rank"]):
+            if value != own[name] and (name != "alpha" or lora.alpha or lora.rank == own["rank"]):
                 yield Problem(
                     f"model.lora.{name}",
-                    f"is {value}, and the adapters in {directory} have {theirs[name]}. Say the same, or start from "
+                    f"is {value}, and the adapters in {directory} have {own[name]}. Set the same value, or start from "
                     f"weights that they are merged into: rlinf-lite export {directory} --to hf DIR --license ...",
                 )
 
     def _divides(self, config: ReasoningConfig) -> Iterator[Problem]:
-        """Whether every one of the ranks that share a layer gets as many heads, and as much of the MLP."""
+        """Problems if heads or the MLP do not divide evenly over the ranks that share a layer."""
         from rlinf_lite.config.resources import policy_config, policy_directory, start_dir
 
         size, key = config.actor.tensor_model_parallel_size, "actor.tensor_model_parallel_size"
@@ -115,10 +116,10 @@ class LanguageModel(Card):
             directories["the critic"] = policy_directory(config.critic.model_dir)
         for of, directory in directories.items():
             try:
-                said = preset(config.model.size) if directory is None else policy_config(directory)
+                sizes = preset(config.model.size) if directory is None else policy_config(directory)
             except (OSError, ValueError):
-                continue  # loading it will say more
-            numbers = {name: said.get(name) for name in SPLIT}
+                continue  # reported when the model is loaded
+            numbers = {name: sizes.get(name) for name in SPLIT}
             bad = [f"{name} = {x}" for name, x in numbers.items() if isinstance(x, int) and x % size]
             if bad:
                 most = math.gcd(*(x for x in numbers.values() if isinstance(x, int)))
@@ -128,7 +129,7 @@ class LanguageModel(Card):
 
 
 def attention_problems(key: str, attn_implementation: AttnImplementation, precision: str = "bf16") -> Iterator[Problem]:
-    """What `key` asks for and cannot get."""
+    """Problems if the attention kernels that `key` selects cannot be used."""
     if attn_implementation != "flash_attention_2":
         return
     if precision == "fp32":

@@ -1,4 +1,4 @@
-"""OpenVLA's card: options, and what does not fit."""
+"""OpenVLA's card: options, and checks of a config."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 class OpenVLALoraOptions(LoraOptions):
     save_base: bool = True
-    """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
+    """Checkpoints also hold the base weights; false: adapters, value head and the path of the base weights."""
 
 
 class OpenVLAOptions(Section):
     size: Literal["tiny", "small", "7b"] = "tiny"
-    """From random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint brings its own."""
+    """Size of a policy with random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint has its own size."""
     parallel_decoding: bool | None = None
     """All action tokens in one pass (OpenVLA-OFT), or one by one (OpenVLA). null: the checkpoint's; true."""
     append_stop: bool | None = None
-    """Keep the stop token behind the action slots. null: the checkpoint's."""
+    """Keep the stop token after the action slots. null: the checkpoint's."""
     unnorm_key: str | None = None
-    """Whose statistics normalise actions. null: the checkpoint's, where it has just one."""
+    """Dataset whose statistics normalise actions. null: the checkpoint's, if it has only one."""
     norm_type: Literal["bounds_q99", "bounds"] | None = None
     """Actions span q01 to q99, or min to max. null: the checkpoint's."""
     center_crop: bool | None = None
@@ -46,9 +46,9 @@ class OpenVLAOptions(Section):
     cameras: list[str] | None = None
     """The environment's cameras, in order. null: the checkpoint's; all."""
     use_proprio: bool | None = None
-    """The robot's state enters as a token. null: the checkpoint's; false."""
+    """The policy reads the robot's state, as a token. null: the checkpoint's; false."""
     max_prompt_length: PositiveInt | None = None
-    """Tokens that every prompt is padded to. null: the checkpoint's."""
+    """Number of tokens to which every prompt is padded. null: the checkpoint's."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels."""
     gradient_checkpointing: bool = False
@@ -56,7 +56,7 @@ class OpenVLAOptions(Section):
     compile: bool = False
     """torch.compile every layer."""
     sft_label_sigma: NonNegativeFloat = 0.0
-    """Labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
+    """Standard deviation of Gaussian labels over the action bins, where the action range is [-1, 1]; 0: one bin."""
     lora: OpenVLALoraOptions = OpenVLALoraOptions()
 
 
@@ -92,18 +92,18 @@ class OpenVLA(PolicyCard):
             yield Problem(
                 "model.options.cameras",
                 f"the policy looks through {', '.join(cameras) or 'cameras'}, and what {config.env.task} shows is "
-                f"{shown}. Set it, or what the environment shows (env.options)",
+                f"{shown}. Set this key, or what the environment shows (env.options)",
             )
 
     def _long_prompts(self, config: Config, cfg: VLAConfig) -> Iterator[Problem]:
         found = [place for place in tokenizer_dirs(config) if (place / "tokenizer.json").is_file()]
         if not found or not task_sentences(config):
             return
-        from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError  # torch, so only now
+        from rlinf_lite.models.vla.inputs import PromptEncoder, PromptTooLongError, TokenizerError  # imports torch
 
         try:
             encoder = PromptEncoder.from_directory(found[0], cfg)
-        except TokenizerError:  # loading the policy says so
+        except TokenizerError:  # reported when the policy is loaded
             return
         except PromptTooLongError as error:
             key, text = str(error).split(": ", 1)
