@@ -155,8 +155,8 @@ class Card:
     Options: type[Section] | None = None
     """Schema of the part's own settings, `env.options` or `model.options`; None: any names and values, unchecked."""
     free_options: tuple[str, ...] = ()
-    """Dotted names of options that may change when a run is continued or measured, because they do not change its
-    result."""
+    """Dotted names of options that may change when a run is continued or measured. Demonstrations do not depend on
+    them."""
     package: str | None = None
     """A module that has to be installed."""
     extra: str | None = None

@@ -73,7 +73,7 @@ def _problem_of(name: str) -> str | None:
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or not class_name(name).isidentifier():
         return "is not a Python identifier. Use letters, digits and _, and begin with a letter"
     if name in ENVIRONMENTS.names():
-        return "is the name of an existing environment. Choose another one"
+        return "is the name of an environment that exists already. Choose another one"
     if not Path(f"{name}.py").exists() and find_spec(name) is not None:  # an existing file has its own message
-        return "is the name of an installed module, which the new file would hide. Choose another one"
+        return "is the name of a module, which the new file would hide. Choose another one"
     return None

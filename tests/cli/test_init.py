@@ -48,10 +48,10 @@ def test_names_are_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("3d", "no identifier"),
-        ("my-env", "no identifier"),
-        ("class", "no identifier"),
-        ("_", "no identifier"),
+        ("3d", "not a Python identifier"),
+        ("my-env", "not a Python identifier"),
+        ("class", "not a Python identifier"),
+        ("_", "not a Python identifier"),
         ("tabletop", "name of an environment"),
         ("numpy", "name of a module"),
     ],

@@ -302,7 +302,7 @@ def test_physics_for_gpus_without_a_home_or_locks(gpu_physics: Path, monkeypatch
     setup.load_gpu_physics()
     assert gpu_physics.read_text() == "whole"
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(MissingAssetsError, match="could not be: Could not determine home"):
+    with pytest.raises(MissingAssetsError, match="That failed: Could not determine home"):
         setup.load_gpu_physics()
 
 

@@ -132,7 +132,7 @@ class World:
                     )
                 )
         except (OSError, SyntaxError, ValueError) as error:  # an XML file, a mesh or a texture
-            text = f"{task} cannot be built from the installed assets: {error}. {GET_ASSETS} gets them again"
+            text = f"{task} cannot be built from the assets found here: {error}. {GET_ASSETS} gets them again"
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
         self._check_states()
