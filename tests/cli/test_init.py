@@ -78,4 +78,4 @@ def test_what_is_there_stays(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("x = 1\n")
     assert command_line(["init", "policy", "mine"]) == 2
-    assert "mine.py is there already" in capsys.readouterr().err and (tmp_path / "mine.py").read_text() == "x = 1\n"
+    assert "mine.py exists already" in capsys.readouterr().err and (tmp_path / "mine.py").read_text() == "x = 1\n"

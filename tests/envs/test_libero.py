@@ -377,7 +377,7 @@ def test_tasks_suites_and_protocols() -> None:
         ("env.task=libero_gaol", r"env.task: 'libero_gaol' is no task. Did you mean libero_goal"),
         ("env.options.protocol=openpi", r"env.options.protocol: .*openvla"),
         ("env.eval.num_episodes=25", r"env.eval.num_episodes: 25 episodes do not divide over 10 tasks"),
-        ("env.options.cameras=[agentview,agentview]", r"env.options.cameras: agentview, agentview names a camera twice"),
+        ("env.options.cameras=[agentview,agentview]", r"agentview, agentview names a camera twice"),
         ("env.options.cameras=[sideview]", r"env.options.cameras"),
         ("env.eval.num_episodes=510", r"env.eval.num_episodes: is 510, and 500 initial states are published"),
     ):
