@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import RESULTS, machine_record, print_table, rounded, say
-from policy_bench import PEAK, Contestant
+from policy_bench import Contestant, peak_of
 from weight_sync_bench import Actor, Rollout, Sync
 
 from rlinf_lite.config import load_config
@@ -73,7 +73,7 @@ def device(rehearse: bool) -> dict[str, Any]:
     }
     if not rehearse:
         found |= {"name": torch.cuda.get_device_name(), "memory_gib": torch.cuda.mem_get_info()[1] / GIB}
-        found["peak_bf16_tflops"] = next((x / 1e12 for part, x in PEAK.items() if part in found["name"]), None)
+        found["peak_bf16_tflops"] = (peak := peak_of(found["name"])) and peak / 1e12
     return found
 
 
@@ -358,7 +358,7 @@ def _policy(
         "predicted_gib": predicted,
     }
     if not rehearse:
-        peak = next((x for part, x in PEAK.items() if part in torch.cuda.get_device_name()), None)
+        peak = peak_of(torch.cuda.get_device_name())
         found["update_of_peak"] = contestant.update_flops / update_s / peak if peak else None
         found["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return found

@@ -203,8 +203,13 @@ def device_name(device: str) -> str:
 
 def speed(rate: float, device: str) -> tuple[str, str]:
     """Texts of TFLOP/s and of their share of the GPU's dense bf16 rate; "-" if that rate is not known."""
-    name = device_name(device)
-    return f"{rate / 1e12:.3g}", next((f"{rate / peak:.0%}" for part, peak in PEAK.items() if part in name), "-")
+    peak = peak_of(device_name(device))
+    return f"{rate / 1e12:.3g}", f"{rate / peak:.0%}" if peak else "-"
+
+
+def peak_of(name: str) -> float | None:
+    """Dense bf16 operations per second of the GPU with this name; None if not known."""
+    return next((peak for part, peak in PEAK.items() if part in name), None)
 
 
 if __name__ == "__main__":

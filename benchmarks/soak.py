@@ -88,7 +88,7 @@ class Run:
                 self.killed.append({"time": time.time(), "worker": worker})
 
     def context(self) -> dict[str, Any]:
-        found = [path for path in (self.home / "context").glob(f"{self.name}-*.json")]
+        found = list((self.home / "context").glob(f"{self.name}-*.json"))
         context: dict[str, Any] = json.loads(found[0].read_text()) if found else {}
         return context
 

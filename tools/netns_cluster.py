@@ -157,10 +157,6 @@ class Network:
         """Drop all packets from and to a node, as if its cable were pulled."""
         self._cut.add(node)
 
-    def mend(self, node: int) -> None:
-        """Pass a node's packets on again."""
-        self._cut.discard(node)
-
     def end(self, node: int) -> None:
         """Kill everything on a node, as if its power failed."""
         os.kill(self._first[node], signal.SIGKILL)
@@ -292,10 +288,6 @@ class NetnsCluster(Network):
 
     def _log(self, node: int) -> Path:
         return self.shared / f"ray-{node}.log"
-
-    def drive(self, command: Sequence[str], timeout_s: float, **env: str) -> tuple[int, str]:
-        """Run a command on the first node, with Ray's address; see `run`."""
-        return self.run(0, command, timeout_s, {**self.environment, **env})
 
 
 def _die_with_parent() -> None:

@@ -41,10 +41,6 @@ class RewardResult:
     def num_failed(self) -> int:
         return len(self.failures)
 
-    @property
-    def first_traceback(self) -> str | None:
-        return next(iter(self.failures.values()), None)
-
     def scoring(self, rows: Sequence[int] | np.ndarray) -> Scoring:
         """The counts of this result. `rows` [B]: the row of data of each sample."""
         first, why = next(iter(self.failures.items()), (0, ""))

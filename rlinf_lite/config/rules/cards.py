@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Observed, Problem
 from rlinf_lite.config.resources import start_key
 from rlinf_lite.config.rules import near_multiples, quotient
+
+
+def named_tasks(
+    name: str, tasks: Collection[str], sets: Mapping[str, tuple[str, ...]], word_for_set: str
+) -> tuple[str, ...]:
+    """The tasks that `env.task` names: those of one of `sets`, or of a comma-separated list. Raises UnknownEnvError."""
+    names = sets.get(name) or tuple(part.strip() for part in name.split(","))
+    for task in names:
+        if task not in tasks:
+            known = registry.did_you_mean(task, {*tasks, *sets})
+            why = f"is a {word_for_set}; name it alone" if task in sets else f"is no task. {known}"
+            raise registry.UnknownEnvError(f"{task!r} {why}", "env.task")
+    twice = sorted({task for task in names if names.count(task) > 1})
+    if twice:
+        raise registry.UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
+    return names
 
 
 def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:

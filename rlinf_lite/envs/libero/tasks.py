@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlinf_lite.registry import UnknownEnvError, did_you_mean
+from rlinf_lite.config.rules.cards import named_tasks
 
 NUM_INITIAL_STATES = 50
 """Number of initial states that are published for each task, in the library's wheel."""
@@ -180,16 +180,7 @@ def sentence(task: str) -> str:
 
 def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that `env.task` names: those of a suite, or of a comma-separated list. Raises UnknownEnvError."""
-    names = SUITES.get(name) or tuple(part.strip() for part in name.split(","))
-    for task in names:
-        if task not in SUITE_OF:
-            known = {*SUITE_OF, *SUITES}
-            why = "is a suite; name it alone" if task in SUITES else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"{task!r} {why}", "env.task")
-    twice = sorted({task for task in names if names.count(task) > 1})
-    if twice:
-        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
-    return names
+    return named_tasks(name, SUITE_OF, SUITES, "suite")
 
 
 def max_steps(tasks: tuple[str, ...], protocol: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_lite.registry import UnknownEnvError, did_you_mean
+from rlinf_lite.config.rules.cards import named_tasks
 
 STATE_DIM = 39
 """Hand and objects now (18), the same one step before (18), and the goal (3)."""
@@ -102,13 +102,4 @@ SETS = {"MT10": MT10, "MT50": MT50, **DIFFICULTIES}
 
 def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that `env.task` stands for, in the order of their one-hot. Raises UnknownEnvError."""
-    names = SETS.get(name) or tuple(part.strip() for part in name.split(","))
-    known = {*SENTENCES, *SETS}
-    for task in names:
-        if task not in SENTENCES:
-            why = "is a set; name it alone" if task in SETS else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"{task!r} {why}", "env.task")
-    twice = sorted({task for task in names if names.count(task) > 1})
-    if twice:
-        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
-    return names
+    return named_tasks(name, SENTENCES, SETS, "set")
