@@ -192,7 +192,7 @@ class Axis:
         return [cls("env/num_steps", "env_steps", "env steps"), steps] if played else [steps]
 
     def points(self, run: RunFiles, metric: str) -> list[Point]:
-        """What the run logged of a metric; of a step logged more than once, the last."""
+        """The logged values of a metric; the last one of a step that was logged more than once."""
         found = {
             line[self.key]: line[metric] for line in run.lines if self.key in line and line.get(metric) is not None
         }

@@ -59,7 +59,7 @@ def test_language_models_over_steps(tmp_path: Path) -> None:
         lines = [{"step": n, "time": 1.0 + n, "time/step": 0.1, "rollout/ref_kl": 0.1 * n} for n in (1, 2, 3)]
         (runs[-1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = write_comparison(runs, tmp_path / "c.html").read_text()
-    assert "3 steps\nA 0.3\nB 0.3" in text and "Distance to the reference" in text and "None was evaluated" in text
+    assert "3 steps\nA 0.3\nB 0.3" in text and "Distance to the reference" in text and "No run was evaluated" in text
 
 
 def test_many_runs_can_be_told_apart(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ GRASP = np.float32(0.13)  # a closing gripper grasps a block whose centre is nea
 ON_SQUARE = np.float32(0.13)  # a block is on a square if their centres are nearer than this
 CONTACT = np.float32(0.22)  # a closed gripper pushes blocks nearer than this
 RIM = np.float32(0.78)  # blocks are not pushed further out than this, so that the gripper has room outside them
-BESIDE = np.float32(0.45)  # distance of the places "left of" and "right of" from the other block
-BESIDE_X, BESIDE_Y = np.float32(0.2), np.float32(0.2)  # tolerance around these places
+NEXT_TO = np.float32(0.45)  # distance of the places "left of" and "right of" from the other block
+NEXT_TO_X, NEXT_TO_Y = np.float32(0.2), np.float32(0.2)  # tolerance around these places
 _SUBSTEPS = 4
 
 
@@ -72,9 +72,9 @@ class Scene:
 def goals(scene: Scene) -> FloatArray:
     """Target position of the named block [B, 2]: its square, the place next to the other block, or for a pick its own
     position."""
-    beside = scene.blocks[:, 1].copy()
-    beside[:, 0] += scene.side * BESIDE
-    on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], beside)
+    next_to = scene.blocks[:, 1].copy()
+    next_to[:, 0] += scene.side * NEXT_TO
+    on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], next_to)
     return np.where((scene.family == PICK)[:, None], scene.blocks[:, 0], on_square)
 
 
@@ -135,9 +135,9 @@ def _decide(scene: Scene, undecided: BoolArray, released: BoolArray) -> None:
     placed = released & (scene.family == PLACE)
     if placed.any():
         apart = scene.blocks[:, 0] - scene.blocks[:, 1]
-        level = placed & (np.abs(apart[:, 1]) <= BESIDE_Y)
-        succeeded = succeeded | (level & (np.abs(apart[:, 0] - scene.side * BESIDE) <= BESIDE_X))
-        failed = failed | (level & (np.abs(apart[:, 0] + scene.side * BESIDE) <= BESIDE_X))
+        level = placed & (np.abs(apart[:, 1]) <= NEXT_TO_Y)
+        succeeded = succeeded | (level & (np.abs(apart[:, 0] - scene.side * NEXT_TO) <= NEXT_TO_X))
+        failed = failed | (level & (np.abs(apart[:, 0] + scene.side * NEXT_TO) <= NEXT_TO_X))
     pushed = scene.family == PUSH
     if pushed.any():
         on_square = length(scene.blocks[:, :, None] - scene.squares[:, None]) < ON_SQUARE  # [B, 3, 2]
