@@ -166,7 +166,7 @@ def test_a_suite_that_a_policy_does_not_fit_exits_with_2(
     assert command_line(["eval", *words]) == 2
     written = capsys.readouterr().err
     assert "the policy's state has 39 numbers, and that of MT10 49" in written and "Traceback" not in written
-    assert "--suite metaworld-mt10 has set env.id=metaworld env.task=MT10" in written
+    assert "--suite metaworld-mt10 sets env.id=metaworld env.task=MT10" in written
 
 
 @pytest.fixture
