@@ -281,7 +281,7 @@ def test_the_error_reads_as_a_list() -> None:
 
 
 def test_values_do_not_change_after_loading() -> None:
-    with pytest.raises(ValueError, match=r'seed is frozen.*load_config\(name, \["SECTION\.seed=3"\]\)'):
+    with pytest.raises(ValueError, match=r'seed cannot be changed.*load_config\(name, \["SECTION\.seed=3"\]\)'):
         load_config(PPO).runner.seed = 3
 
 

@@ -209,8 +209,8 @@ def test_layers_that_ranks_share_have_none(tmp_path):
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        ("rank: 4", ["model.lora.rank: is 4, and the adapters in {} have 3. Say the same"]),
-        ("rank: 3", ["model.lora.alpha: is 3, and the adapters in {} have 6. Say the same"]),
+        ("rank: 4", ["model.lora.rank: is 4, and the adapters in {} have 3. Set the same value"]),
+        ("rank: 3", ["model.lora.alpha: is 3, and the adapters in {} have 6. Set the same value"]),
         ("rank: 3, alpha: 6", []),
         ("rank: 3, alpha: 6, targets: [v_proj, q_proj, v_proj]", []),
         ("rank: 3, alpha: 6, targets: [v_proj]", ["model.lora.targets: is ['v_proj'], and the adapters in {} have ["]),

@@ -1,5 +1,5 @@
-"""The installed LIBERO: imported without what its import does (ask on the terminal, fetch assets, open windows), and
-where its files are."""
+"""The installed LIBERO: its files, and its import without side effects (questions on the terminal, downloads,
+windows)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDERS = (
 """Subfolders that a folder of assets must have."""
 ROBOSUITE = "1.4.0"
 """The version that LIBERO is written for; 1.5 has other robots and controllers."""
-_DOWNLOADED = Path("~/.cache/libero/assets")  # where the library's own download puts them
+_DOWNLOADED = Path("~/.cache/libero/assets")  # the directory of the library's own download
 GET_ASSETS = f"hf download lerobot/libero-assets --repo-type dataset --local-dir {_DOWNLOADED}"
 ASSETS_KEY = "env.options.assets"
 
@@ -42,7 +42,7 @@ class InitialStateError(EnvError, ValueError):
 
 
 def package_folder() -> Path:
-    """`libero/libero` of the installed library; nothing is imported. Raises MissingExtraError."""
+    """The folder `libero/libero` of the installed library. Nothing is imported. Raises MissingExtraError."""
     found = importlib.util.find_spec("libero")
     if found is None or found.submodule_search_locations is None:
         raise MissingExtraError("libero", "libero")
@@ -50,8 +50,8 @@ def package_folder() -> Path:
 
 
 def find_assets(given: str | None) -> Path:
-    """The folder of LIBERO's assets: `given` (env.options.assets), else what a `config.yaml` of the user's names, else
-    where the library looks for them. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
+    """The folder of LIBERO's assets: `given` (env.options.assets), else the folder that the user's `config.yaml` names,
+    else the folders where the library looks. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
     if given is not None:
         candidates = [Path(given).expanduser().absolute()]
     else:
@@ -63,25 +63,28 @@ def find_assets(given: str | None) -> Path:
             return folder
         looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
     raise MissingAssetsError(
-        f"LIBERO's meshes and textures are in no package, and not here ({'; '.join(looked)}). {GET_ASSETS} gets them "
-        f"from the Hugging Face hub (about 200 MB, CC BY 4.0); {ASSETS_KEY} names another folder",
+        f"LIBERO's meshes and textures are not part of the package and were not found ({'; '.join(looked)}). "
+        f"{GET_ASSETS} gets them from the Hugging Face hub (200 MB, CC BY 4.0); {ASSETS_KEY} names another folder",
         ASSETS_KEY,
     )
 
 
 def _named_by_the_user() -> Iterator[Path]:
-    """`assets` of the library's own config.yaml, where there is one."""
+    """The folder `assets` that the user's config.yaml for the library names, if it exists."""
     file = Path(os.environ.get("LIBERO_CONFIG_PATH") or "~/.libero").expanduser() / "config.yaml"
     with contextlib.suppress(OSError, yaml.YAMLError):
         content = yaml.safe_load(file.read_text())
         named = content.get("assets") if isinstance(content, dict) else None
-        if isinstance(named, str) and Path(named).is_dir():  # in the library's own file the folder need not be there
+        if isinstance(named, str) and Path(named).is_dir():  # the file that the library writes may name a missing one
             yield Path(named)
 
 
 def write_config(assets: Path) -> Path:
-    """A folder with the `config.yaml` without which importing the library asks on the terminal. Ours, and not the
-    user's own `~/.libero`: named after its content, and put there whole, so that processes may all write it at once."""
+    """Write the `config.yaml` without which the library's import asks questions on the terminal; returns its folder.
+
+    The folder is separate from the user's own `~/.libero`. It is named after the file's content, and the file appears
+    complete, so that several processes may write it at the same time.
+    """
     package = package_folder()
     content = yaml.safe_dump(
         {
@@ -104,9 +107,9 @@ def write_config(assets: Path) -> Path:
 
 
 def import_libero(assets: Path) -> None:
-    """Makes `libero.libero.envs` importable in this process, which reads `assets`. Changes LIBERO_CONFIG_PATH here.
+    """Import `libero.libero.envs` in this process, with its assets in `assets`. Sets LIBERO_CONFIG_PATH.
 
-    Raises MissingExtraError, also for a robosuite of another version.
+    Raises MissingExtraError, also for another version of robosuite.
     """
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(assets))
     try:
@@ -117,20 +120,21 @@ def import_libero(assets: Path) -> None:
             warnings.simplefilter("ignore")
             import libero.libero
 
-            libero.libero.get_assets_path = lambda: str(assets)  # the library's own looks elsewhere, and then downloads
+            libero.libero.get_assets_path = lambda: str(assets)  # the original looks elsewhere, then downloads
             import libero.libero.envs
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "libero", "libero") from error
 
 
 def _configure_robosuite() -> None:
-    """Import robosuite without its log in /tmp, which belongs to the first user, and without its renderer."""
+    """Import robosuite without its renderer, and without its log in /tmp, which only one user of a machine can
+    write."""
     found = importlib.util.find_spec("robosuite")
     if found is None or found.origin is None:
         raise MissingExtraError("robosuite", "libero")
     version = metadata.version("robosuite")
     if version != ROBOSUITE:
-        raise MissingExtraError(f"robosuite {ROBOSUITE} (there is {version})", "libero")
+        raise MissingExtraError(f"robosuite {ROBOSUITE} ({version} is installed)", "libero")
     path = Path(found.origin).parent / "macros.py"
     spec = importlib.util.spec_from_file_location("robosuite.macros", path)
     assert spec is not None and spec.loader is not None
@@ -138,7 +142,7 @@ def _configure_robosuite() -> None:
     spec.loader.exec_module(macros)
     macros.FILE_LOGGING_LEVEL, macros.MUJOCO_GPU_RENDERING = None, False
     sys.modules["robosuite.macros"] = macros
-    # it asserts that CUDA_VISIBLE_DEVICES names a device of EGL's by the same number, which UUIDs never do
+    # robosuite asserts that CUDA_VISIBLE_DEVICES holds numbers of EGL devices, and fails for UUIDs
     set_by_user = {name: os.environ.pop(name, None) for name in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID")}
     os.environ["MUJOCO_GL"] = "disabled"
     try:
@@ -149,7 +153,7 @@ def _configure_robosuite() -> None:
 
 
 def bddl_file(task: str) -> Path:
-    """File that the library reads a task from."""
+    """The file from which the library reads a task."""
     return package_folder() / "bddl_files" / SUITE_OF[task] / f"{task}.bddl"
 
 
@@ -168,12 +172,12 @@ def initial_states(task: str) -> NDArray[np.float64]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """The library's files are archives of torch.save, with one array of numpy each. Nothing else is read from them."""
+    """Unpickler for the library's files, which torch.save wrote with one numpy array each. It refuses other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
             return np.zeros(0).__reduce__()[0]
         known = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): codecs.encode}
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
         return known[module, name]
