@@ -222,9 +222,9 @@ def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch:
     assert "refused" in refused and "Unset RAY_ADDRESS" in refused
     assert "refused" in left and f":{port}" in left
     with listening(None) as port:
-        assert "has said nothing for 3 s" in problem(f"127.0.0.1:{port}")
+        assert "sent nothing for 3 s" in problem(f"127.0.0.1:{port}")
     with listening(b"HTTP/1.1 400 Bad Request") as port:
-        assert "is no Ray" in problem(f"127.0.0.1:{port}")
+        assert "is not Ray" in problem(f"127.0.0.1:{port}")
     assert "on a node of that Ray" in problem("ray://127.0.0.1:10001")
     assert "no Ray answers" in problem("nonsense")
 
