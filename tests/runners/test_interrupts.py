@@ -332,7 +332,7 @@ def test_a_disk_that_stays_full_ends_a_run_in_one_line(runs, points, monkeypatch
     fills_up(runner, monkeypatch, 10**6)
     runner.states.disk._limit_s = 0.05
     with pytest.raises(
-        DiskFullError, match=r"the disk is full: .*bytes are free.*No checkpoint was saved: mend this"
+        DiskFullError, match=r"the disk is full: .*bytes are free.*No checkpoint was saved: fix the problem"
     ) as ended:
         runner.run()
     assert "\n" not in str(ended.value) and ended.value.__suppress_context__
