@@ -154,9 +154,7 @@ class EmbodiedFSDPActor(Worker):
                 metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
             outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages.float(), outputs.returns.float()
-            values = (
-                inputs.values if algorithms.needs_values(algorithm.adv_type) else None
-            )  # untrained without a critic
+            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # None: they are untrained
             if keep.any():
                 metrics |= advantage_metrics(advantages, returns, inputs.mask.bool(), values)
             if self.cfg.runner.mode == "async":
@@ -241,7 +239,7 @@ class EmbodiedFSDPActor(Worker):
         A policy with random weights takes the statistics of the folder. `statistics`: those that it took before the run
         was interrupted (empty: it took none); None: the run begins. Returns the statistics that it took; which of
         `state` and `action` it normalises by them; and a line for each dimension in which the demonstrations are
-        outside the usual range of a policy that keeps its own statistics.
+        unusual for a policy that keeps its own statistics (`foreign_dimensions`).
 
         Raises ValueError if the policy cannot be trained on them, because of missing inputs or an instruction that it
         cannot read.

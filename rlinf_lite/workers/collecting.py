@@ -136,7 +136,7 @@ def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
 
 
 def fps_of(cfg: Config) -> int:
-    """Env steps per second of the dataset that is written."""
+    """The env steps per second of the dataset that is written."""
     own = env_card(cfg.env.id).steps_per_s(cfg.env.task, cfg.env.options) if cfg.data.fps is None else cfg.data.fps
     return _FPS_WITHOUT_CLOCK if own is None else max(1, round(own))
 
@@ -144,10 +144,10 @@ def fps_of(cfg: Config) -> int:
 def complete(
     cfg: Config, directory: Path, spec: EnvSpec, found: list[dict[str, Any]], took_s: float
 ) -> dict[str, float]:
-    """Make a dataset of what the collectors played and their `finish` returned. Returns counts of it.
+    """Make one dataset of the parts that the collectors wrote. `found`: the results of their `finish`. Returns counts.
 
     Raises:
-        DemonstrationError: where no episode is worth keeping.
+        DemonstrationError: if there is no episode to keep.
     """
     data = cfg.data
     summary = summarize_episodes([record for result in found for record in result["episodes"]], "expert")
