@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.scheduler.dispatch import split_rows
 from rlinf_lite.scheduler.segments import writable
 from rlinf_lite.scheduler.shared_memory import as_bytes
 
@@ -167,7 +168,7 @@ class DataProto:
         """Contiguous parts whose sizes differ by at most 1, larger ones first; views."""
         if chunks < 1:
             raise DataProtoError(f"{chunks} chunks: at least 1 is needed")
-        return [self[part] for part in split_rows(len(self), chunks)]
+        return [self[part.start : part.stop] for part in split_rows(chunks, len(self))]
 
     def split(self, split_size: int) -> list[Self]:
         """Contiguous parts of `split_size` rows, the last one with the rest; views."""
@@ -310,13 +311,6 @@ class DataProto:
             self._arrays = {key: value.copy() for key, value in self._arrays.items()}
             self._borrowed = False
         return self
-
-
-def split_rows(num_rows: int, parts: int) -> list[slice]:
-    """Contiguous slices whose sizes differ by at most 1, the larger ones first."""
-    size, larger = divmod(num_rows, parts)
-    stops = np.cumsum([size + (part < larger) for part in range(parts)])
-    return [slice(int(stop - size - (part < larger)), int(stop)) for part, stop in enumerate(stops)]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

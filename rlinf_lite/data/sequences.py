@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.data.proto import DataProto
+from rlinf_lite.scheduler.dispatch import split_rows
 
 
 def join_responses(
@@ -103,8 +104,7 @@ def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
     Longest rows first, each row goes to the part with the fewest tokens so far that has room. Rows within a part keep
     their order.
     """
-    size, larger = divmod(len(lengths), num_parts)
-    room = [size + (part < larger) for part in range(num_parts)]
+    room = [len(part) for part in split_rows(num_parts, len(lengths))]
     members: list[list[int]] = [[] for _ in range(num_parts)]
     heap = [(0, part) for part in range(num_parts) if room[part]]
     for row in np.argsort(-lengths, kind="stable").tolist():

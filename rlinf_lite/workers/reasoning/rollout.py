@@ -11,7 +11,6 @@ import torch
 from rlinf_lite.config.names import rollout_dtype
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.proto import split_rows
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
 from rlinf_lite.generation import Generation, GenerationEngine, SamplingParams, sequence_keys
@@ -19,6 +18,7 @@ from rlinf_lite.models import graphs
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.scheduler.dispatch import split_rows
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights, free_cache
 from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters, shapes_vary
@@ -111,8 +111,8 @@ class LanguageRollout(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def start_generation(self, prompts: DataProto) -> None:
         """Start generating. `next_sequences` returns the responses, in `rollout.pipeline_stage_num` parts."""
-        stages = split_rows(len(prompts), self.cfg.rollout.pipeline_stage_num)
-        self._started = (prompts, self._stream(prompts), [stage.stop - stage.start for stage in stages])
+        stages = split_rows(self.cfg.rollout.pipeline_stage_num, len(prompts))
+        self._started = (prompts, self._stream(prompts), [len(stage) for stage in stages])
         self._unfinished: dict[int, list[Generation]] = {}
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
