@@ -289,7 +289,7 @@ class EvalSplitConfig(EnvSplitConfig):
     num_episodes: PositiveInt = 100
     """Seeded episodes per evaluation; the same ones every time."""
     seed: Seed = 10_000
-    """Seed of the evaluation episodes; it should differ from that of training episodes (runner.seed) and demonstrations
+    """Seed of the evaluation episodes; it must differ from that of training episodes (runner.seed) and demonstrations
     (data.seed)."""
     mode: Literal["greedy", "sampled"] = "greedy"
     """Take the policy's mode, or sample from it."""

@@ -1,4 +1,4 @@
-"""Rules that the cards of several environments or policies share: each card calls those that apply to it."""
+"""Rules that several cards of environments or policies share; each card calls those that apply to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_lite.config.rules import near_multiples, quotient
 
 
 def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
-    """Where an evaluation would play some of a simulator's tasks more often than others."""
+    """The problem that an evaluation would play some of a simulator's tasks more often than others."""
     episodes = config.env.eval.num_episodes
     if episodes % num_tasks:
         text = f"{episodes} episodes do not divide over {num_tasks} tasks ({quotient(episodes, num_tasks)})"
@@ -20,8 +20,8 @@ def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
 
 
 def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Iterator[Problem]:
-    """Where the policy that a run starts with has states or actions of another size than the environment. Sizes of the
-    policy; 0: it has none, or they are not known."""
+    """The problem that the starting policy has states or actions of another size than the environment. The arguments
+    are the policy's sizes; 0: it has none, or the size is not known."""
     for what, own, shown in (("state", state_dim, seen.state_dim), ("action", action_dim, seen.action_dim)):
         if own not in (0, shown):
             text = f"the policy's {what} has {own} numbers, and that of {config.env.task} {shown}: it is of another "
@@ -30,12 +30,13 @@ def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Ite
 
 
 def task_sentences(config: Any) -> Sequence[str]:
-    """The instruction of each task that a run plays; (): only the simulator knows."""
+    """The instructions of the tasks that a run plays; (): only the simulator knows them."""
     return registry.env_card(config.env.id).sentences(config.env.task)
 
 
 def long_prompt(config: Any, length: int, count: Callable[[str], int]) -> Iterator[Problem]:
-    """Where the longest prompt of a task's sentences has more than `length` tokens. `count` gives the tokens of one."""
+    """The problem that the longest prompt of the tasks' sentences has more than `length` tokens. `count` returns the
+    number of tokens of a sentence's prompt."""
     tokens, sentence = max((count(one), one) for one in task_sentences(config))
     if tokens > length:
         text = f"is {length}, and the prompt of {sentence!r}, which is a task of {config.env.task}, has {tokens} tokens"

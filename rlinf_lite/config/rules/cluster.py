@@ -1,4 +1,4 @@
-"""Which processes the roles get: GPUs, runtime, shared processes, shared memory, ranks that form a model."""
+"""Rules for the processes of roles: GPUs, runtime, shared processes, offload, and ranks that form a model."""
 
 from __future__ import annotations
 
