@@ -208,7 +208,7 @@ def _find(name: str) -> tuple[Path, str]:
         return config_dir(), short[0]
     if "/" in name and path.parts[0] not in {known.partition("/")[0] for known in config_names()}:
         if path.is_dir():
-            raise _NotFoundError("not the directory of a run, which has a config.yaml. rlinf-lite runs lists runs")
+            raise _NotFoundError("not a run's directory, which has a config.yaml. rlinf-lite runs lists runs")
         raise _NotFoundError(f"no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
     names = config_names() if "/" in name else [known.rsplit("/", 1)[-1] for known in config_names()]
     raise _NotFoundError(f"no config has this name in {config_dir()}. {did_you_mean(name, names, _LIST)}")
