@@ -181,7 +181,7 @@ def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Pa
 
 
 def _value(content: Any, path: list[str]) -> Any:
-    """What a nested dict has there; _ABSENT where it has nothing."""
+    """The value at `path` in a nested dict; _ABSENT if there is none."""
     for name in path:
         if not isinstance(content, Mapping) or name not in content:
             return _ABSENT

@@ -57,8 +57,8 @@ class Worker:
     """The workers of this process by role, itself included; several if groups were fused."""
 
     failover: ClassVar[Literal["worker", "group", "job"]] = "group"
-    """What restarts if a worker fails in a supervised job: `worker`, this worker alone (its last `init` call restores
-    it); `group`, the whole group (its ranks share state); `job`, everything."""
+    """The part that restarts if a worker fails in a supervised job: `worker`, this worker alone (its last `init` call
+    restores it); `group`, the whole group (its ranks share state); `job`, everything."""
 
     _activity: Activity = Activity()
     _mailbox: Mailbox | None = None

@@ -110,7 +110,7 @@ class Collector:
         return obs
 
     def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
-        """The expert's next actions [B, n, D], at most `num_actions`, from what is seen."""
+        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`."""
         if self._teacher is not None:
             with torch.inference_mode():
                 taught: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
@@ -123,7 +123,7 @@ class Collector:
 
 
 def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
-    """What a frame has, without counters."""
+    """The features of a frame, without counters."""
     data, fps = cfg.data, fps_of(cfg)
     features = {
         PICTURES + camera: picture_feature(data.pictures, height, width, fps)
