@@ -135,7 +135,7 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
 def test_a_path_is_not_taken_for_a_misspelled_config(tmp_path: Path) -> None:
     assert "no such directory (looked for /" in only_problem("results/nope")
     assert "no such directory" not in only_problem("embodiment/gym_pendulum_ppo_ml")
-    assert "no run's directory, which has a config.yaml. rlinf-lite runs lists runs" in only_problem(str(tmp_path))
+    assert "not a run's directory, which has a config.yaml. rlinf-lite runs lists runs" in only_problem(str(tmp_path))
 
 
 def test_a_missing_file_and_missing_defaults(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def small_disk(tmp_path):
 
 
 def full(times):
-    """A write that finds no room so many times."""
+    """A write that fails this many times because there is no room."""
     left = [times]
 
     def write():

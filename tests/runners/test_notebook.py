@@ -1,4 +1,5 @@
-"""What the cells of a notebook define trains: a program from standard input has no file either."""
+"""Classes defined in notebook cells can train. The test uses a program from standard input, which has no file
+either."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`cluster.component_placement: auto`: steps are the run's own wherever they are tried; the fastest place is kept."""
+"""`cluster.component_placement: auto`: each trial's steps are steps of the run, and the fastest placement is kept."""
 
 import json
 import os
@@ -40,7 +40,7 @@ AUTO = ["cluster.component_placement=auto", "runner.max_steps=12", "runner.save_
 
 
 class FailsUnfusedAndInTwos(EnvWorker):
-    """Two copies of the weights are too many, as a second step shows; and two simulators are."""
+    """Two copies of the weights are too large, as a second step shows; and so are two simulators."""
 
     def interact(self, step=None):
         if self.cfg.cluster.fuse is None and step != 0:
@@ -52,7 +52,7 @@ class FailsUnfusedAndInTwos(EnvWorker):
 
 @pytest.fixture
 def train(cluster, tmp_path):
-    """`train(*overrides)`: a whole run, as the example does it."""
+    """`train(*overrides)` does a whole run, as in the example."""
 
     def train(*overrides, name="run", env=EnvWorker, runner_class=EmbodiedRunner):
         paths = [f"runner.logger.log_path={tmp_path / name}"]
@@ -117,7 +117,7 @@ def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
 
 @pytest.mark.slow
 def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
-    """Every number is that of a run that never moved, up to how sums over fewer rows round."""
+    """Every result is that of a run with one placement, up to rounding of sums over fewer rows."""
     one_slot = [
         "cluster.num_gpus_per_node=1",
         "env.num_threads=1",
@@ -149,7 +149,7 @@ def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
     page = write_report(moved.run_dir).read_text()
     assert "<h2>Placement</h2>" in page and all(one["overrides"] in unescape(page) for one in tried)
     events = [json.loads(line)["event"] for line in (moved.run_dir / "events.jsonl").read_text().splitlines()]
-    assert "detected" not in events  # that workers ended is no failure
+    assert "detected" not in events  # the end of workers is no failure here
 
 
 @pytest.mark.parametrize("fastest", [0, 1, 2, 3])
@@ -221,7 +221,7 @@ def test_a_second_ctrl_c_ends_the_run_wherever_it_is(train, monkeypatch):
 
 @pytest.mark.slow
 def test_a_placement_that_fails_is_out(train):
-    """It costs nothing but itself: what failed there does not count towards the limits of what comes after."""
+    """Only this placement is lost: its failures do not count towards the limits of later ones."""
     limits = ["control.max_restarts=1", "control.backoff_s=0", "runner.max_steps=9"]
     result = train("cluster.num_gpus_per_node=1", *limits, env=FailsUnfusedAndInTwos)
     assert [one["outcome"] == "failed" for one in choice(result)] == [True, False, False, True]
@@ -232,7 +232,8 @@ def test_a_placement_that_fails_is_out(train):
 
 @pytest.mark.slow
 def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(train, capsys):
-    """The fastest is where it would go on. Acting goes on beside training, so that they share no process."""
+    """A resumed run would use the fastest placement. Acting and training run at the same time, so they share no
+    process."""
     stale = ["runner.mode=async", "runner.max_staleness=1", "algorithm.correction.kind=decoupled"]
     four = ["cluster.num_gpus_per_node=4", "env.train.num_envs=16", "actor.strategy=replicated"]
     result = train(*stale, *four, "runner.max_steps=8", runner_class=AsyncEmbodiedRunner)
@@ -253,8 +254,8 @@ def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(
 
 @pytest.mark.slow
 def test_language_models_try_too(cluster, tmp_path, capsys):
-    """With a supervised stage before, a reference, and a critic that goes first: every number is that of a run that
-    never moved, up to how sums over fewer rows round. A config's own `cluster.fuse` is one of those tried."""
+    """With supervised training, a reference, and a critic that trains first: every result is that of a run with one
+    placement, up to rounding of sums over fewer rows. The config's own `cluster.fuse` is among the trials."""
     ours = [
         "runner.max_steps=11",
         "runner.save_interval=100",

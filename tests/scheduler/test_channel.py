@@ -76,7 +76,7 @@ def test_order_is_kept_per_key(channel: Channel) -> None:
 
 
 def test_a_wait_for_an_item_is_known_as_one(channel: Channel) -> None:
-    """So that no worker that waits for longer than `control.hang_timeout_s` is taken for hung."""
+    """A wait for a channel shows in heartbeats, so that a long wait is not taken for a hang."""
     activity, got = Activity(), []
 
     def method() -> None:
